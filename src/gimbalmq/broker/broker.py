@@ -1,0 +1,282 @@
+"""The broker: builds the parts, owns their lifetime, holds the handler table."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from gimbalmq._clock import SYSTEM_CLOCK, Clock
+from gimbalmq.broker.clients import Consumers, Producers
+from gimbalmq.broker.config import BrokerConfig, LiveConfig
+from gimbalmq.broker.delay import TICK_SECONDS, DelayLevels, Timers
+from gimbalmq.broker.flush import GroupCommit
+from gimbalmq.broker.handlers.admin_broker import BrokerAdminHandlers
+from gimbalmq.broker.handlers.admin_groups import GroupAdminHandlers
+from gimbalmq.broker.handlers.admin_topics import TopicAdminHandlers
+from gimbalmq.broker.handlers.clients import ClientHandlers
+from gimbalmq.broker.handlers.offsets import OffsetHandlers
+from gimbalmq.broker.handlers.pull import PullHandlers
+from gimbalmq.broker.handlers.query import QueryHandlers
+from gimbalmq.broker.handlers.send import SendHandlers
+from gimbalmq.broker.locks import QueueLocks
+from gimbalmq.broker.longpoll import LongPoll
+from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
+from gimbalmq.broker.metrics import MetricsServer
+from gimbalmq.broker.registration import Registration
+from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
+from gimbalmq.broker.transactions import Transactions
+from gimbalmq.broker.writer import Writer
+from gimbalmq.errors import ConfigError, ConnectError, StateError, StoreError
+from gimbalmq.model.ids import UniqueIdGenerator
+from gimbalmq.store.consumequeue import QueueLog
+from gimbalmq.store.message_store import MessageStore
+from gimbalmq.store.results import RecoveryReport
+from gimbalmq.transport.channel import Handlers
+from gimbalmq.transport.network import AsyncioNetwork, Network
+from gimbalmq.transport.pool import ChannelPool
+from gimbalmq.transport.server import RemotingServer
+from gimbalmq.transport.tasks import Tasks
+from gimbalmq.transport.tls import ServerTls
+
+log = logging.getLogger(__name__)
+
+_QUEUE_FLUSH_SECONDS = 1.0
+_CHECKPOINT_SECONDS = 10.0
+_SCAN_SECONDS = 10.0
+_FAST_PORT_DISTANCE = 2
+
+
+class Broker:
+    """A RocketMQ broker (Java: BrokerController).
+
+    ``await start()`` recovers the store, listens, and registers with the name servers;
+    ``await close()`` undoes it in the reverse order and leaves a clean folder.
+    """
+
+    def __init__(
+        self, config: BrokerConfig, *, network: Network | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        if not config.store_path_root_dir:
+            raise ConfigError("storePathRootDir", "", "name the folder the broker keeps its data in")
+        self.live = LiveConfig(config)
+        self.handlers = Handlers()
+        self.store_path = Path(config.store_path_root_dir)
+        self.recovery: RecoveryReport | None = None
+        self._network = network or AsyncioNetwork()
+        self._clock = clock
+        self._started = False
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    @property
+    def address(self) -> str:
+        """Where clients reach it, as the name servers are told."""
+        return f"{self.live.now.broker_ip1}:{self.port}"
+
+    async def start(self) -> None:
+        """Raises StoreLockedError, StoreIOError, ConnectError or ConfigError, each saying what to do."""
+        if self._started:
+            raise StateError("the broker was started already")
+        config = self.live.now
+        tls = ServerTls.load(
+            config.tls_server_mode,
+            config.tls_server_cert_path,
+            config.tls_server_key_path,
+            config.tls_server_trust_cert_path,
+            config.tls_server_need_client_auth,
+        )
+        self._tasks = Tasks("broker")
+        self._server = RemotingServer(self.handlers, tls=tls, network=self._network)
+        self._fast_server = RemotingServer(self.handlers, tls=tls, network=self._network)
+        # The port is in every record and id, so it is taken before the store is opened.
+        await self._server.start(config.bind_address, config.listen_port)
+        try:
+            self._build(config)
+        except BaseException:
+            await self._server.close()
+            raise
+        self._started = True
+        await self._start_fast_port(config)
+        self._schedule()
+        await self._registration.start(self.address)
+        if config.metrics_prom_exporter_port:
+            self.metrics.start(config.bind_address, config.metrics_prom_exporter_port)
+
+    def _build(self, config: BrokerConfig) -> None:
+        """The parts, from the store up; each gets what it needs and no more."""
+        clock, live = self._clock, self.live
+        folder = self.store_path / "config"
+        store_config = config.store_config(self.port)
+        store_host = store_config.store_host
+        self.store = MessageStore(store_config, clock)
+        self.recovery = self.store.load()
+        try:
+            self.stats = Stats(clock)
+            self.topics = Topics(folder, live, clock)
+            self.groups = Groups(folder, live, clock)
+            self.offsets = ConsumerOffsets(folder)
+            self.consumers = Consumers(clock)
+            self.producers = Producers(clock)
+            self.locks = QueueLocks(clock)
+            self.long_poll = LongPoll(self._tags_since)
+            self.commit = GroupCommit(self.store)
+            self.writer = Writer(self.store, live, self.long_poll, self.stats, clock)
+            self.delays = DelayLevels(folder, self.store, self.writer, clock)
+            self.timers = Timers(folder, self.store, self.writer, clock)
+            self.transactions = Transactions(
+                self.store, self.writer, self.producers, self.offsets, live, store_host, clock
+            )
+            for part in (self.topics, self.groups, self.offsets, self.delays, self.timers, self.transactions):
+                part.load()
+            self._adopt_orphans()
+        except BaseException:
+            self.store.close()
+            raise
+        self._pool = ChannelPool(network=self._network)
+        self._registration = Registration(self._pool, self.topics, live, self._tasks)
+        self.metrics = MetricsServer(
+            self.store,
+            self.stats,
+            self.topics,
+            self.offsets,
+            self.consumers,
+            self.producers,
+            self.long_poll,
+        )
+        unique_ids = UniqueIdGenerator(store_host[:-4], os.getpid(), id(self) & 0x7FFFFFFF)
+        for family in (
+            SendHandlers(
+                self.store,
+                self.writer,
+                self.topics,
+                self.groups,
+                self.producers,
+                self.locks,
+                self.transactions,
+                self.commit,
+                live,
+                self.stats,
+                store_host,
+                unique_ids,
+                clock,
+            ),
+            PullHandlers(
+                self.store,
+                self.topics,
+                self.groups,
+                self.consumers,
+                self.offsets,
+                self.long_poll,
+                live,
+                self.stats,
+            ),
+            ClientHandlers(self.consumers, self.producers, self.topics, self.groups, self.locks, live),
+            OffsetHandlers(self.store, self.offsets, self.topics, self.groups),
+            QueryHandlers(self.store, self.transactions),
+            TopicAdminHandlers(self.store, self.topics, self.offsets, self.consumers, live, self.stats),
+            GroupAdminHandlers(
+                self.store,
+                self.topics,
+                self.groups,
+                self.offsets,
+                self.consumers,
+                self.producers,
+                self.locks,
+                live,
+                self.stats,
+            ),
+            BrokerAdminHandlers(
+                self.store, live, self.stats, self.delays, self.timers, self.long_poll, clock
+            ),
+        ):
+            family.register(self.handlers)
+
+    def _tags_since(self, queue: QueueLog, offset: int) -> list[int]:
+        entries = self.store.entries(queue.topic, queue.queue_id, offset, queue.max_offset - offset)
+        return [tags_code for _, _, tags_code in entries]
+
+    def _adopt_orphans(self) -> None:
+        """A topic with messages but no configuration (a crash just after it was made) gets one."""
+        for topic in self.store.topics():
+            if topic not in self.topics:
+                count = max(self.store.queue_ids(topic), default=0) + 1
+                log.warning("topic %s has messages but no configuration; given %d queues", topic, count)
+                self.topics.ensure(topic, count)
+
+    async def _start_fast_port(self, config: BrokerConfig) -> None:
+        """Old clients send to port - 2; without it everybody else still works."""
+        if config.listen_port <= _FAST_PORT_DISTANCE:
+            return
+        try:
+            await self._fast_server.start(config.bind_address, config.listen_port - _FAST_PORT_DISTANCE)
+        except ConnectError as error:
+            log.warning("no VIP port for clients older than 4.5.1: %s", error)
+
+    def _schedule(self) -> None:
+        every = self._tasks.every
+        live = self.live
+        every(lambda: live.now.flush_interval_commit_log / 1000, self._flush, "flush")
+        every(_QUEUE_FLUSH_SECONDS, self._flush_queues, "queue files")
+        every(_CHECKPOINT_SECONDS, self.commit.checkpoint, "checkpoint")
+        every(TICK_SECONDS, self.delays.tick, "delay levels")
+        every(TICK_SECONDS, self.timers.tick, "timers")
+        every(lambda: live.now.transaction_check_interval / 1000, self.transactions.check, "transactions")
+        every(lambda: live.now.flush_consumer_offset_interval / 1000, self.offsets.save, "consumer offsets")
+        every(lambda: live.now.flush_delay_offset_interval / 1000, self._save_delays, "delay offsets")
+        every(_SCAN_SECONDS, self._expire_clients, "silent clients")
+        every(SAMPLE_SECONDS, self.stats.sample, "statistics")
+        every(
+            lambda: live.now.clean_resource_interval / 1000,
+            lambda: self.store.delete_expired(self._clock.wall_ms()),
+            "clean-up",
+            first=min(60.0, live.now.clean_resource_interval / 1000),
+        )
+
+    async def _flush(self) -> None:
+        if self.store.read_only_reason is not None and not self.store.probe_writable():
+            return
+        if self.store.flushed_offset < self.store.max_commitlog_offset:
+            await self.commit.flush()
+
+    def _flush_queues(self) -> None:
+        self.store.build_index()
+        self.store.flush_queues()
+
+    def _save_delays(self) -> None:
+        self.delays.save()
+        self.timers.save()
+
+    def _expire_clients(self) -> None:
+        seconds = self.live.now.channel_expired_timeout / 1000
+        for channel in {*self.consumers.expire(seconds), *self.producers.expire(seconds)}:
+            log.info("closing %s: no heartbeat for %.0f s", channel.address, seconds)
+            channel.abort()
+
+    async def close(self) -> None:
+        """Leaves the name servers, answers what waits, saves everything, unlocks the folder."""
+        if not self._started:
+            return
+        self._started = False
+        self.metrics.close()
+        self.topics.changed = None
+        await self._registration.goodbye()
+        self.long_poll.wake_all()
+        await self._server.close()
+        await self._fast_server.close()
+        await self._tasks.close()
+        await self._pool.close()
+        await self.commit.close()
+        for save in (
+            self.topics.saving.now,
+            self.groups.saving.now,
+            self.offsets.save,
+            self._save_delays,
+        ):
+            try:
+                save()
+            except StoreError as error:
+                log.error("shutdown: %s", error)
+        self.store.close()

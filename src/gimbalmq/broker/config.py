@@ -1,0 +1,262 @@
+"""What a broker can be told, under RocketMQ's own names.
+
+Each field is declared once in Python's spelling; its property is the camelCase of it
+(``broker_cluster_name`` is ``brokerClusterName``) unless ``_PROPERTY_NAMES`` says otherwise.
+Configurations are frozen; ``LiveConfig`` holds the one in force, so that a change at run time
+swaps the whole value and every part sees it at its next look.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_type_hints
+
+from gimbalmq.errors import ConfigError
+from gimbalmq.model import topics
+from gimbalmq.model.ids import pack_host
+from gimbalmq.store.config import StoreConfig, parse_delay_levels
+
+_PROPERTY_NAMES = {
+    "broker_ip1": "brokerIP1",
+    "broker_ip2": "brokerIP2",
+    "tls_server_mode": "tls.server.mode",
+    "tls_server_cert_path": "tls.server.certPath",
+    "tls_server_key_path": "tls.server.keyPath",
+    "tls_server_trust_cert_path": "tls.server.trustCertPath",
+    "tls_server_need_client_auth": "tls.server.need.client.auth",
+}
+
+_FIXED_AT_START = frozenset(
+    {
+        "broker_cluster_name",
+        "broker_name",
+        "broker_id",
+        "broker_ip1",
+        "broker_ip2",
+        "bind_address",
+        "listen_port",
+        "namesrv_addr",
+        "store_path_root_dir",
+        "mapped_file_size_commit_log",
+        "mapped_file_size_consume_queue",
+        "max_hash_slot_num",
+        "max_index_num",
+        "message_index_enable",
+        "message_delay_level",
+        "metrics_prom_exporter_port",
+        "flush_disk_type",
+    }
+)
+"""Changing these needs a restart; a request to change one is refused by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """Options of a Broker; defaults are Apache's unless the comment says why not."""
+
+    broker_cluster_name: str = "DefaultCluster"
+    broker_name: str = "broker-a"
+    broker_id: int = 0
+    broker_ip1: str = "127.0.0.1"
+    broker_ip2: str = "127.0.0.1"
+    bind_address: str = "127.0.0.1"
+    """Loopback unless asked: a broker without passwords does not open itself to a network."""
+    listen_port: int = 10911
+    namesrv_addr: str = ""
+    store_path_root_dir: str = ""
+    broker_permission: int = 6
+
+    auto_create_topic_enable: bool = True
+    default_topic_queue_nums: int = 8
+    auto_create_subscription_group: bool = True
+    notify_consumer_ids_changed_enable: bool = True
+    reject_transaction_message: bool = False
+    trace_topic_enable: bool = False
+    trace_on: bool = True
+    region_id: str = "DefaultRegion"
+    max_message_size: int = 4 * 1024 * 1024
+    long_polling_enable: bool = True
+    short_polling_time_mills: int = 1000
+    enable_property_filter: bool = False
+
+    register_name_server_period: int = 30_000
+    force_register: bool = True
+    channel_expired_timeout: int = 120_000
+    flush_consumer_offset_interval: int = 5_000
+    flush_delay_offset_interval: int = 10_000
+
+    message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    timer_wheel_enable: bool = True
+    timer_max_delay_sec: int = 3 * 24 * 3600
+    transaction_time_out: int = 6_000
+    transaction_check_max: int = 15
+    transaction_check_interval: int = 30_000
+
+    flush_disk_type: str = "ASYNC_FLUSH"
+    flush_interval_commit_log: int = 500
+    sync_flush_timeout: int = 5_000
+    mapped_file_size_commit_log: int = 1 << 30
+    mapped_file_size_consume_queue: int = 6_000_000
+    max_hash_slot_num: int = 5_000_000
+    max_index_num: int = 20_000_000
+    message_index_enable: bool = True
+    delete_when: str = "04"
+    file_reserved_time: float = 72
+    disk_max_used_space_ratio: int = 75
+    clean_resource_interval: int = 10_000
+    clean_file_forcibly_enable: bool = True
+
+    tls_server_mode: str = "permissive"
+    tls_server_cert_path: str | None = None
+    tls_server_key_path: str | None = None
+    tls_server_trust_cert_path: str | None = None
+    tls_server_need_client_auth: str = "none"
+
+    metrics_prom_exporter_port: int = 0
+    """0 means no metrics port."""
+
+    def __post_init__(self) -> None:
+        for name in ("broker_cluster_name", "broker_name"):
+            problem = topics.topic_problem(getattr(self, name))
+            if problem is not None:
+                raise ConfigError(property_name(name), getattr(self, name), problem)
+        for name in ("broker_ip1", "broker_ip2"):
+            try:
+                ipaddress.ip_address(getattr(self, name))
+            except ValueError:
+                raise ConfigError(property_name(name), getattr(self, name), "use an IP address") from None
+        if self.flush_disk_type not in ("ASYNC_FLUSH", "SYNC_FLUSH"):
+            raise ConfigError("flushDiskType", self.flush_disk_type, "use ASYNC_FLUSH or SYNC_FLUSH")
+        if self.broker_id != 0:
+            raise ConfigError("brokerId", self.broker_id, "this broker is always a master, whose id is 0")
+        for name, low, high in (
+            ("listen_port", 0, 65535),
+            ("metrics_prom_exporter_port", 0, 65535),
+            ("broker_permission", 0, 7),
+            ("default_topic_queue_nums", 1, 65536),
+            ("max_message_size", 1, 16 * 1024 * 1024),
+            ("register_name_server_period", 100, 3_600_000),
+            ("channel_expired_timeout", 1000, 86_400_000),
+            ("disk_max_used_space_ratio", 10, 95),
+            ("transaction_check_interval", 100, 86_400_000),
+            ("flush_interval_commit_log", 1, 60_000),
+            ("sync_flush_timeout", 1, 600_000),
+            ("clean_resource_interval", 100, 86_400_000),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(property_name(name), getattr(self, name), f"use {low} to {high}")
+        parse_delay_levels(self.message_delay_level)
+        self.delete_hours()
+
+    @property
+    def namesrv_addresses(self) -> list[str]:
+        return [address.strip() for address in self.namesrv_addr.split(";") if address.strip()]
+
+    @property
+    def sync_flush(self) -> bool:
+        return self.flush_disk_type == "SYNC_FLUSH"
+
+    def delete_hours(self) -> frozenset[int]:
+        try:
+            return frozenset(int(hour) for hour in self.delete_when.split(";"))
+        except ValueError:
+            raise ConfigError("deleteWhen", self.delete_when, "use hours like 04 or 02;14") from None
+
+    def store_config(self, port: int) -> StoreConfig:
+        """What the store needs of it; ``port`` is the one really listened on."""
+        return StoreConfig(
+            root=Path(self.store_path_root_dir),
+            store_host=pack_host(self.broker_ip1, port),
+            commitlog_file_bytes=self.mapped_file_size_commit_log,
+            queue_file_bytes=self.mapped_file_size_consume_queue // 20 * 20,
+            message_index_enable=self.message_index_enable,
+            index_slots=self.max_hash_slot_num,
+            index_entries=self.max_index_num,
+            delay_levels_ms=parse_delay_levels(self.message_delay_level),
+            delete_when_hours=self.delete_hours(),
+            file_reserved_hours=self.file_reserved_time,
+            disk_max_used_ratio=self.disk_max_used_space_ratio / 100,
+            clean_forcibly=self.clean_file_forcibly_enable,
+        )
+
+    @staticmethod
+    def from_properties(
+        properties: Mapping[str, str], base: BrokerConfig | None = None
+    ) -> tuple[BrokerConfig, list[str]]:
+        """Reads RocketMQ's keys over ``base``; also returns the keys that mean nothing here.
+
+        Raises:
+            ConfigError: a value is not of its key's type or out of range.
+        """
+        changes: dict[str, object] = {}
+        unknown: list[str] = []
+        for key, text in properties.items():
+            field = _FIELD_BY_PROPERTY.get(key)
+            if field is None:
+                unknown.append(key)
+            else:
+                changes[field] = _parse(key, text.strip(), _TYPES[field])
+        return dataclasses.replace(base or BrokerConfig(), **changes), unknown  # type: ignore[arg-type]
+
+    def to_properties(self) -> dict[str, str]:
+        """All options as RocketMQ's properties text has them."""
+        found: dict[str, str] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                text = str(value).lower() if isinstance(value, bool) else str(value)
+                found[property_name(field.name)] = text
+        return found
+
+
+def property_name(field: str) -> str:
+    """RocketMQ's key of a field."""
+    if field in _PROPERTY_NAMES:
+        return _PROPERTY_NAMES[field]
+    head, *rest = field.split("_")
+    return head + "".join(part.capitalize() for part in rest)
+
+
+def _parse(key: str, text: str, kind: object) -> object:
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(key, text, "use true or false")
+        return text.lower() == "true"
+    try:
+        if kind is int:
+            return int(text)
+        if kind is float:
+            return float(text)
+    except ValueError:
+        raise ConfigError(key, text, "use a number") from None
+    return text
+
+
+_TYPES = get_type_hints(BrokerConfig)
+_FIELD_BY_PROPERTY = {property_name(name): name for name in BrokerConfig.__dataclass_fields__}
+
+
+class LiveConfig:
+    """The configuration in force; ``now`` is read afresh wherever a value matters."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.now = config
+        self.version = 0
+
+    def update(self, properties: Mapping[str, str]) -> list[str]:
+        """Takes changes at run time; returns keys that mean nothing here.
+
+        Raises:
+            ConfigError: a value is wrong, or the key can only be set at start.
+        """
+        for key, text in properties.items():
+            field = _FIELD_BY_PROPERTY.get(key)
+            if field in _FIXED_AT_START and str(getattr(self.now, field)) != text.strip():
+                raise ConfigError(key, text, "can only be set when the broker starts")
+        self.now, unknown = BrokerConfig.from_properties(properties, self.now)
+        self.version += 1
+        return unknown

@@ -1,0 +1,604 @@
+"""Sending: 310, 320, 10, replies (325, 324), and messages sent back (36).
+
+Two ways in. ``batch`` takes a run of raw frames off one socket read: plain messages to known
+topics, which is what nearly all traffic is, are appended in one group and answered in one
+write, with the header decoded once, straight into a struct. Whatever is not plain (a new
+topic, a delay, a transaction, a retry, another encoding) goes the general way, ``send``,
+one message at a time; both end in the same store and the same answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+
+import msgspec
+
+from gimbalmq._clock import Clock
+from gimbalmq.broker.clients import Producers
+from gimbalmq.broker.config import LiveConfig
+from gimbalmq.broker.flush import GroupCommit
+from gimbalmq.broker.locks import QueueLocks
+from gimbalmq.broker.metadata import UNIT_FLAG, Groups, Topics
+from gimbalmq.broker.stats import Stats
+from gimbalmq.broker.transactions import Transactions
+from gimbalmq.broker.writer import MAX_PROPERTIES_BYTES, Draft, Placed, Writer
+from gimbalmq.errors import (
+    InvalidParameterError,
+    MessageIllegalError,
+    NoPermissionError,
+    ResponseError,
+    StoreError,
+    SubscriptionGroupNotExistError,
+    TopicNotExistError,
+)
+from gimbalmq.model import properties as prop
+from gimbalmq.model import topics as names
+from gimbalmq.model.batch import split_batch
+from gimbalmq.model.flags import BORN_HOST_V6, PERM_WRITE
+from gimbalmq.model.ids import UniqueIdGenerator, ip_text, offset_id, pack_host
+from gimbalmq.model.javahash import tag_hash
+from gimbalmq.model.record import decode_record
+from gimbalmq.protocol.bodies import TopicConfig
+from gimbalmq.protocol.codes import OUR_VERSION, V3_4_9, RequestCode, ResponseCode
+from gimbalmq.protocol.command import ONEWAY_FLAG, RemotingCommand
+from gimbalmq.protocol.frames import Frame
+from gimbalmq.protocol.headers.messages import (
+    ReplyMessage,
+    SendBack,
+    SendMessage,
+    SendMessageReply,
+    SendMessageV2,
+)
+from gimbalmq.store.append import AppendGroup
+from gimbalmq.store.consumequeue import QueueLog
+from gimbalmq.store.message_store import MessageStore
+from gimbalmq.transport.channel import Answer, Channel, Handlers
+
+log = logging.getLogger(__name__)
+
+_PLAIN_FLAGS = 0x701
+"""System-flag bits a plain message may have: compression and its kind."""
+
+
+class _FastFields(msgspec.Struct, gc=False):
+    b: str
+    e: int
+    f: int
+    g: int
+    h: int
+    i: str = ""
+    j: int = 0
+    m: bool = False
+
+
+class _FastHeader(msgspec.Struct, gc=False):
+    code: int
+    opaque: int
+    extFields: _FastFields
+    flag: int = 0
+
+
+_decode_fast = msgspec.json.Decoder(_FastHeader, strict=False).decode
+
+
+class _Answered(msgspec.Struct, gc=False):
+    """What is known of a message whose group is about to be committed."""
+
+    opaque: int
+    queue_id: int
+    unique: str
+    waits: bool
+    commitlog_offset: int
+    queue_offset: int
+
+
+class SendHandlers:
+    """Java: SendMessageProcessor, ReplyMessageProcessor."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        writer: Writer,
+        topics: Topics,
+        groups: Groups,
+        producers: Producers,
+        locks: QueueLocks,
+        transactions: Transactions,
+        commit: GroupCommit,
+        live: LiveConfig,
+        stats: Stats,
+        store_host: bytes,
+        unique_ids: UniqueIdGenerator,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._writer = writer
+        self._topics = topics
+        self._groups = groups
+        self._producers = producers
+        self._locks = locks
+        self._transactions = transactions
+        self._commit = commit
+        self._live = live
+        self._stats = stats
+        self._store_host = store_host
+        self._unique_ids = unique_ids
+        self._clock = clock
+        self._id_prefix = store_host.hex().upper()
+        self._plain: dict[tuple[str, int], QueueLog | None] = {}
+        self._plain_of = (-1, -1)
+        region = msgspec.json.encode(live.now.region_id).decode()
+        trace = str(live.now.trace_on).lower()
+        self._answer_head = f'"extFields":{{"MSG_REGION":{region},"TRACE_ON":"{trace}","msgId":"'
+        self._answer_tail = f',"serializeTypeCurrentRPC":"JSON","version":{OUR_VERSION}}}'
+        self._cluster_property = f"{prop.CLUSTER}\x01{live.now.broker_cluster_name}\x02"
+
+    def register(self, handlers: Handlers) -> None:
+        handlers.add(RequestCode.SEND_MESSAGE, self.send)
+        handlers.add(RequestCode.SEND_MESSAGE_V2, self.send)
+        handlers.add(RequestCode.SEND_BATCH_MESSAGE, self.send)
+        handlers.add(RequestCode.SEND_REPLY_MESSAGE, self.reply)
+        handlers.add(RequestCode.SEND_REPLY_MESSAGE_V2, self.reply)
+        handlers.add(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
+        handlers.add_batch(RequestCode.SEND_MESSAGE_V2, self.batch)
+
+    # -- the fast way ------------------------------------------------------------------
+
+    def batch(self, channel: Channel, frames: list[Frame]) -> None:
+        """A run of 310 frames of one connection, in order."""
+        config = self._live.now
+        sync = config.sync_flush
+        limit = config.max_message_size
+        host = channel.peer_bytes
+        host_bit = BORN_HOST_V6 if len(host) == 20 else 0
+        suffix = self._cluster_property
+        if self._plain_of != (self._topics.generation, self._live.version):
+            self._plain.clear()
+            self._plain_of = (self._topics.generation, self._live.version)
+        plain = self._plain
+        group: AppendGroup | None = None
+        done: list[_Answered] = []
+        counts: dict[str, list[int]] = {}
+        for frame in frames:
+            body = frame.body
+            try:
+                header = _decode_fast(frame.header)
+                fields = header.extFields
+                text = fields.i
+                key = (fields.b, fields.e)
+                queue = plain[key] if key in plain else self._find_plain(key)
+                unique_at = text.find("UNIQ_KEY\x01")
+                if (
+                    queue is None
+                    or header.code != 310
+                    or fields.m
+                    or fields.f & ~_PLAIN_FLAGS
+                    or unique_at < 0
+                    or (unique_at and text[unique_at - 1] != "\x02")
+                    or not 0 < len(body) <= limit
+                    or "DELAY\x01" in text
+                    or "TIMER_" in text
+                    or "TRAN_MSG\x01" in text
+                    or "CLUSTER\x01" in text
+                ):
+                    queue = None
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                queue = None
+            if queue is not None:
+                raw = (text + suffix if text[-1] == "\x02" else text + "\x02" + suffix).encode()
+                if len(raw) > MAX_PROPERTIES_BYTES:
+                    queue = None
+            if queue is None:
+                if group is not None:
+                    self._finish(channel, group, done, counts)
+                    group, done = None, []
+                channel.handle_frame(frame)
+                continue
+            if group is None:
+                try:
+                    group = self._store.group()
+                except StoreError:
+                    # The general way says it to the client in the protocol's words.
+                    channel.handle_frame(frame)
+                    continue
+            unique_end = text.find("\x02", unique_at)
+            unique = text[unique_at + 9 :] if unique_end < 0 else text[unique_at + 9 : unique_end]
+            tag_at = text.find("TAGS\x01")
+            tags_code = 0
+            if tag_at >= 0:
+                if tag_at and text[tag_at - 1] != "\x02":
+                    tag_at = text.find("\x02TAGS\x01") + 1
+                if tag_at or text.startswith("TAGS\x01"):
+                    tag_end = text.find("\x02", tag_at)
+                    tags_code = tag_hash(text[tag_at + 5 :] if tag_end < 0 else text[tag_at + 5 : tag_end])
+            place = group.add(
+                queue,
+                body,
+                raw,
+                tags_code,
+                fields.h,
+                fields.f | host_bit,
+                fields.g,
+                host,
+                fields.j,
+                0,
+            )
+            count = counts.get(fields.b)
+            if count is None:
+                counts[fields.b] = [1, len(body)]
+            else:
+                count[0] += 1
+                count[1] += len(body)
+            if not header.flag & ONEWAY_FLAG:
+                waits = sync and "WAIT\x01false" not in text
+                done.append(_Answered(header.opaque, fields.e, unique, waits, *place))
+        if group is not None:
+            self._finish(channel, group, done, counts)
+
+    def _find_plain(self, key: tuple[str, int]) -> QueueLog | None:
+        """The queue of a topic that needs no further thought; None sends the message the other way."""
+        topic, queue_id = key
+        config = self._topics.find(topic)
+        queue = None
+        if (
+            config is not None
+            and config.perm & PERM_WRITE
+            and self._live.now.broker_permission & PERM_WRITE
+            and 0 <= queue_id < max(config.write_queue_nums, config.read_queue_nums)
+            and topic not in names.FORBIDDEN_TO_SEND
+            and topic != names.TIMER_TOPIC
+            and not topic.startswith(names.RETRY_PREFIX)
+        ):
+            queue = self._store.queue(topic, queue_id)
+        self._plain[key] = queue
+        return queue
+
+    def _finish(
+        self,
+        channel: Channel,
+        group: AppendGroup,
+        done: list[_Answered],
+        counts: dict[str, list[int]],
+    ) -> None:
+        """Commits a group and answers its messages, now or when they are durable."""
+        try:
+            touched = group.commit()
+        except StoreError as error:
+            log.error("%d messages could not be stored: %s", len(done), error)
+            for item in done:
+                channel.send(
+                    RemotingCommand(
+                        ResponseCode.SERVICE_NOT_AVAILABLE,
+                        self._trace_fields(),
+                        opaque=item.opaque,
+                        flag=1,
+                        remark=f"service not available now: {error}",
+                    )
+                )
+            counts.clear()
+            return
+        for topic, (count, size) in counts.items():
+            self._stats.put(topic, count, size)
+        counts.clear()
+        waiting = [item for item in done if item.waits]
+        if waiting:
+            done = [item for item in done if not item.waits]
+            durable = self._commit.wait(self._store.max_commitlog_offset)
+            asyncio.get_running_loop().create_task(self._answer_later(channel, waiting, durable))
+        if done:
+            channel.send_bytes(self._answers(done, 0))
+        self._writer.arrived(touched)
+
+    async def _answer_later(
+        self, channel: Channel, done: list[_Answered], durable: asyncio.Future[bool]
+    ) -> None:
+        code = await self._durability(durable)
+        channel.send_bytes(self._answers(done, code))
+
+    async def _durability(self, durable: asyncio.Future[bool]) -> int:
+        try:
+            on_disk = await asyncio.wait_for(durable, self._live.now.sync_flush_timeout / 1000)
+        except TimeoutError:
+            on_disk = False
+        return 0 if on_disk else ResponseCode.FLUSH_DISK_TIMEOUT
+
+    def _answers(self, done: list[_Answered], code: int) -> bytes:
+        """The answers of a group as bytes, from a template: encoding each would cost more than storing it."""
+        head = f'{{"code":{code},' + self._answer_head + self._id_prefix
+        tail = self._answer_tail
+        parts: list[bytes] = []
+        for item in done:
+            unique = item.unique
+            if not (unique.isalnum() and unique.isascii()):
+                unique = msgspec.json.encode(unique)[1:-1].decode()
+            header = (
+                f'{head}{item.commitlog_offset:016X}","queueId":"{item.queue_id}",'
+                f'"queueOffset":"{item.queue_offset}","transactionId":"{unique}"}},'
+                f'"flag":1,"language":"PYTHON","opaque":{item.opaque}{tail}'
+            ).encode()
+            length = len(header)
+            parts.append((length + 4).to_bytes(4, "big") + length.to_bytes(4, "big") + header)
+        return b"".join(parts)
+
+    # -- the general way ---------------------------------------------------------------
+
+    def send(self, channel: Channel, request: RemotingCommand) -> Answer | asyncio.Future[Answer]:
+        """One request of 310, 320 or 10, of any kind."""
+        try:
+            return self._send(channel, request)
+        except ResponseError as error:
+            return request.reply(error.code, error.remark, self._trace_fields())
+        except StoreError as error:
+            return request.reply(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"service not available now: {error}",
+                self._trace_fields(),
+            )
+
+    def _send(self, channel: Channel, request: RemotingCommand) -> Answer | asyncio.Future[Answer]:
+        header = _send_header(request)
+        topic = self._topic_for(header)
+        queue_id = header.queue_id
+        if queue_id < 0:
+            queue_id = random.randrange(max(1, topic.write_queue_nums))
+        properties = prop.parse(header.properties)
+        target, queue_id, dead = self._retry_target(header, request, topic.topic_name, queue_id)
+        if dead:
+            properties.pop(prop.DELAY, None)
+        drafts = (
+            self._batch_drafts(channel, request, header, target, queue_id)
+            if header.batch
+            else [self._draft(channel, request, header, target, queue_id, properties)]
+        )
+        if properties.get(prop.TRAN_MSG) == "true" and not header.batch:
+            if self._live.now.reject_transaction_message:
+                raise NoPermissionError(
+                    f"the broker[{self._live.now.broker_ip1}] sending transaction message is forbidden"
+                )
+            places = [self._transactions.prepare(drafts[0])]
+        else:
+            places = self._writer.put(*drafts)
+        unique = properties.get(prop.UNIQ_KEY) or drafts[0].properties.get(prop.UNIQ_KEY, "")
+        answer = self._answer(request, places, queue_id, unique, bool(header.batch))
+        if not self._live.now.sync_flush or properties.get(prop.WAIT) == "false":
+            return answer
+        durable = self._commit.wait(places[-1].end)
+        return asyncio.ensure_future(self._when_durable(answer, durable))
+
+    async def _when_durable(self, answer: RemotingCommand, durable: asyncio.Future[bool]) -> Answer:
+        answer.code = await self._durability(durable)
+        return answer
+
+    def _topic_for(self, header: SendMessage | SendMessageV2) -> TopicConfig:
+        """The topic's configuration, made on the spot where that is allowed."""
+        topic = header.topic
+        config = self._live.now
+        problem = names.topic_problem(topic)
+        if problem is not None:
+            raise InvalidParameterError(problem)
+        if topic in names.FORBIDDEN_TO_SEND or topic == names.TIMER_TOPIC:
+            raise NoPermissionError(f"Sending message to topic[{topic}] is forbidden.")
+        found = self._topics.find(topic)
+        if not config.broker_permission & PERM_WRITE and (found is None or found.order):
+            raise NoPermissionError(f"the broker[{config.broker_ip1}] sending message is forbidden")
+        if found is None:
+            flag = UNIT_FLAG if header.unit_mode else 0
+            found = self._topics.create_for_send(
+                topic, header.default_topic, header.default_topic_queue_nums, flag
+            )
+        if found is None and topic.startswith(names.RETRY_PREFIX):
+            found = self._topics.ensure(topic, 1)
+        if found is None:
+            raise TopicNotExistError(
+                f"topic[{topic}] not exist, apply first please! Create it, or set autoCreateTopicEnable=true"
+            )
+        if not found.perm & PERM_WRITE:
+            raise NoPermissionError(f"the topic[{topic}] sending message is forbidden")
+        most = max(found.write_queue_nums, found.read_queue_nums)
+        if header.queue_id >= most:
+            raise InvalidParameterError(
+                f"request queueId[{header.queue_id}] is illegal, topic[{topic}] has queues 0 to {most - 1}"
+            )
+        return found
+
+    def _retry_target(
+        self, header: SendMessage | SendMessageV2, request: RemotingCommand, topic: str, queue_id: int
+    ) -> tuple[str, int, bool]:
+        """Where a message for a retry topic goes: there, or among the dead letters."""
+        if not topic.startswith(names.RETRY_PREFIX):
+            return topic, queue_id, False
+        group = topic.removeprefix(names.RETRY_PREFIX)
+        config = self._groups.find(group)
+        if config is None:
+            raise SubscriptionGroupNotExistError(f"subscription group not exist, {group}")
+        most = config.retry_max_times
+        if request.version >= V3_4_9 and header.max_reconsume_times is not None:
+            most = header.max_reconsume_times
+        if (header.reconsume_times or 0) > most or self._locks.any_locked(group):
+            dead = names.dlq_topic(group)
+            self._topics.ensure(dead, 1)
+            return dead, 0, True
+        return topic, queue_id, False
+
+    def _draft(
+        self,
+        channel: Channel,
+        request: RemotingCommand,
+        header: SendMessage | SendMessageV2,
+        topic: str,
+        queue_id: int,
+        properties: dict[str, str],
+    ) -> Draft:
+        body = bytes(request.body)
+        if not body:
+            raise MessageIllegalError("the message body is empty")
+        properties.setdefault(prop.UNIQ_KEY, self._unique_ids.next(self._clock.wall_ms()))
+        properties[prop.CLUSTER] = self._live.now.broker_cluster_name
+        return Draft(
+            topic=topic,
+            queue_id=queue_id,
+            body=body,
+            properties=properties,
+            flag=header.flag,
+            sys_flag=header.sys_flag,
+            born_timestamp=header.born_timestamp,
+            born_host=channel.peer_bytes,
+            reconsume_times=header.reconsume_times or 0,
+        )
+
+    def _batch_drafts(
+        self,
+        channel: Channel,
+        request: RemotingCommand,
+        header: SendMessage | SendMessageV2,
+        topic: str,
+        queue_id: int,
+    ) -> list[Draft]:
+        if len(topic) > names.MAX_TOPIC_LENGTH or header.topic.startswith(names.RETRY_PREFIX):
+            raise MessageIllegalError(f"batch request does not support topic[{header.topic}]")
+        drafts = []
+        for item in split_batch(bytes(request.body)):
+            if not item.body:
+                raise MessageIllegalError("a message of the batch has an empty body")
+            properties = prop.parse(item.properties.decode("utf-8", "replace"))
+            if prop.DELAY in properties:
+                raise MessageIllegalError("delayed messages cannot be sent in a batch")
+            properties[prop.CLUSTER] = self._live.now.broker_cluster_name
+            drafts.append(
+                Draft(
+                    topic=topic,
+                    queue_id=queue_id,
+                    body=item.body,
+                    properties=properties,
+                    flag=item.flag,
+                    sys_flag=header.sys_flag,
+                    born_timestamp=header.born_timestamp,
+                    born_host=channel.peer_bytes,
+                )
+            )
+        if not drafts:
+            raise MessageIllegalError("the batch is empty")
+        return drafts
+
+    def _answer(
+        self, request: RemotingCommand, places: list[Placed], queue_id: int, unique: str, batch: bool
+    ) -> RemotingCommand:
+        header = SendMessageReply(
+            msg_id=",".join(offset_id(self._store_host, place.commitlog_offset) for place in places),
+            queue_id=queue_id,
+            queue_offset=places[0].queue_offset,
+            transaction_id=unique,
+            batch_uniq_id=unique if batch else None,
+        )
+        return request.reply(0, None, header.to_ext() | self._trace_fields())
+
+    def _trace_fields(self) -> dict[str, str]:
+        config = self._live.now
+        return {prop.MSG_REGION: config.region_id, prop.TRACE_ON: str(config.trace_on).lower()}
+
+    # -- replies and retries -----------------------------------------------------------
+
+    def reply(self, channel: Channel, request: RemotingCommand) -> Answer | asyncio.Future[Answer]:
+        """A reply goes straight to the client that asked; it is not stored."""
+        header = _send_header(request)
+        client_id = prop.find(header.properties, prop.REPLY_TO_CLIENT)
+        target = None if client_id is None else self._producers.find_client(client_id)
+        if target is None:
+            raise ResponseError(f"push reply message fail, channel of <{client_id}> not found.")
+        now = self._clock.wall_ms()
+        properties = prop.parse(header.properties)
+        properties[prop.PUSH_REPLY_TIME] = str(now)
+        push = ReplyMessage(
+            producer_group=header.producer_group,
+            topic=header.topic,
+            default_topic=header.default_topic,
+            default_topic_queue_nums=header.default_topic_queue_nums,
+            queue_id=header.queue_id,
+            sys_flag=header.sys_flag,
+            born_timestamp=header.born_timestamp,
+            flag=header.flag,
+            properties=prop.dump(properties),
+            reconsume_times=header.reconsume_times or 0,
+            unit_mode=bool(header.unit_mode),
+            born_host=channel.address,
+            store_host=_host_text(self._store_host),
+            store_timestamp=now,
+        )
+        command = RemotingCommand(
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push.to_ext(), bytes(request.body)
+        )
+        return asyncio.ensure_future(self._push_reply(target, command, request))
+
+    async def _push_reply(
+        self, target: Channel, command: RemotingCommand, request: RemotingCommand
+    ) -> Answer:
+        answer = await target.call(command, 3.0)
+        header = SendMessageReply(msg_id="", queue_id=0, queue_offset=0)
+        return request.reply(answer.code, answer.remark, header.to_ext() | self._trace_fields())
+
+    def send_back(self, channel: Channel, request: RemotingCommand) -> Answer:
+        """A consumer failed: store the message for its group again, later, or give it up."""
+        header = SendBack.from_ext(request.ext_fields)
+        config = self._live.now
+        group = self._groups.find(header.group)
+        if group is None:
+            raise SubscriptionGroupNotExistError(
+                f"subscription group not exist, {header.group}; create it, "
+                "or set autoCreateSubscriptionGroup=true"
+            )
+        if not config.broker_permission & PERM_WRITE:
+            raise NoPermissionError(f"the broker[{config.broker_ip1}] sending message is forbidden")
+        if group.retry_queue_nums <= 0:
+            return request.reply()
+        raw = self._store.record_at(header.offset)
+        if raw is None:
+            raise ResponseError(f"look message by offset failed, {header.offset}")
+        record = decode_record(raw)
+        properties = dict(record.properties)
+        properties.setdefault(prop.RETRY_TOPIC, record.topic)
+        properties[prop.WAIT] = "false"
+        properties.setdefault(
+            prop.ORIGIN_MESSAGE_ID, offset_id(pack_host(*record.store_host), record.commitlog_offset)
+        )
+        most = group.retry_max_times
+        if request.version >= V3_4_9 and header.max_reconsume_times is not None:
+            most = header.max_reconsume_times
+        properties.pop(prop.DELAY, None)
+        if record.reconsume_times >= most or header.delay_level < 0:
+            topic, queue_id = names.dlq_topic(header.group), 0
+            self._topics.ensure(topic, 1)
+            properties.setdefault(prop.DLQ_ORIGIN_TOPIC, properties[prop.RETRY_TOPIC])
+            properties.setdefault(prop.DLQ_ORIGIN_MESSAGE_ID, properties[prop.ORIGIN_MESSAGE_ID])
+        else:
+            topic = names.retry_topic(header.group)
+            self._topics.ensure(topic, group.retry_queue_nums)
+            queue_id = random.randrange(group.retry_queue_nums)
+            properties[prop.DELAY] = str(header.delay_level or 3 + record.reconsume_times)
+        self._writer.put(
+            Draft(
+                topic=topic,
+                queue_id=queue_id,
+                body=record.body,
+                properties=properties,
+                flag=record.flag,
+                sys_flag=record.sys_flag,
+                born_timestamp=record.born_timestamp,
+                born_host=pack_host(*record.born_host),
+                reconsume_times=record.reconsume_times + 1,
+            )
+        )
+        original = properties[prop.RETRY_TOPIC]
+        self._stats.item("SNDBCK_PUT_NUMS", f"{original}@{header.group}").add()
+        return request.reply()
+
+
+def _send_header(request: RemotingCommand) -> SendMessage | SendMessageV2:
+    if request.code in (RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE):
+        return SendMessage.from_ext(request.ext_fields)
+    return SendMessageV2.from_ext(request.ext_fields)
+
+
+def _host_text(packed: bytes) -> str:
+    return f"{ip_text(packed[:-4])}:{int.from_bytes(packed[-4:], 'big')}"

@@ -1,0 +1,334 @@
+"""Topics, consumer groups and consumed offsets: tables in memory, JSON files under config/."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from gimbalmq._clock import Clock
+from gimbalmq.broker.config import BrokerConfig, LiveConfig
+from gimbalmq.broker.json_file import CoalescedSave, JsonFile
+from gimbalmq.errors import SubscriptionGroupNotExistError
+from gimbalmq.model import topics as names
+from gimbalmq.model.flags import PERM_INHERIT, PERM_READ, PERM_WRITE
+from gimbalmq.protocol.bodies import DataVersion, GroupConfig, GroupTable, TopicConfig, TopicTable
+
+UNIT_FLAG = 1
+UNIT_SUB_FLAG = 2
+_READ_WRITE = PERM_READ | PERM_WRITE
+
+
+def _next_version(version: DataVersion, clock: Clock) -> DataVersion:
+    return DataVersion(
+        counter=version.counter + 1, state_version=version.state_version, timestamp=clock.wall_ms()
+    )
+
+
+class Topics:
+    """The broker's topics (Java: TopicConfigManager).
+
+    Attributes:
+        generation: grows with every change, so that caches of others know when to forget.
+    """
+
+    def __init__(self, folder: Path, live: LiveConfig, clock: Clock) -> None:
+        self._live = live
+        self._clock = clock
+        self._file = JsonFile(folder / "topics.json")
+        self.saving = CoalescedSave(self._file, self._document)
+        self._table: dict[str, TopicConfig] = {}
+        self.version = DataVersion(timestamp=clock.wall_ms())
+        self.generation = 0
+        self.changed: Callable[[list[TopicConfig]], None] | None = None
+        """Told of every change, so that the name servers learn of it at once."""
+
+    def load(self) -> None:
+        document = self._file.load()
+        if document is not None:
+            loaded = TopicTable.of(document)
+            self._table = loaded.topic_config_table
+            self.version = loaded.data_version
+        for config in _system_topics(self._live.now):
+            self._table.setdefault(config.topic_name, config)
+
+    def _document(self) -> object:
+        return msgspec.to_builtins(self.table())
+
+    def table(self) -> TopicTable:
+        return TopicTable(data_version=self.version, topic_config_table=self._table)
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._table
+
+    def all(self) -> list[TopicConfig]:
+        return list(self._table.values())
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def find(self, topic: str) -> TopicConfig | None:
+        return self._table.get(topic)
+
+    def put(self, *configs: TopicConfig) -> None:
+        """Creates or changes topics; the files and the name servers follow by themselves."""
+        for config in configs:
+            self._table[config.topic_name] = config
+        self._touch(list(configs))
+
+    def remove(self, topic: str) -> bool:
+        if self._table.pop(topic, None) is None:
+            return False
+        self._touch([])
+        return True
+
+    def ensure(self, topic: str, queue_count: int, perm: int = _READ_WRITE, sys_flag: int = 0) -> TopicConfig:
+        """The topic as it is, or a new one of this shape."""
+        found = self._table.get(topic)
+        if found is None:
+            found = TopicConfig(
+                topic_name=topic,
+                read_queue_nums=queue_count,
+                write_queue_nums=queue_count,
+                perm=perm,
+                topic_sys_flag=sys_flag,
+            )
+            self.put(found)
+        return found
+
+    def create_for_send(
+        self, topic: str, template_name: str, queue_count: int, sys_flag: int = 0
+    ) -> TopicConfig | None:
+        """Auto-creation: by the template the sender names, where that one lets others inherit."""
+        template = self._table.get(template_name)
+        if template is None or not template.perm & PERM_INHERIT:
+            return None
+        if template_name == names.AUTO_CREATE_TOPIC and not self._live.now.auto_create_topic_enable:
+            return None
+        count = max(1, min(queue_count, template.write_queue_nums))
+        return self.ensure(topic, count, template.perm & ~PERM_INHERIT, sys_flag)
+
+    def mark_ordered(self, ordered: Iterable[str]) -> None:
+        """Topics the name servers' order configuration lists."""
+        changed = []
+        for topic in ordered:
+            config = self._table.get(topic)
+            if config is not None and not config.order:
+                config.order = True
+                changed.append(config)
+        if changed:
+            self._touch(changed)
+
+    def _touch(self, configs: list[TopicConfig]) -> None:
+        self.version = _next_version(self.version, self._clock)
+        self.generation += 1
+        self.saving.soon()
+        if self.changed is not None:
+            self.changed(configs)
+
+
+def _system_topics(config: BrokerConfig) -> list[TopicConfig]:
+    def topic(name: str, queues: int, perm: int = _READ_WRITE) -> TopicConfig:
+        return TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+
+    inherit = _READ_WRITE | PERM_INHERIT
+    cluster, broker = config.broker_cluster_name, config.broker_name
+    found = [
+        topic(names.SELF_TEST_TOPIC, 1),
+        topic(names.OFFSET_MOVED_TOPIC, 1),
+        topic(names.BENCHMARK_TOPIC, 1024),
+        topic(cluster, 16, inherit),
+        topic(broker, 1, inherit),
+        topic(names.SCHEDULE_TOPIC, len(config.message_delay_level.split())),
+        topic(f"{cluster}_REPLY_TOPIC", 1),
+        topic(names.HALF_TOPIC, 1),
+        topic(names.OP_HALF_TOPIC, 1),
+        topic(names.TIMER_TOPIC, 1),
+        topic(names.TRANS_CHECK_MAX_TOPIC, 1),
+    ]
+    if config.auto_create_topic_enable:
+        found.append(topic(names.AUTO_CREATE_TOPIC, config.default_topic_queue_nums, inherit))
+    if config.trace_topic_enable:
+        found.append(topic(names.TRACE_TOPIC, 1))
+    return found
+
+
+def is_system_topic(topic: str, config: BrokerConfig) -> bool:
+    return (
+        names.is_system_topic(topic)
+        or topic in (config.broker_cluster_name, config.broker_name)
+        or topic == f"{config.broker_cluster_name}_REPLY_TOPIC"
+    )
+
+
+class Groups:
+    """Settings of consumer groups (Java: SubscriptionGroupManager)."""
+
+    def __init__(self, folder: Path, live: LiveConfig, clock: Clock) -> None:
+        self._live = live
+        self._clock = clock
+        self._file = JsonFile(folder / "subscriptionGroup.json")
+        self.saving = CoalescedSave(self._file, lambda: msgspec.to_builtins(self.table()))
+        self._table: dict[str, GroupConfig] = {}
+        self._forbidden: dict[str, dict[str, int]] = {}
+        self.version = DataVersion(timestamp=clock.wall_ms())
+
+    def load(self) -> None:
+        document = self._file.load()
+        if document is not None:
+            loaded = GroupTable.of(document)
+            self._table = loaded.subscription_group_table
+            self._forbidden = loaded.forbidden_table
+            self.version = loaded.data_version
+        for group in names.BUILT_IN_GROUPS:
+            self._table.setdefault(group, GroupConfig(group_name=group))
+
+    def table(self) -> GroupTable:
+        return GroupTable(
+            data_version=self.version,
+            subscription_group_table=self._table,
+            forbidden_table=self._forbidden,
+        )
+
+    def find(self, group: str) -> GroupConfig | None:
+        """A group's settings; an unknown group gets the defaults where that is allowed."""
+        found = self._table.get(group)
+        if found is None and names.group_problem(group) is None:
+            allowed = self._live.now.auto_create_subscription_group
+            if allowed or group.startswith(names.SYSTEM_GROUP_PREFIX):
+                found = GroupConfig(group_name=group)
+                self.put(found)
+        return found
+
+    def require(self, group: str) -> GroupConfig:
+        found = self.find(group)
+        if found is None:
+            raise SubscriptionGroupNotExistError(f"subscription group [{group}] does not exist")
+        return found
+
+    def known(self, group: str) -> GroupConfig | None:
+        """As ``find``, but never creates."""
+        return self._table.get(group)
+
+    def put(self, *configs: GroupConfig) -> None:
+        for config in configs:
+            self._table[config.group_name] = config
+        self._touch()
+
+    def remove(self, group: str) -> bool:
+        removed = self._table.pop(group, None) is not None
+        self._forbidden.pop(group, None)
+        if removed:
+            self._touch()
+        return removed
+
+    def set_readable(self, group: str, topic: str, readable: bool) -> None:
+        """Opens or shuts a topic for one group (bit 0 of its forbidden mask)."""
+        if readable:
+            masks = self._forbidden.get(group, {})
+            masks.pop(topic, None)
+            if not masks:
+                self._forbidden.pop(group, None)
+        else:
+            self._forbidden.setdefault(group, {})[topic] = 1
+        self._touch()
+
+    def may_read(self, group: str, topic: str) -> bool:
+        return not self._forbidden.get(group, {}).get(topic, 0) & 1
+
+    def _touch(self) -> None:
+        self.version = _next_version(self.version, self._clock)
+        self.saving.soon()
+
+
+class ConsumerOffsets:
+    """How far each group has consumed each queue (Java: ConsumerOffsetManager).
+
+    Last writer wins. A reset leaves a mark: until the queue's next pull, commits are
+    accepted but change nothing, and that pull is sent to the reset place.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = JsonFile(folder / "consumerOffset.json")
+        self._table: dict[tuple[str, str], dict[int, int]] = {}
+        self._pulled: dict[tuple[str, str], dict[int, int]] = {}
+        self._resets: dict[tuple[str, str, int], int] = {}
+        self._dirty = False
+
+    def load(self) -> None:
+        document = self._file.load() or {}
+        for key, offsets in (document.get("offsetTable") or {}).items():
+            topic, _, group = key.partition("@")
+            self._table[topic, group] = {int(queue): int(offset) for queue, offset in offsets.items()}
+
+    def save(self) -> None:
+        if self._dirty:
+            self._file.save(self.document())
+            self._dirty = False
+
+    def document(self) -> dict[str, object]:
+        return {
+            "offsetTable": {
+                f"{topic}@{group}": {str(queue): offset for queue, offset in sorted(offsets.items())}
+                for (topic, group), offsets in sorted(self._table.items())
+            }
+        }
+
+    def get(self, group: str, topic: str, queue_id: int) -> int:
+        """The stored offset, -1 where there is none."""
+        return self._table.get((topic, group), {}).get(queue_id, -1)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        if (topic, group, queue_id) in self._resets:
+            return
+        self._table.setdefault((topic, group), {})[queue_id] = offset
+        self._dirty = True
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        self._table.setdefault((topic, group), {})[queue_id] = offset
+        self._resets[topic, group, queue_id] = offset
+        self._dirty = True
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The place a pull must go to instead, once."""
+        return self._resets.pop((topic, group, queue_id), None) if self._resets else None
+
+    def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """How far a group has asked, which is ahead of what it has committed."""
+        self._pulled.setdefault((topic, group), {})[queue_id] = offset
+
+    def pulled(self, group: str, topic: str, queue_id: int) -> int:
+        return self._pulled.get((topic, group), {}).get(queue_id, -1)
+
+    def topics_of(self, group: str) -> set[str]:
+        return {topic for topic, owner in self._table if owner == group}
+
+    def groups_of(self, topic: str) -> set[str]:
+        return {group for owned, group in self._table if owned == topic}
+
+    def all_groups(self) -> set[str]:
+        return {group for _, group in self._table}
+
+    def queues(self, group: str, topic: str) -> dict[int, int]:
+        return dict(self._table.get((topic, group), {}))
+
+    def clone(self, source: str, target: str, topic: str) -> None:
+        offsets = self._table.get((topic, source))
+        if offsets is not None:
+            self._table[topic, target] = dict(offsets)
+            self._dirty = True
+
+    def forget_group(self, group: str) -> None:
+        self._forget(lambda _, owner: owner == group)
+
+    def forget_topic(self, topic: str) -> None:
+        self._forget(lambda owned, _: owned == topic)
+
+    def _forget(self, gone: Callable[[str, str], bool]) -> None:
+        for table in (self._table, self._pulled):
+            for key in [key for key in table if gone(*key)]:
+                del table[key]
+                self._dirty = True
+        for mark in [mark for mark in self._resets if gone(mark[0], mark[1])]:
+            del self._resets[mark]

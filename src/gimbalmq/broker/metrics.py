@@ -1,0 +1,119 @@
+"""Prometheus metrics on a port of their own, read from the counters only when scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from gimbalmq.broker.clients import Consumers, Producers
+from gimbalmq.broker.longpoll import LongPoll
+from gimbalmq.broker.metadata import ConsumerOffsets, Topics
+from gimbalmq.broker.stats import Stats
+from gimbalmq.store.message_store import MessageStore
+
+
+class MetricsServer:
+    """Serves ``/metrics``; prometheus-client is imported only where it is switched on."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        stats: Stats,
+        topics: Topics,
+        offsets: ConsumerOffsets,
+        consumers: Consumers,
+        producers: Producers,
+        long_poll: LongPoll,
+    ) -> None:
+        self._store = store
+        self._stats = stats
+        self._topics = topics
+        self._offsets = offsets
+        self._consumers = consumers
+        self._producers = producers
+        self._long_poll = long_poll
+        self._stop: Callable[[], None] | None = None
+        self.port = 0
+
+    def start(self, host: str, port: int) -> None:
+        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client.registry import Collector
+
+        owner = self
+
+        class _Collector(Collector):
+            def collect(self) -> Iterable[object]:  # type: ignore[override]
+                return owner._collect()
+
+        registry = CollectorRegistry()
+        registry.register(_Collector())
+        server, thread = start_http_server(port, host, registry)
+        self.port = server.server_address[1]
+
+        def stop() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+        self._stop = stop
+
+    def close(self) -> None:
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
+
+    def _collect(self) -> Iterable[object]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        store, stats = self._store, self._stats
+
+        def gauge(name: str, text: str, value: float) -> object:
+            return GaugeMetricFamily(f"rocketmq_{name}", text, value=value)
+
+        def by_topic(name: str, text: str, kind: str) -> object:
+            family = CounterMetricFamily(f"rocketmq_{name}", text, labels=["topic"])
+            for topic, counter in stats.items(kind).items():
+                family.add_metric([topic], counter.value)
+            return family
+
+        def by_group(name: str, text: str, kind: str) -> object:
+            family = CounterMetricFamily(f"rocketmq_{name}", text, labels=["topic", "consumer_group"])
+            for key, counter in stats.items(kind).items():
+                topic, _, group = key.partition("@")
+                family.add_metric([topic, group], counter.value)
+            return family
+
+        yield by_topic("messages_in", "Messages stored", "TOPIC_PUT_NUMS")
+        yield by_topic("throughput_in", "Bytes stored", "TOPIC_PUT_SIZE")
+        yield by_group("messages_out", "Messages pulled", "GROUP_GET_NUMS")
+        yield by_group("throughput_out", "Bytes pulled", "GROUP_GET_SIZE")
+        yield by_group("send_back", "Messages sent back by consumers", "SNDBCK_PUT_NUMS")
+        yield gauge("topic_number", "Topics", len(self._topics))
+        yield gauge("consumer_groups_online", "Groups with a live member", len(self._consumers.groups()))
+        yield gauge("producer_groups_online", "Groups with a live member", len(self._producers.groups()))
+        yield gauge("held_pulls", "Pulls that wait for a message", len(self._long_poll))
+        yield gauge("storage_size", "Bytes in the commit log", self._log_bytes())
+        yield gauge(
+            "storage_flush_behind_bytes",
+            "Bytes not yet synced",
+            store.max_commitlog_offset - store.flushed_offset,
+        )
+        yield gauge("storage_dispatch_behind_bytes", "Bytes not yet indexed", store.dispatch_behind_bytes)
+        yield gauge(
+            "storage_read_only", "1 while the store refuses writes", store.read_only_reason is not None
+        )
+        lag = GaugeMetricFamily(
+            "rocketmq_consumer_lag_messages",
+            "Messages a group has not committed",
+            labels=["topic", "consumer_group"],
+        )
+        for group in self._offsets.all_groups():
+            for topic in self._offsets.topics_of(group):
+                behind = 0
+                for queue_id, offset in self._offsets.queues(group, topic).items():
+                    queue = store.find_queue(topic, queue_id)
+                    behind += max(0, queue.max_offset - offset) if queue is not None else 0
+                lag.add_metric([topic, group], behind)
+        yield lag
+
+    def _log_bytes(self) -> int:
+        return self._store.max_commitlog_offset - self._store.min_commitlog_offset

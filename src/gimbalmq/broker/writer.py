@@ -1,0 +1,186 @@
+"""The one way a message gets into the store: where it really goes, its tags code, who is told.
+
+A message with a delay does not go to its topic yet: its topic and queue move into properties
+and it is stored under the schedule topic (levels) or the timer topic (any time). Everything
+that stores a message, a client's send, a retry, a delivery after a delay, a committed
+transaction, passes through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gimbalmq._clock import Clock
+from gimbalmq.broker.config import LiveConfig
+from gimbalmq.broker.longpoll import LongPoll
+from gimbalmq.broker.stats import Stats
+from gimbalmq.errors import MessageIllegalError
+from gimbalmq.model import properties as prop
+from gimbalmq.model import topics
+from gimbalmq.model.flags import (
+    BORN_HOST_V6,
+    TRANSACTION_COMMIT,
+    TRANSACTION_MASK,
+    TRANSACTION_NOT,
+)
+from gimbalmq.model.javahash import tag_hash
+from gimbalmq.store.config import parse_delay_levels
+from gimbalmq.store.consumequeue import QueueLog
+from gimbalmq.store.message_store import MessageStore
+
+MAX_PROPERTIES_BYTES = 32_767
+
+
+@dataclass(slots=True)
+class Draft:
+    """A message on its way into the store."""
+
+    topic: str
+    queue_id: int
+    body: bytes
+    properties: dict[str, str]
+    flag: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: bytes
+    reconsume_times: int = 0
+    prepared_offset: int = 0
+
+
+class Placed(NamedTuple):
+    """Where it came to lie."""
+
+    commitlog_offset: int
+    queue_offset: int
+    end: int
+    """Commit-log offset from which on it is durable."""
+
+
+class Writer:
+    """Stores drafts and tells those who wait."""
+
+    def __init__(
+        self, store: MessageStore, live: LiveConfig, long_poll: LongPoll, stats: Stats, clock: Clock
+    ) -> None:
+        self._store = store
+        self._live = live
+        self._long_poll = long_poll
+        self._stats = stats
+        self._clock = clock
+        self.delay_levels = parse_delay_levels(live.now.message_delay_level)
+        self._max_level = max(self.delay_levels, default=0)
+
+    def put(self, *drafts: Draft) -> list[Placed]:
+        """Stores all of them or, on an error, none.
+
+        Raises:
+            MessageIllegalError: a body or its properties are too long.
+            StoreError: the disk refused.
+        """
+        limit = self._live.now.max_message_size
+        encoded: list[bytes] = []
+        for draft in drafts:
+            self._redirect(draft)
+            text = prop.dump(draft.properties).encode()
+            if len(text) > MAX_PROPERTIES_BYTES:
+                raise MessageIllegalError(
+                    f"the message's properties are {len(text)} bytes; at most {MAX_PROPERTIES_BYTES} fit"
+                )
+            if len(draft.body) > limit:
+                raise MessageIllegalError(
+                    f"the message's body is {len(draft.body)} bytes; maxMessageSize is {limit}"
+                )
+            encoded.append(text)
+        group = self._store.group()
+        places: list[tuple[int, int]] = []
+        try:
+            for draft, text in zip(drafts, encoded, strict=True):
+                places.append(
+                    group.add(
+                        self._store.queue(draft.topic, draft.queue_id),
+                        draft.body,
+                        text,
+                        self._tags_code(draft, group.store_timestamp),
+                        draft.flag,
+                        _with_host_bit(draft),
+                        draft.born_timestamp,
+                        draft.born_host,
+                        draft.reconsume_times,
+                        draft.prepared_offset,
+                    )
+                )
+        except BaseException:
+            group.abort()
+            raise
+        touched = group.commit()
+        end = self._store.max_commitlog_offset
+        for draft in drafts:
+            self._stats.put(draft.topic, 1, len(draft.body))
+        self.arrived(touched)
+        return [Placed(offset, queue_offset, end) for offset, queue_offset in places]
+
+    def arrived(self, queues: Sequence[QueueLog]) -> None:
+        """Queues that have grown, by whichever way."""
+        self._long_poll.arrived(list(queues))
+
+    def _redirect(self, draft: Draft) -> None:
+        if draft.sys_flag & TRANSACTION_MASK not in (TRANSACTION_NOT, TRANSACTION_COMMIT):
+            return
+        properties = draft.properties
+        if prop.DELAY in properties:
+            level = _number(prop.DELAY, properties[prop.DELAY])
+            if level > 0 and self._max_level > 0:
+                level = min(level, self._max_level)
+                properties[prop.DELAY] = str(level)
+                self._send_elsewhere(draft, topics.SCHEDULE_TOPIC, level - 1)
+            return
+        deliver_ms = self._timer(properties)
+        if deliver_ms is not None and draft.topic != topics.TIMER_TOPIC:
+            now = self._clock.wall_ms()
+            longest = self._live.now.timer_max_delay_sec
+            if deliver_ms - now > longest * 1000:
+                raise MessageIllegalError(
+                    "timer message illegal, the delay time should not be bigger than the max delay "
+                    f"{longest}s; raise timerMaxDelaySec or deliver it sooner"
+                )
+            if not self._live.now.timer_wheel_enable:
+                raise MessageIllegalError("timer messages are switched off: set timerWheelEnable=true")
+            if deliver_ms > now:
+                properties[prop.TIMER_OUT_MS] = str(deliver_ms)
+                self._send_elsewhere(draft, topics.TIMER_TOPIC, 0)
+
+    def _send_elsewhere(self, draft: Draft, topic: str, queue_id: int) -> None:
+        draft.properties[prop.REAL_TOPIC] = draft.topic
+        draft.properties[prop.REAL_QUEUE_ID] = str(draft.queue_id)
+        draft.topic = topic
+        draft.queue_id = queue_id
+
+    def _timer(self, properties: dict[str, str]) -> int | None:
+        """When the client wants it delivered; None where it does not say."""
+        if prop.TIMER_DELIVER_MS in properties:
+            return _number(prop.TIMER_DELIVER_MS, properties[prop.TIMER_DELIVER_MS])
+        for name, unit in ((prop.TIMER_DELAY_SEC, 1000), (prop.TIMER_DELAY_MS, 1)):
+            if name in properties:
+                return self._clock.wall_ms() + _number(name, properties[name]) * unit
+        return None
+
+    def _tags_code(self, draft: Draft, store_timestamp: int) -> int:
+        if draft.topic == topics.SCHEDULE_TOPIC:
+            return store_timestamp + self.delay_levels[draft.queue_id + 1]
+        tag = draft.properties.get(prop.TAGS)
+        return tag_hash(tag) if tag else 0
+
+
+def _with_host_bit(draft: Draft) -> int:
+    if len(draft.born_host) == 20:
+        return draft.sys_flag | BORN_HOST_V6
+    return draft.sys_flag & ~BORN_HOST_V6
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise MessageIllegalError(f"property {name} is {text!r}, not a number") from None

@@ -1,0 +1,243 @@
+"""Every exception of the package.
+
+    RocketMQError                     retriable, stale_route: what retry loops read
+    |- ConfigError (ValueError)       an option: its name, its value, what is allowed
+    |- StateError                     used before start or after close
+    |- ProtocolError                  abstract
+    |  |- LocalProtocolError          we built something the wire cannot carry
+    |  `- RemoteProtocolError         the peer sent something illegal; its channel closes
+    |- TransportError                 retriable
+    |  |- ConnectError                nobody answered at the address
+    |  |- ConnectionLostError         the connection broke while a call was out
+    |  |- OverloadedError             too many calls in flight
+    |  `- RequestTimeoutError         (TimeoutError) no answer in time; the outcome is unknown
+    |- RouteError                     retriable, stale_route
+    |  |- TopicRouteNotFoundError     no name server knows the topic
+    |  `- NoWritableQueueError        known, but nowhere to write
+    |- ResponseError                  the peer answered with an error code
+    |  |- SystemBusyError 2, FlowControlError 215          retriable
+    |  |- ServiceNotAvailableError 14                      retriable
+    |  |- TopicNotExistError 17                            retriable, stale_route
+    |  |- MessageIllegalError 13, NoPermissionError 16, SubscriptionGroupNotExistError 26
+    |  |- InvalidParameterError 29, QueryNotFoundError 22, ConsumerNotOnlineError 206
+    |  `- RequestCodeNotSupportedError 3
+    |- SendFailedError                every attempt with its queue and cause
+    |- DataLossError                  the offsets asked for are gone
+    `- StoreError
+       |- CorruptRecordError          file and position
+       |- StoreLockedError            another process owns the folder
+       |- DiskFullError               no space left: the store has gone read-only
+       `- StoreIOError                any other failure of the disk: likewise
+
+Broker handlers raise the same ``ResponseError`` classes that clients catch; the transport
+alone turns them into responses.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RocketMQError(Exception):
+    """Root of the tree. Retry loops ask the two flags, never a list of types."""
+
+    retriable: ClassVar[bool] = False
+    stale_route: ClassVar[bool] = False
+
+
+class ConfigError(RocketMQError, ValueError):
+    """An option has a value that cannot be used."""
+
+    def __init__(self, option: str, value: object, allowed: str) -> None:
+        super().__init__(f"{option}={value!r} cannot be used: {allowed}")
+        self.option = option
+        self.value = value
+
+
+class StateError(RocketMQError):
+    """The object was used before start() or after close()."""
+
+
+class ProtocolError(RocketMQError):
+    """Abstract: either side broke the protocol."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We were asked to build something the wire format cannot carry."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent something illegal; the channel is closed."""
+
+
+class TransportError(RocketMQError):
+    retriable = True
+
+
+class ConnectError(TransportError):
+    """No connection to the address could be made."""
+
+
+class ConnectionLostError(TransportError):
+    """The connection broke while the call was out; its outcome is unknown."""
+
+
+class OverloadedError(TransportError):
+    """Too many calls are in flight on this side."""
+
+
+class RequestTimeoutError(TransportError, TimeoutError):
+    """No answer arrived in time; the outcome is unknown."""
+
+
+class RouteError(RocketMQError):
+    retriable = True
+    stale_route = True
+
+
+class TopicRouteNotFoundError(RouteError):
+    """No name server knows a route for the topic."""
+
+
+class NoWritableQueueError(RouteError):
+    """The topic's route has no queue that may be written."""
+
+
+class ResponseError(RocketMQError):
+    """The peer answered with an error code.
+
+    Attributes:
+        code: the response code on the wire.
+        remark: the peer's own words.
+        address: who said so ("" inside the server that raises it).
+    """
+
+    default_code: ClassVar[int] = 1
+
+    def __init__(self, remark: str = "", *, code: int | None = None, address: str = "") -> None:
+        self.code = self.default_code if code is None else code
+        self.remark = remark
+        self.address = address
+        where = f" from {address}" if address else ""
+        super().__init__(f"code {self.code}{where}: {remark}")
+
+    @staticmethod
+    def for_code(code: int, remark: str | None, address: str = "") -> ResponseError:
+        """The class callers act on for this code, else ``ResponseError`` itself."""
+        cls = _BY_CODE.get(code, ResponseError)
+        return cls(remark or "", code=code, address=address)
+
+
+class SystemBusyError(ResponseError):
+    default_code = 2
+    retriable = True
+
+
+class RequestCodeNotSupportedError(ResponseError):
+    default_code = 3
+
+
+class MessageIllegalError(ResponseError):
+    default_code = 13
+
+
+class ServiceNotAvailableError(ResponseError):
+    default_code = 14
+    retriable = True
+
+
+class NoPermissionError(ResponseError):
+    default_code = 16
+
+
+class TopicNotExistError(ResponseError):
+    default_code = 17
+    retriable = True
+    stale_route = True
+
+
+class QueryNotFoundError(ResponseError):
+    default_code = 22
+
+
+class SubscriptionGroupNotExistError(ResponseError):
+    default_code = 26
+
+
+class InvalidParameterError(ResponseError):
+    default_code = 29
+
+
+class ConsumerNotOnlineError(ResponseError):
+    default_code = 206
+
+
+class FlowControlError(ResponseError):
+    default_code = 215
+    retriable = True
+
+
+_BY_CODE: dict[int, type[ResponseError]] = {
+    cls.default_code: cls
+    for cls in (
+        SystemBusyError,
+        RequestCodeNotSupportedError,
+        MessageIllegalError,
+        ServiceNotAvailableError,
+        NoPermissionError,
+        TopicNotExistError,
+        QueryNotFoundError,
+        SubscriptionGroupNotExistError,
+        InvalidParameterError,
+        ConsumerNotOnlineError,
+        FlowControlError,
+    )
+}
+
+
+class SendFailedError(RocketMQError):
+    """Every attempt to send failed.
+
+    Attributes:
+        attempts: (queue, cause) of each attempt, in order.
+    """
+
+    def __init__(self, topic: str, attempts: list[tuple[object, Exception]]) -> None:
+        self.topic = topic
+        self.attempts = attempts
+        told = "; ".join(f"{queue}: {cause}" for queue, cause in attempts) or "no attempt was possible"
+        super().__init__(f"sending to {topic} failed after {len(attempts)} attempt(s): {told}")
+
+
+class DataLossError(RocketMQError):
+    """The offsets asked for are no longer in the broker."""
+
+
+class StoreError(RocketMQError):
+    pass
+
+
+class CorruptRecordError(StoreError):
+    """A stored record fails its checks.
+
+    Attributes:
+        file: the file it lies in.
+        position: byte position of the record in the file.
+    """
+
+    def __init__(self, file: str, position: int, reason: str) -> None:
+        self.file = file
+        self.position = position
+        super().__init__(f"{file} at byte {position}: {reason}")
+
+
+class StoreLockedError(StoreError):
+    """Another process owns the store folder."""
+
+
+class DiskFullError(StoreError):
+    """No space left; the store is read-only until the disk has room again."""
+
+
+class StoreIOError(StoreError):
+    """The disk failed; the store is read-only."""

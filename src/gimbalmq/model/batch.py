@@ -1,0 +1,72 @@
+"""Batch bodies (request 320): several messages of one topic in one request.
+
+An item is a record without its fixed part: size, magic 0, crc 0, flag, body, properties. The
+broker computes the rest and stores N ordinary records.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from gimbalmq.errors import LocalProtocolError, MessageIllegalError
+
+_HEAD = struct.Struct(">iIIii")
+_FIXED = _HEAD.size + 2
+_MAX_PROPERTIES = 0x7FFF
+
+
+class BatchItem(NamedTuple):
+    flag: int
+    body: bytes
+    properties: bytes
+
+
+def encode_batch(items: Iterable[tuple[int, bytes, bytes]]) -> bytes:
+    """One body out of (flag, body, encoded properties) items.
+
+    Raises:
+        LocalProtocolError: an item's properties do not fit their 16-bit length.
+    """
+    parts: list[bytes] = []
+    for flag, body, properties in items:
+        if len(properties) > _MAX_PROPERTIES:
+            raise LocalProtocolError(f"properties of {len(properties)} bytes; at most {_MAX_PROPERTIES} fit")
+        total = _FIXED + len(body) + len(properties)
+        parts += (
+            _HEAD.pack(total, 0, 0, flag, len(body)),
+            body,
+            len(properties).to_bytes(2, "big"),
+            properties,
+        )
+    return b"".join(parts)
+
+
+def split_batch(data: bytes) -> list[BatchItem]:
+    """The items of a batch body.
+
+    Raises:
+        MessageIllegalError: lengths that contradict each other or the body's end.
+    """
+    items: list[BatchItem] = []
+    position, end = 0, len(data)
+    while position < end:
+        if end - position < _FIXED:
+            raise MessageIllegalError(f"batch item at byte {position} is cut off")
+        total, _, _, flag, body_size = _HEAD.unpack_from(data, position)
+        body_start = position + _HEAD.size
+        properties_start = body_start + body_size + 2
+        if body_size < 0 or properties_start > end:
+            raise MessageIllegalError(
+                f"batch item at byte {position}: body of {body_size} bytes does not fit"
+            )
+        properties_size = data[properties_start - 2] << 8 | data[properties_start - 1]
+        stop = properties_start + properties_size
+        if stop - position != total or stop > end or properties_size > _MAX_PROPERTIES:
+            raise MessageIllegalError(
+                f"batch item at byte {position}: says {total} bytes, holds {stop - position}"
+            )
+        items.append(BatchItem(flag, data[body_start : body_start + body_size], data[properties_start:stop]))
+        position = stop
+    return items

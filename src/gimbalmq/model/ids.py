@@ -1,0 +1,124 @@
+"""The two message ids, both directions.
+
+An *offset id* names a place: store host and commit-log offset. A *unique id* (property UNIQ_KEY)
+is made by the sender: its address, process, time within the month and a counter. Both are upper
+case hexadecimal of 16 bytes, or 28 when the address is IPv6; nothing in the text tells one from
+the other, only where it stands.
+"""
+
+from __future__ import annotations
+
+import struct
+from datetime import UTC, datetime
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import NamedTuple
+
+_UNIQUE_TAIL = struct.Struct(">HiIH")  # days 25 to 31 need the sign bit
+_PLACE = struct.Struct(">iq")
+
+
+def pack_host(ip: str, port: int) -> bytes:
+    """Address as records and ids carry it: 4 or 16 bytes and an int32 port."""
+    return ip_address(ip).packed + port.to_bytes(4, "big", signed=True)
+
+
+@lru_cache(maxsize=4096)
+def ip_text(packed: bytes) -> str:
+    """Text form of 4 or 16 address bytes."""
+    if len(packed) == 4:
+        return str(IPv4Address(packed))
+    return str(IPv6Address(packed))
+
+
+class OffsetId(NamedTuple):
+    ip: str
+    port: int
+    commitlog_offset: int
+
+
+def offset_id(packed_host: bytes, commitlog_offset: int) -> str:
+    """The id a broker answers as ``msgId``; ``packed_host`` is the store host (``pack_host``)."""
+    return (packed_host + commitlog_offset.to_bytes(8, "big")).hex().upper()
+
+
+def parse_offset_id(text: str) -> OffsetId:
+    """Reads an offset id.
+
+    Raises:
+        ValueError: it is not 32 or 56 hexadecimal digits.
+    """
+    raw = _id_bytes(text)
+    port, commitlog_offset = _PLACE.unpack_from(raw, len(raw) - 12)
+    return OffsetId(ip_text(raw[:-12]), port, commitlog_offset)
+
+
+class UniqueId(NamedTuple):
+    ip: str
+    pid: int
+    loader_hash: int
+    month_ms: int
+    counter: int
+
+
+def parse_unique_id(text: str) -> UniqueId:
+    """Reads a unique id.
+
+    Raises:
+        ValueError: it is not 32 or 56 hexadecimal digits.
+    """
+    raw = _id_bytes(text)
+    return UniqueId(ip_text(raw[:-12]), *_UNIQUE_TAIL.unpack_from(raw, len(raw) - 12))
+
+
+def unique_id_time(text: str, now_ms: int) -> int:
+    """About when the id was made: its month is taken to be this one, or the last if that were ahead."""
+    month_ms = parse_unique_id(text).month_ms
+    start, _ = _month(now_ms)
+    if start + month_ms >= now_ms:
+        start, _ = _month(start - 1)
+    return start + month_ms
+
+
+class UniqueIdGenerator:
+    """Makes unique ids; one per process (Java's ``MessageClientIDSetter``).
+
+    Args:
+        ip: 4 or 16 address bytes.
+        pid: process id; its low 16 bits are used.
+        loader_hash: any int32 that is stable in this process and likely differs in others.
+    """
+
+    __slots__ = ("_counter", "_next_start", "_prefix", "_start")
+
+    def __init__(self, ip: bytes, pid: int, loader_hash: int) -> None:
+        loader = loader_hash & 0xFFFFFFFF
+        self._prefix = (ip + (pid & 0xFFFF).to_bytes(2, "big") + loader.to_bytes(4, "big")).hex().upper()
+        self._start = self._next_start = 0
+        self._counter = 0
+
+    def next(self, now_ms: int) -> str:
+        since = now_ms - self._start
+        if now_ms >= self._next_start or since <= -1_000_000:
+            self._start, self._next_start = _month(now_ms)
+            since = now_ms - self._start
+        elif since < 0:  # the clock stepped back over the month's first instant
+            since = 0
+        counter = self._counter
+        self._counter = (counter + 1) & 0xFFFF
+        return f"{self._prefix}{since & 0xFFFFFFFF:08X}{counter:04X}"
+
+
+def _id_bytes(text: str) -> bytes:
+    if len(text) not in (32, 56):
+        raise ValueError(f"a message id has 32 or 56 digits, not {len(text)}: {text!r}")
+    return bytes.fromhex(text)
+
+
+def _month(now_ms: int) -> tuple[int, int]:
+    """First instants of now's month and of the next one, local time."""
+    now = datetime.fromtimestamp(now_ms / 1000, UTC).astimezone()
+    # naive values mean local time to timestamp(), with the right offset on either side of a change
+    first = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
+    following = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
+    return int(first.timestamp() * 1000), int(following.timestamp() * 1000)

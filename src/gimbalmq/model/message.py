@@ -1,0 +1,536 @@
+"""A message to send, and a message received.
+
+Received ones come by the hundred thousand a second, so a ``MessageView`` is made from a record with
+as little as can be: the fixed head is unpacked once into a tuple, body and properties are slices,
+and what the slices mean (property table, unpacked body, ids) is worked out when it is asked for.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from gimbalmq.errors import CorruptRecordError, MessageIllegalError
+from gimbalmq.model import properties as names
+from gimbalmq.model.compression import decompress
+from gimbalmq.model.flags import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6
+from gimbalmq.model.ids import ip_text, offset_id, pack_host
+from gimbalmq.model.queues import MessageQueue
+from gimbalmq.model.record import (
+    MAGIC_V1,
+    MAGIC_V2,
+    SYS_FLAG_AT,
+    Host,
+    check_record,
+    decode_properties,
+    find_property,
+)
+
+MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+
+SYSTEM_PROPERTIES: Final = frozenset(
+    {
+        names.KEYS,
+        names.TAGS,
+        names.WAIT,
+        names.DELAY,
+        names.UNIQ_KEY,
+        names.RETRY_TOPIC,
+        names.REAL_TOPIC,
+        names.REAL_QUEUE_ID,
+        names.TRAN_MSG,
+        names.PRODUCER_GROUP,
+        names.MIN_OFFSET,
+        names.MAX_OFFSET,
+        names.ORIGIN_MESSAGE_ID,
+        names.RECONSUME_TIME,
+        names.MAX_RECONSUME_TIMES,
+        names.CONSUME_START_TIME,
+        names.TRANSACTION_ID,
+        names.CHECK_TIMES,
+        names.CHECK_IMMUNITY_SECONDS,
+        names.TRAN_PREPARED_QUEUE_OFFSET,
+        names.CLUSTER,
+        names.INSTANCE_ID,
+        names.SHARDING_KEY,
+        names.MSG_REGION,
+        names.TRACE_ON,
+        names.CORRELATION_ID,
+        names.REPLY_TO_CLIENT,
+        names.MESSAGE_TYPE,
+        names.TTL,
+        names.ARRIVE_TIME,
+        names.PUSH_REPLY_TIME,
+        names.TIMER_DELAY_SEC,
+        names.TIMER_DELAY_MS,
+        names.TIMER_DELIVER_MS,
+        names.TIMER_OUT_MS,
+        names.DLQ_ORIGIN_TOPIC,
+        names.DLQ_ORIGIN_MESSAGE_ID,
+        "TIMER_ROLL_TIMES",
+        "TIMER_ENQUEUE_MS",
+        "TIMER_DEQUEUE_MS",
+        "TIMER_DEL_UNIQKEY",
+        "TIMER_DELAY_LEVEL",
+        "BUYER_ID",
+        "TRANSFER_FLAG",
+        "CORRECTION_FLAG",
+        "MQ2_FLAG",
+        "DUP_INFO",
+        "EXTEND_UNIQ_INFO",
+        "INNER_NUM",
+        "INNER_BASE",
+        "INNER_MULTI_DISPATCH",
+        "INNER_MULTI_QUEUE_OFFSET",
+        "POP_CK",
+        "POP_CK_OFFSET",
+        "1ST_POP_TIME",
+        "__BORNHOST",
+        "BORN_TIMESTAMP",
+        "__CRC32#",
+    }
+)
+"""Names RocketMQ keeps for itself (Java: MessageConst.STRING_HASH_SET)."""
+
+
+class Message:
+    """A message to send (Java: Message).
+
+    Args:
+        topic: where to.
+        body: bytes; text is encoded as UTF-8.
+        tags: one tag, which consumers may filter by.
+        keys: one key or several, by which the message can be found again; no blanks in them.
+        properties: the application's own; names RocketMQ keeps for itself are refused.
+        delay_level: 1 to 18, as the broker's table of levels has it; 0 delivers at once.
+        deliver_at: a moment to deliver at: seconds since 1970 or a datetime (5.x brokers).
+        delay: seconds to wait before delivery (5.x brokers).
+        sharding_key: messages of equal keys go to one queue, in order.
+        flag: a number of the application's own.
+        wait_store_ok: whether the answer waits for the flush and replication the broker is set to.
+
+    Raises:
+        MessageIllegalError: a property name is reserved, a value empty, or a text holds a separator.
+    """
+
+    __slots__ = ("_known", "body", "flag", "properties", "sharding_key", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        body: bytes | bytearray | memoryview | str,
+        *,
+        tags: str | None = None,
+        keys: str | Sequence[str] | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay_level: int = 0,
+        deliver_at: float | datetime | None = None,
+        delay: float | None = None,
+        sharding_key: str | None = None,
+        flag: int = 0,
+        wait_store_ok: bool = True,
+    ) -> None:
+        self.topic = topic
+        self.body: bytes = (
+            body if type(body) is bytes else body.encode() if isinstance(body, str) else bytes(body)
+        )
+        self.flag = flag
+        self.sharding_key = sharding_key
+        known: dict[str, str] = {}
+        self._known = known
+        """System properties by name; the producer adds UNIQ_KEY here, so a second send keeps the id."""
+        if keys:
+            known[names.KEYS] = keys if isinstance(keys, str) else " ".join(keys)
+        known[names.WAIT] = "true" if wait_store_ok else "false"
+        if tags:
+            known[names.TAGS] = tags
+        if sharding_key is not None:
+            known[names.SHARDING_KEY] = sharding_key
+        if delay_level or deliver_at is not None or delay is not None:
+            self._set_delay(delay_level, deliver_at, delay)
+        self.properties: dict[str, str] = {}
+        if properties:
+            self._set_properties(properties)
+
+    def _set_delay(self, level: int, deliver_at: float | datetime | None, delay: float | None) -> None:
+        if bool(level) + (deliver_at is not None) + (delay is not None) > 1:
+            raise MessageIllegalError("give one of delay_level, deliver_at and delay")
+        if level:
+            if level < 0:
+                raise MessageIllegalError(f"delay_level is {level}; levels start at 1")
+            self._known[names.DELAY] = str(level)
+        elif deliver_at is not None:
+            seconds = deliver_at.timestamp() if isinstance(deliver_at, datetime) else deliver_at
+            self._known[names.TIMER_DELIVER_MS] = str(int(seconds * 1000))
+        elif delay is not None:
+            if delay < 0:
+                raise MessageIllegalError(
+                    f"delay is {delay} s; a message cannot be delivered before it is sent"
+                )
+            self._known[names.TIMER_DELAY_MS] = str(round(delay * 1000))
+
+    def _set_properties(self, given: Mapping[str, str]) -> None:
+        for name, value in given.items():
+            if name in SYSTEM_PROPERTIES:
+                raise MessageIllegalError(f"The Property<{name}> is used by system, input another please")
+            if not name or not value or not name.strip() or not value.strip():
+                raise MessageIllegalError(
+                    f"The name or value of property {name!r} can not be null or blank string!"
+                )
+            if "\x01" in name or "\x02" in name or "\x01" in value or "\x02" in value:
+                raise MessageIllegalError(
+                    f"property {name!r} holds U+0001 or U+0002, which separate properties"
+                )
+            self.properties[name] = value
+
+    @property
+    def tags(self) -> str | None:
+        return self._known.get(names.TAGS)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self._known.get(names.KEYS, "").split())
+
+    @property
+    def delay_level(self) -> int:
+        return int(self._known.get(names.DELAY, "0"))
+
+    @property
+    def wait_store_ok(self) -> bool:
+        return self._known[names.WAIT] == "true"
+
+    @property
+    def msg_id(self) -> str | None:
+        """The unique id; the first send gives it."""
+        return self._known.get(names.UNIQ_KEY)
+
+    @property
+    def system_properties(self) -> dict[str, str]:
+        """What RocketMQ itself reads. The client's own modules write here; applications need not."""
+        return self._known
+
+    def all_properties(self) -> dict[str, str]:
+        return {**self._known, **self.properties}
+
+    def properties_text(self) -> str:
+        """All properties as they travel."""
+        text = "".join([f"{name}\x01{value}\x02" for name, value in self._known.items()])
+        if self.properties:
+            text += "".join([f"{name}\x01{value}\x02" for name, value in self.properties.items()])
+        return text
+
+    def __repr__(self) -> str:
+        told = "".join(f", {name}={value!r}" for name, value in self.all_properties().items())
+        return f"Message({self.topic!r}, {len(self.body)} bytes{told})"
+
+
+# --- received ------------------------------------------------------------------------------------
+
+_HOST_BITS: Final = BORN_HOST_V6 | STORE_HOST_V6
+_HEADS: Final = {
+    bits: struct.Struct(
+        f">iIIiiqqiq{20 if bits & BORN_HOST_V6 else 8}sq{20 if bits & STORE_HOST_V6 else 8}siqi"
+    )
+    for bits in (0, BORN_HOST_V6, STORE_HOST_V6, _HOST_BITS)
+}
+_INT = struct.Struct(">i")
+_FLAG_BYTE = SYS_FLAG_AT + 3
+
+# Places in the unpacked head.
+_CRC: Final = 2
+_QUEUE_ID: Final = 3
+_FLAG: Final = 4
+_COMMITLOG_OFFSET: Final = 6
+_SYS_FLAG: Final = 7
+_BORN: Final = 8
+_BORN_HOST: Final = 9
+_STORED: Final = 10
+_STORE_HOST: Final = 11
+_PREPARED: Final = 13
+_BODY_SIZE: Final = 14
+
+_Head = tuple[int, int, int, int, int, int, int, int, int, bytes, int, bytes, int, int, int]
+
+
+class MessageView:
+    """A message received (Java: MessageExt).
+
+    Attributes:
+        topic: as stored; the push consumer puts ``original_topic`` here before a handler sees it.
+        queue: the queue it was read from.
+        queue_offset: its place in that queue.
+        reconsume_times: how often it came back before.
+    """
+
+    __slots__ = (
+        "_body",
+        "_head",
+        "_packed",
+        "_properties",
+        "_raw",
+        "queue",
+        "queue_offset",
+        "reconsume_times",
+        "topic",
+    )
+
+    def __init__(self, head: _Head, topic: str, queue: MessageQueue, body: bytes, raw: bytes) -> None:
+        self._head = head
+        self._body = body
+        self._packed = head[7] & COMPRESSED
+        self._raw = raw
+        self._properties: dict[str, str] | None = None
+        self.topic = topic
+        self.queue = queue
+        self.queue_offset = head[5]
+        self.reconsume_times = head[12]
+
+    @classmethod
+    def build(
+        cls,
+        topic: str,
+        body: bytes,
+        *,
+        queue: MessageQueue | None = None,
+        properties: Mapping[str, str] | None = None,
+        queue_id: int = 0,
+        flag: int = 0,
+        queue_offset: int = 0,
+        commitlog_offset: int = 0,
+        sys_flag: int = 0,
+        born_timestamp: int = 0,
+        born_host: Host = ("127.0.0.1", 0),
+        store_timestamp: int = 0,
+        store_host: Host = ("127.0.0.1", 0),
+        reconsume_times: int = 0,
+        prepared_transaction_offset: int = 0,
+    ) -> MessageView:
+        """One that did not come as a record: replies pushed by a broker, and tests."""
+        raw = names.dump(properties or {}).encode()
+        queue = queue or MessageQueue(topic, "", queue_id)
+        total = 91 + len(body) + len(topic) + len(raw)
+        head: _Head = (
+            total,
+            MAGIC_V1,
+            0,
+            queue.queue_id,
+            flag,
+            queue_offset,
+            commitlog_offset,
+            sys_flag,
+            born_timestamp,
+            pack_host(*born_host),
+            store_timestamp,
+            pack_host(*store_host),
+            reconsume_times,
+            prepared_transaction_offset,
+            len(body),
+        )
+        return cls(head, topic, queue, body, raw)
+
+    # -- the record's own fields ------------------------------------------------------
+
+    @property
+    def body(self) -> bytes:
+        """The application's bytes, unpacked where they were compressed.
+
+        Raises:
+            RemoteProtocolError: they were, and cannot be unpacked.
+        """
+        if self._packed:
+            self._body = decompress(self._body, self._head[_SYS_FLAG])
+            self._packed = 0
+        return self._body
+
+    @property
+    def body_size(self) -> int:
+        """Bytes of the body as stored, without unpacking it."""
+        return self._head[_BODY_SIZE]
+
+    @property
+    def store_size(self) -> int:
+        """Bytes of the whole record."""
+        return self._head[0]
+
+    @property
+    def queue_id(self) -> int:
+        return self._head[_QUEUE_ID]
+
+    @property
+    def broker_name(self) -> str:
+        return self.queue.broker_name
+
+    @property
+    def flag(self) -> int:
+        return self._head[_FLAG]
+
+    @property
+    def sys_flag(self) -> int:
+        """System bits; the compression bit is as stored, whatever ``body`` has done."""
+        return self._head[_SYS_FLAG]
+
+    @property
+    def body_crc(self) -> int:
+        return self._head[_CRC]
+
+    @property
+    def commitlog_offset(self) -> int:
+        return self._head[_COMMITLOG_OFFSET]
+
+    @property
+    def born_timestamp(self) -> int:
+        """When the producer made it, ms since 1970."""
+        return self._head[_BORN]
+
+    @property
+    def born_host(self) -> Host:
+        return _host(self._head[_BORN_HOST])
+
+    @property
+    def store_timestamp(self) -> int:
+        """When the broker stored it, ms since 1970."""
+        return self._head[_STORED]
+
+    @property
+    def store_host(self) -> Host:
+        return _host(self._head[_STORE_HOST])
+
+    @property
+    def prepared_transaction_offset(self) -> int:
+        return self._head[_PREPARED]
+
+    # -- its properties ---------------------------------------------------------------
+
+    @property
+    def all_properties(self) -> dict[str, str]:
+        """Every property, RocketMQ's own included; the table may be changed."""
+        if self._properties is None:
+            self._properties = decode_properties(self._raw)
+        return self._properties
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The application's properties, without RocketMQ's own."""
+        return {name: value for name, value in self.all_properties.items() if name not in SYSTEM_PROPERTIES}
+
+    def get(self, name: str) -> str | None:
+        """One property, RocketMQ's own included, without reading the others."""
+        if self._properties is not None:
+            return self._properties.get(name)
+        found = find_property(self._raw, name.encode())
+        return None if found is None else found.decode("utf-8", "replace")
+
+    @property
+    def properties_bytes(self) -> bytes:
+        """The properties as they came."""
+        return self._raw
+
+    @property
+    def tags(self) -> str | None:
+        return self.get(names.TAGS)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple((self.get(names.KEYS) or "").split())
+
+    @property
+    def sharding_key(self) -> str | None:
+        return self.get(names.SHARDING_KEY)
+
+    @property
+    def delay_level(self) -> int:
+        return int(self.get(names.DELAY) or 0)
+
+    @property
+    def transaction_id(self) -> str | None:
+        return self.get(names.TRANSACTION_ID) or self.get(names.UNIQ_KEY)
+
+    @property
+    def offset_msg_id(self) -> str:
+        """The id by which a broker finds the record."""
+        return offset_id(self._head[_STORE_HOST], self._head[_COMMITLOG_OFFSET])
+
+    @property
+    def msg_id(self) -> str:
+        """The producer's unique id where there is one, else the offset id."""
+        return self.get(names.UNIQ_KEY) or self.offset_msg_id
+
+    @property
+    def original_topic(self) -> str:
+        """Where the application sent it: of a retried message, the topic before ``%RETRY%``."""
+        return self.get(names.RETRY_TOPIC) or self.topic
+
+    def __repr__(self) -> str:
+        return f"<MessageView {self.msg_id} {self.topic} queue {self.queue_id} at {self.queue_offset}>"
+
+
+def _host(packed: bytes) -> Host:
+    return ip_text(packed[:-4]), int.from_bytes(packed[-4:], "big")
+
+
+def decode_views(data: bytes, queue: MessageQueue | None = None, broker_name: str = "") -> list[MessageView]:
+    """The messages of a pull, view or query answer.
+
+    Args:
+        data: records, one after the other.
+        queue: the queue they all belong to; without it each gets the queue its record names.
+        broker_name: whose records they are, for queues made here.
+
+    Raises:
+        CorruptRecordError: with the byte it was found at.
+    """
+    views: list[MessageView] = []
+    append = views.append
+    new = MessageView
+    plain_unpack = _HEADS[0].unpack_from
+    plain_size = _HEADS[0].size
+    last_topic_bytes = b""
+    topic = ""
+    queues: dict[tuple[str, int], MessageQueue] = {}
+    position, end = 0, len(data)
+    while position < end:
+        try:
+            bits = data[position + _FLAG_BYTE] & _HOST_BITS
+            if bits:
+                struct_ = _HEADS[bits]
+                head: Any = struct_.unpack_from(data, position)
+                body_start = position + struct_.size
+            else:
+                head = plain_unpack(data, position)
+                body_start = position + plain_size
+            topic_at = body_start + head[14]
+            if head[1] == MAGIC_V1:
+                topic_start = topic_at + 1
+                topic_end = topic_start + data[topic_at]
+            elif head[1] == MAGIC_V2:
+                topic_start = topic_at + 2
+                topic_end = topic_start + (data[topic_at] << 8 | data[topic_at + 1])
+            else:
+                topic_start = topic_end = end
+            properties_start = topic_end + 2
+            stop = properties_start + (data[topic_end] << 8 | data[topic_end + 1])
+        except (struct.error, IndexError):
+            stop = -1
+        if stop < 0 or stop - position != head[0] or stop > end or head[14] < 0:
+            raise _corrupt(data, position)
+        topic_bytes = data[topic_start:topic_end]
+        if topic_bytes != last_topic_bytes:
+            last_topic_bytes = topic_bytes
+            topic = topic_bytes.decode("utf-8", "replace")
+        if queue is None:
+            key = (topic, head[3])
+            owner = queues.get(key)
+            if owner is None:
+                owner = queues[key] = MessageQueue(topic, broker_name, head[3])
+        else:
+            owner = queue
+        append(new(head, topic, owner, data[body_start:topic_at], data[properties_start:stop]))
+        position = stop
+    return views
+
+
+def _corrupt(data: bytes, position: int) -> CorruptRecordError:
+    reason = check_record(data, position, check_crc=False) or "lengths contradict each other"
+    return CorruptRecordError("answer", position, reason)

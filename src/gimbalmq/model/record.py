@@ -1,0 +1,308 @@
+"""Byte layout of one stored message; commit log, pull answers and queries all carry these bytes.
+
+A record is a fixed head, then body, topic and properties with their lengths. Only two things move
+the head's fields: an IPv6 born host or store host is 12 bytes longer (system-flag bits 4 and 5), and
+magic V2 gives the topic a 16-bit length. So the flag, which lies before both hosts, is looked at
+first and picks one of four structs that read the whole head in one call.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+from zlib import crc32
+
+from gimbalmq.errors import CorruptRecordError, LocalProtocolError
+from gimbalmq.model.flags import BORN_HOST_V6, STORE_HOST_V6
+from gimbalmq.model.ids import ip_text, pack_host
+
+MAGIC_V1: Final = 0xDAA320A7
+MAGIC_V2: Final = 0xDAA320AB
+MAGIC_BLANK: Final = 0xCBD43194
+CRC_MASK: Final = 0x7FFFFFFF
+MAX_PROPERTIES: Final = 0x7FFF
+MAX_TOPIC_V1: Final = 127
+
+QUEUE_OFFSET_AT: Final = 20
+PHYSICAL_OFFSET_AT: Final = 28
+SYS_FLAG_AT: Final = 36
+STORE_TIMESTAMP_AT: Final = 56  # 12 more with an IPv6 born host
+
+_HOST_BITS: Final = BORN_HOST_V6 | STORE_HOST_V6
+_HEADS: Final = {
+    bits: struct.Struct(
+        f">iIIiiqqiq{16 if bits & BORN_HOST_V6 else 4}siq{16 if bits & STORE_HOST_V6 else 4}siiqi"
+    )
+    for bits in (0, BORN_HOST_V6, STORE_HOST_V6, _HOST_BITS)
+}
+_INT = struct.Struct(">i")
+_LONG = struct.Struct(">q")
+_SHORT = struct.Struct(">h")
+MIN_RECORD: Final = _HEADS[0].size + 1 + 2
+
+Host = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Record:
+    """One decoded record (Java's ``MessageExt`` as it lies on disk; the body is not decompressed)."""
+
+    total_size: int
+    magic: int
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    commitlog_offset: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: Host
+    store_timestamp: int
+    store_host: Host
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body: bytes
+    topic: str
+    properties_bytes: bytes
+    properties: dict[str, str]
+
+
+# --- properties --------------------------------------------------------------------------------
+
+
+def encode_properties(properties: Mapping[str, str | None], *, trailing: bool = True) -> bytes:
+    """``name U+0001 value U+0002`` for each; None values are left out.
+
+    Args:
+        trailing: whether the last U+0002 is written (4.9.1-4.9.8 and 5.0-5.1.4 do not).
+    """
+    items = [f"{name}\x01{value}" for name, value in properties.items() if value is not None]
+    text = "\x02".join(items)
+    return (text + "\x02" if trailing and items else text).encode("utf-8", "surrogatepass")
+
+
+def decode_properties(data: bytes) -> dict[str, str]:
+    """Both written forms; items without a name or without a value vanish, as in Java."""
+    properties: dict[str, str] = {}
+    for item in data.decode("utf-8", "replace").split("\x02"):
+        name, _, value = item.partition("\x01")
+        if name and value:
+            properties[name] = value
+    return properties
+
+
+def find_property(data: bytes, name: bytes) -> bytes | None:
+    """One property's value without decoding the others; None if absent or empty."""
+    mark = name + b"\x01"
+    start = data.find(mark)
+    while start > 0 and data[start - 1] != 2:  # the mark inside another property's name or value
+        start = data.find(mark, start + 1)
+    if start < 0:
+        return None
+    start += len(mark)
+    end = data.find(b"\x02", start)
+    return (data[start:] if end < 0 else data[start:end]) or None
+
+
+# --- records -----------------------------------------------------------------------------------
+
+
+def encode_record(
+    *,
+    topic: str,
+    body: bytes,
+    properties: bytes = b"",
+    queue_id: int = 0,
+    flag: int = 0,
+    queue_offset: int = 0,
+    commitlog_offset: int = 0,
+    sys_flag: int = 0,
+    born_timestamp: int = 0,
+    born_host: Host = ("127.0.0.1", 0),
+    store_timestamp: int = 0,
+    store_host: Host = ("127.0.0.1", 10911),
+    reconsume_times: int = 0,
+    prepared_transaction_offset: int = 0,
+) -> bytes:
+    """Builds one record; for tools and tests (the commit log builds its own, in groups).
+
+    Raises:
+        LocalProtocolError: topic or properties do not fit their length fields.
+    """
+    born, store = pack_host(*born_host), pack_host(*store_host)
+    sys_flag &= ~_HOST_BITS
+    sys_flag |= (BORN_HOST_V6 if len(born) == 20 else 0) | (STORE_HOST_V6 if len(store) == 20 else 0)
+    if len(properties) > MAX_PROPERTIES:
+        raise LocalProtocolError(f"properties of {len(properties)} bytes; at most {MAX_PROPERTIES} fit")
+    magic, named = topic_field(topic)
+    head = _HEADS[sys_flag & _HOST_BITS]
+    total = head.size + len(body) + len(named) + 2 + len(properties)
+    packed = head.pack(
+        total,
+        magic,
+        crc32(body) & CRC_MASK,
+        queue_id,
+        flag,
+        queue_offset,
+        commitlog_offset,
+        sys_flag,
+        born_timestamp,
+        born[:-4],
+        born_host[1],
+        store_timestamp,
+        store[:-4],
+        store_host[1],
+        reconsume_times,
+        prepared_transaction_offset,
+        len(body),
+    )
+    return b"".join((packed, body, named, _SHORT.pack(len(properties)), properties))
+
+
+def topic_field(topic: str) -> tuple[int, bytes]:
+    """The magic that a topic's length calls for, and the topic with its length before it.
+
+    Raises:
+        LocalProtocolError: longer than even V2 can say.
+    """
+    raw = topic.encode()
+    if len(raw) <= MAX_TOPIC_V1:
+        return MAGIC_V1, bytes((len(raw),)) + raw
+    if len(raw) > 0x7FFF:
+        raise LocalProtocolError(f"a topic of {len(raw)} bytes does not fit a record")
+    return MAGIC_V2, _SHORT.pack(len(raw)) + raw
+
+
+def decode_record(data: bytes | memoryview, offset: int = 0, *, check_crc: bool = False) -> Record:
+    """Decodes the record that starts at ``offset``.
+
+    Raises:
+        CorruptRecordError: with the reason; ``position`` is the offset.
+    """
+    # Lengths are checked against the data here, in line: a call of check_record would double the cost.
+    end = len(data)
+    try:
+        sys_flag = _INT.unpack_from(data, offset + SYS_FLAG_AT)[0]
+        head = _HEADS[sys_flag & _HOST_BITS]
+        (
+            total,
+            magic,
+            body_crc,
+            queue_id,
+            flag,
+            queue_offset,
+            commitlog_offset,
+            _,
+            born_timestamp,
+            born_ip,
+            born_port,
+            store_timestamp,
+            store_ip,
+            store_port,
+            reconsume_times,
+            prepared,
+            body_size,
+        ) = head.unpack_from(data, offset)
+        body_start = offset + head.size
+        topic_at = body_start + body_size
+        if magic == MAGIC_V1:
+            topic_start = topic_at + 1
+            topic_end = topic_start + data[topic_at]
+        elif magic == MAGIC_V2:
+            topic_start = topic_at + 2
+            topic_end = topic_start + _SHORT.unpack_from(data, topic_at)[0]
+        else:
+            topic_start = topic_end = end
+        properties_start = topic_end + 2
+        stop = properties_start + _SHORT.unpack_from(data, topic_end)[0]
+    except (struct.error, IndexError):
+        total = stop = body_size = properties_start = -1
+    if body_size < 0 or stop - offset != total or not properties_start <= stop <= end:
+        reason = check_record(data, offset) or "lengths contradict each other"
+        raise CorruptRecordError("record", offset, reason)
+    body = bytes(data[body_start:topic_at])
+    if check_crc and crc32(body) & CRC_MASK != body_crc:
+        raise CorruptRecordError("record", offset, "body crc differs")
+    raw = bytes(data[properties_start:stop])
+    return Record(
+        total,
+        magic,
+        body_crc,
+        queue_id,
+        flag,
+        queue_offset,
+        commitlog_offset,
+        sys_flag,
+        born_timestamp,
+        (ip_text(born_ip), born_port),
+        store_timestamp,
+        (ip_text(store_ip), store_port),
+        reconsume_times,
+        prepared,
+        body,
+        str(data[topic_start:topic_end], "utf-8", "replace"),
+        raw,
+        decode_properties(raw),
+    )
+
+
+def iter_records(data: bytes | memoryview, *, check_crc: bool = False) -> Iterator[Record]:
+    """The records of a pull or query answer, which follow each other without gaps.
+
+    Raises:
+        CorruptRecordError: when reached; records before it have been given out.
+    """
+    position, end = 0, len(data)
+    while position < end:
+        record = decode_record(data, position, check_crc=check_crc)
+        yield record
+        position += record.total_size
+
+
+def check_record(
+    data: bytes | memoryview, offset: int = 0, *, commitlog_offset: int | None = None, check_crc: bool = True
+) -> str | None:
+    """Why the bytes at ``offset`` are no valid record; None when they are one.
+
+    Args:
+        commitlog_offset: where the record must say it lies; None asks nothing.
+    """
+    room = len(data) - offset
+    if room < MIN_RECORD:
+        return f"only {room} bytes are left, a record has at least {MIN_RECORD}"
+    total = _INT.unpack_from(data, offset)[0]
+    magic = _INT.unpack_from(data, offset + 4)[0] & 0xFFFFFFFF
+    if magic == MAGIC_BLANK:
+        return "a blank mark: the rest of the file is empty"
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        return f"magic {magic:#010x} is no message"
+    if not MIN_RECORD <= total <= room:
+        return f"size {total} is not between {MIN_RECORD} and the {room} bytes that are left"
+    says = _LONG.unpack_from(data, offset + PHYSICAL_OFFSET_AT)[0]
+    if commitlog_offset is not None and says != commitlog_offset:
+        return f"says it lies at {says}, found at {commitlog_offset}"
+    head = _HEADS[_INT.unpack_from(data, offset + SYS_FLAG_AT)[0] & _HOST_BITS]
+    end = offset + total
+    topic_at = body_start = offset + head.size
+    if body_start + 3 > end:
+        return f"size {total} has no room for the head"
+    body_size = _INT.unpack_from(data, body_start - 4)[0]
+    width = 1 if magic == MAGIC_V1 else 2
+    topic_at += body_size
+    if body_size < 0 or topic_at + width + 2 > end:
+        return f"body of {body_size} bytes does not fit size {total}"
+    topic_size = data[topic_at] if width == 1 else _SHORT.unpack_from(data, topic_at)[0]
+    properties_at = topic_at + width + topic_size
+    if topic_size < 0 or properties_at + 2 > end:
+        return f"topic of {topic_size} bytes does not fit size {total}"
+    properties_size = _SHORT.unpack_from(data, properties_at)[0]
+    if properties_size < 0 or properties_at + 2 + properties_size != end:
+        return f"the lengths give {properties_at + 2 + properties_size - offset} bytes, the size says {total}"
+    if check_crc:
+        crc = crc32(data[body_start:topic_at]) & CRC_MASK
+        stored = _INT.unpack_from(data, offset + 8)[0]
+        if crc != stored:
+            return f"body crc is {crc}, stored {stored}"
+    return None

@@ -1,0 +1,101 @@
+"""One request or response, whatever the header encoding.
+
+A plain slotted class, not a dataclass: it is made for every frame that is not on a fast
+path, and attribute defaults there would cost more than they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gimbalmq.protocol.codes import OUR_VERSION
+
+RESPONSE_FLAG = 1
+ONEWAY_FLAG = 2
+
+JSON_HEADER = 0
+BINARY_HEADER = 1
+
+
+class RemotingCommand:
+    """A request or a response (Java: RemotingCommand).
+
+    Attributes:
+        code: request code, or response code in a response.
+        opaque: number that ties a response to its request.
+        flag: bit 0 response, bit 1 one-way.
+        remark: human text, mostly of errors.
+        ext_fields: the typed header as strings; absent on the wire when None.
+        body: payload; empty means none.
+        language: sender's language name.
+        version: sender's version number (protocol.codes).
+        serialize_type: header encoding it came in or is to leave in.
+    """
+
+    __slots__ = (
+        "body",
+        "code",
+        "ext_fields",
+        "flag",
+        "language",
+        "opaque",
+        "remark",
+        "serialize_type",
+        "version",
+    )
+
+    def __init__(
+        self,
+        code: int,
+        ext_fields: Mapping[str, str] | None = None,
+        body: bytes | bytearray | memoryview = b"",
+        *,
+        opaque: int = 0,
+        flag: int = 0,
+        remark: str | None = None,
+        language: str | None = "PYTHON",
+        version: int = OUR_VERSION,
+        serialize_type: int = JSON_HEADER,
+    ) -> None:
+        self.code = code
+        self.ext_fields = ext_fields
+        self.body = body
+        self.opaque = opaque
+        self.flag = flag
+        self.remark = remark
+        self.language = language
+        self.version = version
+        self.serialize_type = serialize_type
+
+    @property
+    def is_response(self) -> bool:
+        return bool(self.flag & RESPONSE_FLAG)
+
+    @property
+    def is_oneway(self) -> bool:
+        return bool(self.flag & ONEWAY_FLAG)
+
+    def reply(
+        self,
+        code: int = 0,
+        remark: str | None = None,
+        ext_fields: Mapping[str, str] | None = None,
+        body: bytes | bytearray | memoryview = b"",
+    ) -> RemotingCommand:
+        """The response to this request, in the encoding the requester used."""
+        return RemotingCommand(
+            code,
+            ext_fields,
+            body,
+            opaque=self.opaque,
+            flag=RESPONSE_FLAG,
+            remark=remark,
+            serialize_type=self.serialize_type,
+        )
+
+    def __repr__(self) -> str:
+        kind = "response" if self.is_response else "request"
+        return (
+            f"<{kind} code={self.code} opaque={self.opaque} flag={self.flag} remark={self.remark!r} "
+            f"ext_fields={dict(self.ext_fields or {})!r} body={len(self.body)} bytes>"
+        )

@@ -1,0 +1,233 @@
+"""Reader and writer for the JSON dialect of RocketMQ's bodies and files.
+
+Java writes them with fastjson, whose maps may have bare integers, or whole objects, as keys
+(``{0:5}``, ``{{"topic":"T"}:5}``), and which replaces a repeated object by
+``{"$ref":"$.path"}``. Nearly all documents are standard, so they are tried with msgspec
+first; only what it refuses is read by the small scanner below.
+
+The reader gives an object key back as its compact JSON text; ``queue_key`` turns such a key,
+quoted or bare, into a MessageQueue. The writer quotes every key: Java reads that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from gimbalmq.errors import RemoteProtocolError
+from gimbalmq.model.queues import MessageQueue
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_BARE = re.compile(r"[^\s:,{}\[\]\"']+")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?[LSBFD]?")
+_WORDS = {"true": True, "false": False, "null": None}
+_MAX_DEPTH = 64
+
+
+def loads(data: bytes | str) -> Any:
+    """Parses a document of either dialect.
+
+    Raises:
+        RemoteProtocolError: it is neither.
+    """
+    try:
+        value = _decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        text = data if isinstance(data, str) else _to_text(data)
+        value = _Scanner(text).document()
+    if ('"$ref"' in data) if isinstance(data, str) else (b'"$ref"' in data):
+        value = _resolve(value, value, [value])
+    return value
+
+
+def dumps(value: Any) -> bytes:
+    """Compact standard JSON; integer keys are quoted."""
+    return _encode(value)
+
+
+def dumps_pretty(value: Any) -> bytes:
+    """For files people open."""
+    return msgspec.json.format(_encode(value), indent=2)
+
+
+def queue_key(key: object) -> MessageQueue:
+    """A map key that stands for a queue: an object, or the text of one."""
+    raw = loads(key) if isinstance(key, str) else key
+    if not isinstance(raw, dict):
+        raise RemoteProtocolError(f"map key {key!r} is no message queue")
+    try:
+        return MessageQueue(str(raw["topic"]), str(raw["brokerName"]), int(raw["queueId"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise RemoteProtocolError(f"map key {key!r} is no message queue") from error
+
+
+def queue_text(queue: MessageQueue) -> str:
+    """The key form of a queue that Java reads back."""
+    return _encode(queue_object(queue)).decode()
+
+
+def queue_object(queue: MessageQueue) -> dict[str, str | int]:
+    return {"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic}
+
+
+def _to_text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError(f"the JSON is not UTF-8: {error}") from error
+
+
+class _Scanner:
+    """Recursive descent over text; depth is bounded, so a hostile document cannot overflow."""
+
+    __slots__ = ("_depth", "_position", "_text")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._position = 0
+        self._depth = 0
+
+    def document(self) -> Any:
+        value = self._value()
+        self._skip_space()
+        if self._position != len(self._text):
+            raise self._wrong("text after the document")
+        return value
+
+    def _wrong(self, what: str) -> RemoteProtocolError:
+        near = self._text[self._position : self._position + 20]
+        return RemoteProtocolError(f"JSON at character {self._position}: {what}, near {near!r}")
+
+    def _skip_space(self) -> None:
+        match = _SPACE.match(self._text, self._position)
+        assert match is not None
+        self._position = match.end()
+
+    def _peek(self) -> str:
+        self._skip_space()
+        return self._text[self._position : self._position + 1]
+
+    def _value(self) -> Any:
+        character = self._peek()
+        if character == "{":
+            return self._object()
+        if character == "[":
+            return self._array()
+        if character in ('"', "'"):
+            return self._string(character)
+        number = _NUMBER.match(self._text, self._position)
+        if number is not None:
+            self._position = number.end()
+            digits = number.group().rstrip("LSBFD")
+            try:
+                return float(digits) if number.group(1) or number.group(2) else int(digits)
+            except ValueError as error:
+                raise self._wrong("a number too long") from error
+        word = _BARE.match(self._text, self._position)
+        if word is not None and word.group() in _WORDS:
+            self._position = word.end()
+            return _WORDS[word.group()]
+        raise self._wrong("no value")
+
+    def _object(self) -> dict[str, Any]:
+        self._enter()
+        found: dict[str, Any] = {}
+        self._position += 1
+        while True:
+            character = self._peek()
+            if character == "}":
+                self._position += 1
+                self._depth -= 1
+                return found
+            if character == ",":
+                self._position += 1
+                continue
+            key = self._key(character)
+            if self._peek() != ":":
+                raise self._wrong("no colon after a key")
+            self._position += 1
+            found[key] = self._value()
+
+    def _key(self, character: str) -> str:
+        if character in ('"', "'"):
+            return self._string(character)
+        if character == "{":
+            return _encode(self._object()).decode()
+        word = _BARE.match(self._text, self._position)
+        if word is None:
+            raise self._wrong("no key")
+        self._position = word.end()
+        return word.group()
+
+    def _array(self) -> list[Any]:
+        self._enter()
+        found: list[Any] = []
+        self._position += 1
+        while True:
+            character = self._peek()
+            if character == "]":
+                self._position += 1
+                self._depth -= 1
+                return found
+            if character == ",":
+                self._position += 1
+                continue
+            found.append(self._value())
+
+    def _enter(self) -> None:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise self._wrong(f"nested deeper than {_MAX_DEPTH}")
+
+    def _string(self, quote: str) -> str:
+        start = self._position
+        if quote == '"':
+            try:
+                text, self._position = json.decoder.scanstring(self._text, start + 1, False)  # type: ignore[attr-defined]
+            except ValueError as error:
+                raise self._wrong(f"bad string: {error}") from error
+            return self._checked(str(text))
+        end = self._text.find(quote, start + 1)
+        if end < 0:
+            raise self._wrong("string without end")
+        self._position = end + 1
+        return self._checked(self._text[start + 1 : end])
+
+    def _checked(self, text: str) -> str:
+        """Half of a surrogate pair is no text: nothing could write it again."""
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise self._wrong("half of a surrogate pair") from error
+        return text
+
+
+def _resolve(value: Any, root: Any, above: list[Any]) -> Any:
+    if isinstance(value, dict):
+        if len(value) == 1 and isinstance(value.get("$ref"), str):
+            return _follow(value["$ref"], root, above)
+        return {key: _resolve(item, root, [*above, item]) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_resolve(item, root, [*above, item]) for item in value]
+    return value
+
+
+def _follow(path: str, root: Any, above: list[Any]) -> Any:
+    """The object a ``$ref`` means; None where it leads nowhere or would loop."""
+    if path in ("$", "@", ".."):
+        return None
+    target = root
+    for step in re.findall(r"\.([^.\[\]]+)|\[(\d+)\]|\[\"([^\"]+)\"\]", path.removeprefix("$")):
+        name, index, quoted = step
+        try:
+            target = target[int(index)] if index else target[name or quoted]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return None if any(target is item for item in above[:-1]) else target

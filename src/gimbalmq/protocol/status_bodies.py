@@ -1,0 +1,282 @@
+"""JSON bodies of statistics, consumer status and the requests a broker makes of its clients.
+
+Many are tables keyed by a queue. Such a key travels as an object's text (protocol.fastjson); the
+structs keep the text and offer the table by ``MessageQueue``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import field
+
+from gimbalmq.model.queues import MessageQueue
+from gimbalmq.protocol.bodies import Body, DataVersion, QueueObject, Subscription
+from gimbalmq.protocol.fastjson import queue_key, queue_text
+
+
+class TopicOffset(Body):
+    last_update_timestamp: int = 0
+    max_offset: int = 0
+    min_offset: int = 0
+
+
+class TopicStats(Body):
+    """202's answer (Java: TopicStatsTable)."""
+
+    offset_table: dict[str, TopicOffset] = field(default_factory=dict)
+    topic_put_tps: float = 0.0
+
+    @property
+    def queues(self) -> dict[MessageQueue, TopicOffset]:
+        return {queue_key(key): value for key, value in self.offset_table.items()}
+
+
+class OffsetPair(Body):
+    """A group's place in one queue (Java: OffsetWrapper)."""
+
+    broker_offset: int = 0
+    consumer_offset: int = 0
+    last_timestamp: int = 0
+    pull_offset: int = 0
+
+
+class ConsumeStats(Body):
+    """208's answer."""
+
+    consume_tps: float = 0.0
+    offset_table: dict[str, OffsetPair] = field(default_factory=dict)
+
+    @property
+    def queues(self) -> dict[MessageQueue, OffsetPair]:
+        return {queue_key(key): value for key, value in self.offset_table.items()}
+
+
+class QueueOffsets(Body):
+    """Offsets by queue: 222's answer and 220's body (Java: ResetOffsetBody)."""
+
+    offset_table: dict[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of_queues(offsets: Mapping[MessageQueue, int]) -> QueueOffsets:
+        return QueueOffsets(offset_table={queue_text(queue): value for queue, value in offsets.items()})
+
+    @property
+    def queues(self) -> dict[MessageQueue, int]:
+        return {queue_key(key): value for key, value in self.offset_table.items()}
+
+
+class ConsumerStatusBody(Body):
+    """221's and 223's answer (Java: GetConsumerStatusBody)."""
+
+    consumer_table: dict[str, dict[str, int]] = field(default_factory=dict)
+    message_queue_table: dict[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of_queues(offsets: Mapping[MessageQueue, int]) -> ConsumerStatusBody:
+        return ConsumerStatusBody(
+            message_queue_table={queue_text(queue): value for queue, value in offsets.items()}
+        )
+
+    @property
+    def queues(self) -> dict[MessageQueue, int]:
+        return {queue_key(key): value for key, value in self.message_queue_table.items()}
+
+    @property
+    def clients(self) -> dict[str, dict[MessageQueue, int]]:
+        return {
+            client: {queue_key(key): value for key, value in table.items()}
+            for client, table in self.consumer_table.items()
+        }
+
+
+class ProcessQueueInfo(Body):
+    """A process queue as 307 shows it; ``droped`` is Java's spelling."""
+
+    cached_msg_count: int = 0
+    cached_msg_max_offset: int = 0
+    cached_msg_min_offset: int = 0
+    cached_msg_size_in_mib: int = field(name="cachedMsgSizeInMiB", default=0)
+    commit_offset: int = 0
+    dropped: bool = field(name="droped", default=False)
+    last_consume_timestamp: int = 0
+    last_lock_timestamp: int = 0
+    last_pull_timestamp: int = 0
+    locked: bool = False
+    transaction_msg_count: int = 0
+    transaction_msg_max_offset: int = 0
+    transaction_msg_min_offset: int = 0
+    try_unlock_times: int = 0
+
+
+class ConsumeRates(Body):
+    """A topic's rates in one member (Java: ConsumeStatus)."""
+
+    consume_failed_msgs: int = 0
+    consume_failed_tps: float = field(name="consumeFailedTPS", default=0.0)
+    consume_ok_tps: float = field(name="consumeOKTPS", default=0.0)
+    consume_rt: float = field(name="consumeRT", default=0.0)
+    pull_rt: float = field(name="pullRT", default=0.0)
+    pull_tps: float = field(name="pullTPS", default=0.0)
+
+
+class ConsumerRunningInfo(Body):
+    """307's answer."""
+
+    jstack: str | None = None
+    mq_table: dict[str, ProcessQueueInfo] = field(default_factory=dict)
+    mq_pop_table: dict[str, Any] = field(default_factory=dict)
+    properties: dict[str, str] = field(default_factory=dict)
+    status_table: dict[str, ConsumeRates] = field(default_factory=dict)
+    subscription_set: list[Subscription] = field(default_factory=list)
+    user_consumer_info: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def queues(self) -> dict[MessageQueue, ProcessQueueInfo]:
+        return {queue_key(key): value for key, value in self.mq_table.items()}
+
+
+class ConsumeDirectlyResult(Body):
+    """309's answer; consume_result is CR_SUCCESS, CR_LATER, CR_ROLLBACK, CR_COMMIT and so on."""
+
+    auto_commit: bool = True
+    consume_result: str | None = None
+    order: bool = False
+    remark: str | None = None
+    spent_time_mills: int = 0
+
+
+class GroupList(Body):
+    """300's answer."""
+
+    group_list: list[str] = field(default_factory=list)
+
+
+class SubscriptionOfGroup(Body):
+    """345's answer."""
+
+    group: str = ""
+    subscription_data: Subscription | None = None
+    topic: str = ""
+
+
+class ConsumeTimeSpan(Body):
+    consume_time_stamp: int = 0
+    delay_time: int = 0
+    max_time_stamp: int = 0
+    message_queue: QueueObject | None = None
+    min_time_stamp: int = 0
+
+
+class ConsumeTimeSpans(Body):
+    """303's answer (Java: QueryConsumeTimeSpanBody)."""
+
+    consume_time_span_set: list[ConsumeTimeSpan] = field(default_factory=list)
+
+
+class CorrectionOffsets(Body):
+    """308's answer."""
+
+    correction_offsets: dict[int, int] = field(default_factory=dict)
+
+
+class StatsItem(Body):
+    avgpt: float = 0.0
+    sum: int = 0
+    tps: float = 0.0
+
+
+class BrokerStats(Body):
+    """315's answer (Java: BrokerStatsData)."""
+
+    stats_day: StatsItem = field(default_factory=StatsItem)
+    stats_hour: StatsItem = field(default_factory=StatsItem)
+    stats_minute: StatsItem = field(default_factory=StatsItem)
+
+
+class BrokerConsumeStats(Body):
+    """317's answer (Java: ConsumeStatsList)."""
+
+    broker_addr: str | None = None
+    consume_stats_list: list[dict[str, list[ConsumeStats]]] = field(default_factory=list)
+    total_diff: int = 0
+    total_inflight_diff: int = 0
+
+
+class ConsumeQueueEntry(Body):
+    bit_map: str | None = None
+    eval: bool = False
+    msg: str | None = None
+    physic_offset: int = 0
+    physic_size: int = 0
+    tags_code: int = 0
+    extend_data_json: str | None = None
+
+
+class ConsumeQueueView(Body):
+    """321's answer (Java: QueryConsumeQueueResponseBody)."""
+
+    filter_data: str | None = None
+    max_queue_index: int = 0
+    min_queue_index: int = 0
+    queue_data: list[ConsumeQueueEntry] = field(default_factory=list)
+    subscription_data: Subscription | None = None
+
+
+class ProducerInfo(Body):
+    client_id: str = ""
+    language: str | None = None
+    last_update_timestamp: int = 0
+    remote_ip: str = field(name="remoteIP", default="")
+    version: int = 0
+
+
+class ProducerTable(Body):
+    """328's answer."""
+
+    data: dict[str, list[ProducerInfo]] = field(default_factory=dict)
+
+
+class ConsumerOffsets(Body):
+    """43's answer: ``topic@group`` to queue id to offset."""
+
+    data_version: DataVersion | None = None
+    offset_table: dict[str, dict[int, int]] = field(default_factory=dict)
+
+
+class DelayOffsets(Body):
+    """45's answer: delay level to offset."""
+
+    data_version: DataVersion | None = None
+    offset_table: dict[int, int] = field(default_factory=dict)
+
+
+class QueryAssignment(Body):
+    """400's body."""
+
+    client_id: str = ""
+    consumer_group: str = ""
+    message_model: str = "CLUSTERING"
+    strategy_name: str = "AVG"
+    topic: str = ""
+
+
+class QueueAssignment(Body):
+    attachments: dict[str, str] | None = None
+    message_queue: QueueObject | None = None
+    mode: str = "PULL"
+
+
+class Assignment(Body):
+    """400's answer; None means "keep what you have", an empty list "drop all"."""
+
+    message_queue_assignments: list[QueueAssignment] | None = None
+
+
+class GroupForbiddenReply(Body):
+    """353's answer."""
+
+    group: str = ""
+    topic: str = ""
+    readable: bool = True

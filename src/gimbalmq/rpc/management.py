@@ -1,0 +1,488 @@
+"""Calls of administration: topics, groups, broker settings, statistics, resets.
+
+Each takes the broker's address; ``admin`` decides whom to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gimbalmq.errors import ConfigError
+from gimbalmq.model.queues import MessageQueue
+from gimbalmq.protocol.bodies import (
+    ConsumerConnections,
+    GroupConfig,
+    GroupTable,
+    KvTable,
+    ProducerConnections,
+    TopicConfig,
+    TopicList,
+    TopicTable,
+)
+from gimbalmq.protocol.codes import RequestCode
+from gimbalmq.protocol.headers import groups as group_headers
+from gimbalmq.protocol.headers import management as headers
+from gimbalmq.protocol.headers import nameserver as nameserver_headers
+from gimbalmq.protocol.status_bodies import (
+    BrokerConsumeStats,
+    BrokerStats,
+    ConsumeDirectlyResult,
+    ConsumeQueueView,
+    ConsumerOffsets,
+    ConsumerRunningInfo,
+    ConsumerStatusBody,
+    ConsumeStats,
+    ConsumeTimeSpans,
+    CorrectionOffsets,
+    DelayOffsets,
+    GroupForbiddenReply,
+    GroupList,
+    ProducerTable,
+    QueueOffsets,
+    SubscriptionOfGroup,
+    TopicStats,
+)
+from gimbalmq.rpc.call import Caller, ask
+
+TIMEOUT = 5.0
+
+
+# --- topics --------------------------------------------------------------------------------------
+
+
+async def create_topic(
+    caller: Caller,
+    address: str,
+    config: TopicConfig,
+    *,
+    default_topic: str = "TBW102",
+    timeout: float = TIMEOUT,
+) -> None:
+    """17 UPDATE_AND_CREATE_TOPIC: creates it, or changes the one there is."""
+    header = headers.CreateTopic(
+        topic=config.topic_name,
+        default_topic=default_topic,
+        read_queue_nums=config.read_queue_nums,
+        write_queue_nums=config.write_queue_nums,
+        perm=config.perm,
+        topic_filter_type=config.topic_filter_type,
+        topic_sys_flag=config.topic_sys_flag,
+        order=config.order,
+        attributes=",".join(f"{key}={value}" for key, value in config.attributes.items()) or None,
+    )
+    await ask(caller, address, RequestCode.UPDATE_AND_CREATE_TOPIC, header, timeout=timeout)
+
+
+async def delete_topic(caller: Caller, address: str, topic: str, *, timeout: float = TIMEOUT) -> None:
+    """215 DELETE_TOPIC_IN_BROKER."""
+    header = headers.DeleteTopic(topic=topic)
+    await ask(caller, address, RequestCode.DELETE_TOPIC_IN_BROKER, header, timeout=timeout)
+
+
+async def all_topic_configs(caller: Caller, address: str, *, timeout: float = TIMEOUT) -> TopicTable:
+    """21 GET_ALL_TOPIC_CONFIG."""
+    answer = await ask(caller, address, RequestCode.GET_ALL_TOPIC_CONFIG, timeout=timeout)
+    return TopicTable.parse(answer.body)
+
+
+async def topic_config(caller: Caller, address: str, topic: str, *, timeout: float = TIMEOUT) -> TopicConfig:
+    """351 GET_TOPIC_CONFIG (5.x); raises TopicNotExistError."""
+    header = headers.DeleteTopic(topic=topic)
+    answer = await ask(caller, address, RequestCode.GET_TOPIC_CONFIG, header, timeout=timeout)
+    return TopicConfig.parse(answer.body)
+
+
+async def topic_stats(caller: Caller, address: str, topic: str, *, timeout: float = TIMEOUT) -> TopicStats:
+    """202 GET_TOPIC_STATS_INFO: each queue's ends and its last message's time."""
+    header = headers.DeleteTopic(topic=topic)
+    answer = await ask(caller, address, RequestCode.GET_TOPIC_STATS_INFO, header, timeout=timeout)
+    return TopicStats.parse(answer.body)
+
+
+async def system_topics(caller: Caller, address: str, *, timeout: float = TIMEOUT) -> TopicList:
+    """305 GET_SYSTEM_TOPIC_LIST_FROM_BROKER."""
+    answer = await ask(caller, address, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, timeout=timeout)
+    return TopicList.parse(answer.body)
+
+
+async def topics_by_cluster(
+    caller: Caller, nameserver: str, cluster: str, *, timeout: float = TIMEOUT
+) -> TopicList:
+    """224 GET_TOPICS_BY_CLUSTER, of a name server."""
+    header = nameserver_headers.ClusterOnly(cluster=cluster)
+    answer = await ask(caller, nameserver, RequestCode.GET_TOPICS_BY_CLUSTER, header, timeout=timeout)
+    return TopicList.parse(answer.body)
+
+
+async def groups_of_topic(caller: Caller, address: str, topic: str, *, timeout: float = TIMEOUT) -> list[str]:
+    """300 QUERY_TOPIC_CONSUME_BY_WHO."""
+    header = headers.DeleteTopic(topic=topic)
+    answer = await ask(caller, address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header, timeout=timeout)
+    return GroupList.parse(answer.body).group_list
+
+
+async def topics_of_group(caller: Caller, address: str, group: str, *, timeout: float = TIMEOUT) -> list[str]:
+    """343 QUERY_TOPICS_BY_CONSUMER."""
+    header = headers.GroupField(group=group)
+    answer = await ask(caller, address, RequestCode.QUERY_TOPICS_BY_CONSUMER, header, timeout=timeout)
+    return TopicList.parse(answer.body).topic_list
+
+
+# --- groups --------------------------------------------------------------------------------------
+
+
+async def update_group(
+    caller: Caller, address: str, config: GroupConfig, *, timeout: float = TIMEOUT
+) -> None:
+    """200 UPDATE_AND_CREATE_SUBSCRIPTIONGROUP."""
+    await ask(
+        caller,
+        address,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        None,
+        config.dump(),
+        timeout=timeout,
+    )
+
+
+async def delete_group(
+    caller: Caller, address: str, group: str, *, remove_offset: bool = False, timeout: float = TIMEOUT
+) -> None:
+    """207 DELETE_SUBSCRIPTIONGROUP; the flag goes under both its names."""
+    header = headers.GroupName(group_name=group, remove_offset=remove_offset, clean_offset=remove_offset)
+    await ask(caller, address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header, timeout=timeout)
+
+
+async def all_group_configs(caller: Caller, address: str, *, timeout: float = TIMEOUT) -> GroupTable:
+    """201 GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
+    answer = await ask(caller, address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, timeout=timeout)
+    return GroupTable.parse(answer.body)
+
+
+async def group_config(caller: Caller, address: str, group: str, *, timeout: float = TIMEOUT) -> GroupConfig:
+    """352 GET_SUBSCRIPTIONGROUP_CONFIG (5.x); raises SubscriptionGroupNotExistError."""
+    header = headers.GroupField(group=group)
+    answer = await ask(caller, address, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, header, timeout=timeout)
+    return GroupConfig.parse(answer.body)
+
+
+async def group_subscription(
+    caller: Caller, address: str, group: str, topic: str, *, timeout: float = TIMEOUT
+) -> SubscriptionOfGroup:
+    """345 QUERY_SUBSCRIPTION_BY_CONSUMER."""
+    header = headers.GroupTopic(group=group, topic=topic)
+    answer = await ask(caller, address, RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, header, timeout=timeout)
+    return SubscriptionOfGroup.parse(answer.body)
+
+
+async def group_forbidden(
+    caller: Caller,
+    address: str,
+    group: str,
+    topic: str,
+    *,
+    readable: bool | None = None,
+    timeout: float = TIMEOUT,
+) -> GroupForbiddenReply:
+    """353 UPDATE_AND_GET_GROUP_FORBIDDEN (5.x): may this group read the topic; None only asks."""
+    header = headers.GroupForbidden(group=group, topic=topic, readable=readable)
+    answer = await ask(caller, address, RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, header, timeout=timeout)
+    return GroupForbiddenReply.parse(answer.body)
+
+
+async def consume_stats(
+    caller: Caller, address: str, group: str, *, topic: str | None = None, timeout: float = TIMEOUT
+) -> ConsumeStats:
+    """208 GET_CONSUME_STATS: the group's place in each queue of one topic, or of all of them."""
+    header = headers.GetConsumeStats(consumer_group=group, topic=topic)
+    answer = await ask(caller, address, RequestCode.GET_CONSUME_STATS, header, timeout=timeout)
+    return ConsumeStats.parse(answer.body)
+
+
+async def consume_time_spans(
+    caller: Caller, address: str, group: str, topic: str, *, timeout: float = TIMEOUT
+) -> ConsumeTimeSpans:
+    """303 QUERY_CONSUME_TIME_SPAN."""
+    header = headers.GroupTopic(group=group, topic=topic)
+    answer = await ask(caller, address, RequestCode.QUERY_CONSUME_TIME_SPAN, header, timeout=timeout)
+    return ConsumeTimeSpans.parse(answer.body)
+
+
+async def consumer_connections(
+    caller: Caller, address: str, group: str, *, timeout: float = TIMEOUT
+) -> ConsumerConnections:
+    """203 GET_CONSUMER_CONNECTION_LIST; raises ConsumerNotOnlineError."""
+    header = group_headers.GroupOnly(consumer_group=group)
+    answer = await ask(caller, address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header, timeout=timeout)
+    return ConsumerConnections.parse(answer.body)
+
+
+async def producer_connections(
+    caller: Caller, address: str, group: str, *, timeout: float = TIMEOUT
+) -> ProducerConnections:
+    """204 GET_PRODUCER_CONNECTION_LIST."""
+    header = headers.ProducerGroup(producer_group=group)
+    answer = await ask(caller, address, RequestCode.GET_PRODUCER_CONNECTION_LIST, header, timeout=timeout)
+    return ProducerConnections.parse(answer.body)
+
+
+async def all_producers(caller: Caller, address: str, *, timeout: float = TIMEOUT) -> ProducerTable:
+    """328 GET_ALL_PRODUCER_INFO."""
+    answer = await ask(caller, address, RequestCode.GET_ALL_PRODUCER_INFO, timeout=timeout)
+    return ProducerTable.parse(answer.body)
+
+
+async def consumer_status(
+    caller: Caller,
+    address: str,
+    group: str,
+    topic: str,
+    *,
+    client_addr: str | None = None,
+    timeout: float = TIMEOUT,
+) -> dict[str, dict[MessageQueue, int]]:
+    """223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS: offsets by queue as each member has them."""
+    header = headers.ConsumerStatus(topic=topic, group=group, client_addr=client_addr)
+    code = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
+    answer = await ask(caller, address, code, header, timeout=timeout)
+    return ConsumerStatusBody.parse(answer.body).clients
+
+
+async def running_info(
+    caller: Caller,
+    address: str,
+    group: str,
+    client_id: str,
+    *,
+    jstack: bool = False,
+    timeout: float = 10.0,
+) -> ConsumerRunningInfo:
+    """307 GET_CONSUMER_RUNNING_INFO, through the broker."""
+    header = headers.RunningInfo(consumer_group=group, client_id=client_id, jstack_enable=jstack)
+    answer = await ask(caller, address, RequestCode.GET_CONSUMER_RUNNING_INFO, header, timeout=timeout)
+    return ConsumerRunningInfo.parse(answer.body)
+
+
+async def consume_directly(
+    caller: Caller,
+    address: str,
+    group: str,
+    client_id: str,
+    offset_msg_id: str,
+    *,
+    topic: str | None = None,
+    timeout: float = 10.0,
+) -> ConsumeDirectlyResult:
+    """309 CONSUME_MESSAGE_DIRECTLY, through the broker."""
+    header = headers.ConsumeDirectly(
+        consumer_group=group, client_id=client_id, msg_id=offset_msg_id, topic=topic
+    )
+    answer = await ask(caller, address, RequestCode.CONSUME_MESSAGE_DIRECTLY, header, timeout=timeout)
+    return ConsumeDirectlyResult.parse(answer.body)
+
+
+# --- offsets of groups ---------------------------------------------------------------------------
+
+
+async def reset_offset(
+    caller: Caller,
+    address: str,
+    group: str,
+    topic: str,
+    timestamp_ms: int,
+    *,
+    force: bool = True,
+    queue_id: int | None = None,
+    queue_offset: int | None = None,
+    timeout: float = TIMEOUT,
+) -> dict[MessageQueue, int]:
+    """222 INVOKE_BROKER_TO_RESET_OFFSET: the offsets set; -1 as time means the newest."""
+    header = headers.ResetOffset(
+        topic=topic,
+        group=group,
+        timestamp=timestamp_ms,
+        is_force=force,
+        queue_id=queue_id,
+        offset=queue_offset,
+    )
+    answer = await ask(caller, address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header, timeout=timeout)
+    return QueueOffsets.parse(answer.body).queues if answer.body else {}
+
+
+async def clone_group_offset(
+    caller: Caller,
+    address: str,
+    source: str,
+    target: str,
+    topic: str,
+    *,
+    offline: bool = False,
+    timeout: float = TIMEOUT,
+) -> None:
+    """314 CLONE_GROUP_OFFSET."""
+    header = headers.CloneGroupOffset(src_group=source, dest_group=target, topic=topic, offline=offline)
+    await ask(caller, address, RequestCode.CLONE_GROUP_OFFSET, header, timeout=timeout)
+
+
+async def correction_offsets(
+    caller: Caller,
+    address: str,
+    topic: str,
+    compare_group: str,
+    *,
+    filter_groups: str | None = None,
+    timeout: float = TIMEOUT,
+) -> dict[int, int]:
+    """308 QUERY_CORRECTION_OFFSET."""
+    header = headers.CorrectionOffset(compare_group=compare_group, topic=topic, filter_groups=filter_groups)
+    answer = await ask(caller, address, RequestCode.QUERY_CORRECTION_OFFSET, header, timeout=timeout)
+    return CorrectionOffsets.parse(answer.body).correction_offsets
+
+
+async def all_consumer_offsets(caller: Caller, address: str, *, timeout: float = TIMEOUT) -> ConsumerOffsets:
+    """43 GET_ALL_CONSUMER_OFFSET."""
+    answer = await ask(caller, address, RequestCode.GET_ALL_CONSUMER_OFFSET, timeout=timeout)
+    return ConsumerOffsets.parse(answer.body)
+
+
+async def all_delay_offsets(caller: Caller, address: str, *, timeout: float = TIMEOUT) -> DelayOffsets:
+    """45 GET_ALL_DELAY_OFFSET."""
+    answer = await ask(caller, address, RequestCode.GET_ALL_DELAY_OFFSET, timeout=timeout)
+    return DelayOffsets.parse(answer.body)
+
+
+# --- brokers -------------------------------------------------------------------------------------
+
+
+async def broker_config(caller: Caller, address: str, *, timeout: float = TIMEOUT) -> dict[str, str]:
+    """26 GET_BROKER_CONFIG."""
+    answer = await ask(caller, address, RequestCode.GET_BROKER_CONFIG, timeout=timeout)
+    return parse_properties_text(bytes(answer.body).decode())
+
+
+async def update_broker_config(
+    caller: Caller, address: str, settings: Mapping[str, str], *, timeout: float = TIMEOUT
+) -> None:
+    """25 UPDATE_BROKER_CONFIG."""
+    body = properties_text(settings).encode()
+    await ask(caller, address, RequestCode.UPDATE_BROKER_CONFIG, None, body, timeout=timeout)
+
+
+async def nameserver_config(caller: Caller, address: str, *, timeout: float = TIMEOUT) -> dict[str, str]:
+    """319 GET_NAMESRV_CONFIG."""
+    answer = await ask(caller, address, RequestCode.GET_NAMESRV_CONFIG, timeout=timeout)
+    return parse_properties_text(bytes(answer.body).decode())
+
+
+async def update_nameserver_config(
+    caller: Caller, address: str, settings: Mapping[str, str], *, timeout: float = TIMEOUT
+) -> None:
+    """318 UPDATE_NAMESRV_CONFIG."""
+    body = properties_text(settings).encode()
+    await ask(caller, address, RequestCode.UPDATE_NAMESRV_CONFIG, None, body, timeout=timeout)
+
+
+async def wipe_write_perm(
+    caller: Caller, nameserver: str, broker_name: str, *, timeout: float = TIMEOUT
+) -> int:
+    """205 WIPE_WRITE_PERM_OF_BROKER, of a name server: topics changed."""
+    header = nameserver_headers.BrokerNameOnly(broker_name=broker_name)
+    answer = await ask(caller, nameserver, RequestCode.WIPE_WRITE_PERM_OF_BROKER, header, timeout=timeout)
+    return nameserver_headers.WipeReply.from_ext(answer.ext_fields).wipe_topic_count or 0
+
+
+async def add_write_perm(
+    caller: Caller, nameserver: str, broker_name: str, *, timeout: float = TIMEOUT
+) -> int:
+    """327 ADD_WRITE_PERM_OF_BROKER, of a name server: topics changed."""
+    header = nameserver_headers.BrokerNameOnly(broker_name=broker_name)
+    answer = await ask(caller, nameserver, RequestCode.ADD_WRITE_PERM_OF_BROKER, header, timeout=timeout)
+    return nameserver_headers.WipeReply.from_ext(answer.ext_fields).add_topic_count or 0
+
+
+async def runtime_info(caller: Caller, address: str, *, timeout: float = TIMEOUT) -> dict[str, str]:
+    """28 GET_BROKER_RUNTIME_INFO."""
+    answer = await ask(caller, address, RequestCode.GET_BROKER_RUNTIME_INFO, timeout=timeout)
+    return KvTable.parse(answer.body).table
+
+
+async def broker_stats(
+    caller: Caller, address: str, name: str, key: str, *, timeout: float = TIMEOUT
+) -> BrokerStats:
+    """315 VIEW_BROKER_STATS_DATA; raises ResponseError where nothing is counted under the key."""
+    header = headers.ViewStats(stats_name=name, stats_key=key)
+    answer = await ask(caller, address, RequestCode.VIEW_BROKER_STATS_DATA, header, timeout=timeout)
+    return BrokerStats.parse(answer.body)
+
+
+async def broker_consume_stats(
+    caller: Caller, address: str, *, is_order: bool = False, timeout: float = TIMEOUT
+) -> BrokerConsumeStats:
+    """317 GET_BROKER_CONSUME_STATS."""
+    header = headers.ConsumeStatsOfBroker(is_order=is_order)
+    answer = await ask(caller, address, RequestCode.GET_BROKER_CONSUME_STATS, header, timeout=timeout)
+    return BrokerConsumeStats.parse(answer.body)
+
+
+async def consume_queue(
+    caller: Caller,
+    address: str,
+    topic: str,
+    queue_id: int,
+    index: int,
+    count: int,
+    *,
+    group: str | None = None,
+    timeout: float = TIMEOUT,
+) -> ConsumeQueueView:
+    """321 QUERY_CONSUME_QUEUE: entries of a consume queue as they lie on disk."""
+    header = headers.QueryConsumeQueue(
+        topic=topic, queue_id=queue_id, index=index, count=count, consumer_group=group
+    )
+    answer = await ask(caller, address, RequestCode.QUERY_CONSUME_QUEUE, header, timeout=timeout)
+    return ConsumeQueueView.parse(answer.body)
+
+
+async def resume_check(
+    caller: Caller, address: str, msg_id: str, *, topic: str | None = None, timeout: float = TIMEOUT
+) -> None:
+    """323 RESUME_CHECK_HALF_MESSAGE."""
+    header = headers.ResumeCheck(msg_id=msg_id, topic=topic)
+    await ask(caller, address, RequestCode.RESUME_CHECK_HALF_MESSAGE, header, timeout=timeout)
+
+
+async def clean_expired_queues(caller: Caller, address: str, *, timeout: float = 30.0) -> None:
+    """306 CLEAN_EXPIRED_CONSUMEQUEUE."""
+    await ask(caller, address, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, timeout=timeout)
+
+
+async def clean_unused_topics(caller: Caller, address: str, *, timeout: float = 30.0) -> None:
+    """316 CLEAN_UNUSED_TOPIC."""
+    await ask(caller, address, RequestCode.CLEAN_UNUSED_TOPIC, timeout=timeout)
+
+
+async def delete_expired_commitlog(caller: Caller, address: str, *, timeout: float = 30.0) -> None:
+    """329 DELETE_EXPIRED_COMMITLOG."""
+    await ask(caller, address, RequestCode.DELETE_EXPIRED_COMMITLOG, timeout=timeout)
+
+
+# --- properties text -----------------------------------------------------------------------------
+
+
+def properties_text(settings: Mapping[str, str]) -> str:
+    """``key=value`` lines; raises ConfigError for a name or value that is no single line."""
+    for key, value in settings.items():
+        if not key or "=" in key or "\n" in key or "\n" in value:
+            raise ConfigError(key, value, "use one line, and a name without =")
+    return "".join(f"{key}={value}\n" for key, value in settings.items())
+
+
+def parse_properties_text(text: str) -> dict[str, str]:
+    """``key=value`` lines, as Java's Properties writes them; comments and blank lines are passed over."""
+    settings: dict[str, str] = {}
+    for line in text.splitlines():
+        line = line.strip()
+        if line and not line.startswith(("#", "!")):
+            key, _, value = line.partition("=")
+            settings[key.strip()] = value.strip()
+    return settings

@@ -1,0 +1,110 @@
+"""Calls to a name server: routes, cluster, registration, KV."""
+
+from __future__ import annotations
+
+import zlib
+
+from gimbalmq.errors import ResponseError, TopicRouteNotFoundError
+from gimbalmq.protocol.bodies import (
+    ClusterInfo,
+    DataVersion,
+    KvTable,
+    RegisterBrokerBody,
+    TopicList,
+    TopicRoute,
+)
+from gimbalmq.protocol.codes import RequestCode, ResponseCode
+from gimbalmq.protocol.headers import nameserver as headers
+from gimbalmq.rpc.call import Caller, ask
+
+
+async def route(caller: Caller, address: str, topic: str, *, timeout: float = 3.0) -> TopicRoute:
+    """Who serves a topic; raises TopicRouteNotFoundError where nobody does."""
+    try:
+        answer = await ask(
+            caller,
+            address,
+            RequestCode.GET_ROUTEINFO_BY_TOPIC,
+            headers.GetRoute(topic=topic, accept_standard_json_only=True),
+            timeout=timeout,
+        )
+    except ResponseError as error:
+        if error.code == ResponseCode.TOPIC_NOT_EXIST:
+            raise TopicRouteNotFoundError(f"{address} knows no route for topic {topic}") from error
+        raise
+    return TopicRoute.parse(answer.body)
+
+
+async def cluster_info(caller: Caller, address: str, *, timeout: float = 3.0) -> ClusterInfo:
+    answer = await ask(caller, address, RequestCode.GET_BROKER_CLUSTER_INFO, timeout=timeout)
+    return ClusterInfo.parse(answer.body)
+
+
+async def all_topics(caller: Caller, address: str, *, timeout: float = 3.0) -> TopicList:
+    answer = await ask(caller, address, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, timeout=timeout)
+    return TopicList.parse(answer.body)
+
+
+async def register_broker(
+    caller: Caller,
+    address: str,
+    header: headers.RegisterBroker,
+    body: RegisterBrokerBody,
+    *,
+    timeout: float = 6.0,
+) -> tuple[headers.RegisterBrokerReply, KvTable]:
+    """Announces a broker; answers its master (for a slave) and the order configuration."""
+    raw = body.dump()
+    header.body_crc32 = zlib.crc32(raw) & 0x7FFFFFFF
+    answer = await ask(caller, address, RequestCode.REGISTER_BROKER, header, raw, timeout=timeout)
+    table = KvTable.parse(answer.body) if answer.body else KvTable()
+    return headers.RegisterBrokerReply.from_ext(answer.ext_fields), table
+
+
+async def unregister_broker(
+    caller: Caller, address: str, header: headers.BrokerIdentity, *, timeout: float = 3.0
+) -> None:
+    await ask(caller, address, RequestCode.UNREGISTER_BROKER, header, timeout=timeout)
+
+
+async def query_data_version(
+    caller: Caller,
+    address: str,
+    header: headers.BrokerIdentity,
+    version: DataVersion,
+    *,
+    timeout: float = 3.0,
+) -> bool:
+    """True where the name server's table differs from ``version``; refreshes liveness."""
+    answer = await ask(
+        caller, address, RequestCode.QUERY_DATA_VERSION, header, version.dump(), timeout=timeout
+    )
+    return headers.DataVersionReply.from_ext(answer.ext_fields).changed
+
+
+async def get_kv(caller: Caller, address: str, namespace: str, key: str) -> str | None:
+    answer = await ask(
+        caller,
+        address,
+        RequestCode.GET_KV_CONFIG,
+        headers.KvConfig(namespace=namespace, key=key),
+        accept=(0, ResponseCode.QUERY_NOT_FOUND),
+    )
+    return headers.KvReply.from_ext(answer.ext_fields).value if answer.code == 0 else None
+
+
+async def put_kv(caller: Caller, address: str, namespace: str, key: str, value: str) -> None:
+    await ask(
+        caller,
+        address,
+        RequestCode.PUT_KV_CONFIG,
+        headers.KvConfig(namespace=namespace, key=key, value=value),
+    )
+
+
+async def delete_kv(caller: Caller, address: str, namespace: str, key: str) -> None:
+    await ask(caller, address, RequestCode.DELETE_KV_CONFIG, headers.KvConfig(namespace=namespace, key=key))
+
+
+async def delete_topic(caller: Caller, address: str, topic: str) -> None:
+    await ask(caller, address, RequestCode.DELETE_TOPIC_IN_NAMESRV, headers.TopicOnly(topic=topic))

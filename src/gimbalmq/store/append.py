@@ -1,0 +1,210 @@
+"""Groups: all that arrived in one go is built in memory, written with one call, and shows at once.
+
+``add`` is the hottest function of a broker. It packs the head with one struct call, keeps body and
+properties as they are, and leaves the rest to the commit: places in the log and in the queues are
+known beforehand, because there is one writer. Nothing is visible until then: readers go by
+``QueueLog.max_offset`` and the log's position, which only ``commit`` moves.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from gimbalmq.errors import StateError, StoreError
+from gimbalmq.model.flags import BORN_HOST_V6, STORE_HOST_V6
+from gimbalmq.model.record import MAGIC_BLANK, MAX_PROPERTIES
+from gimbalmq.store.commitlog import BLANK_BYTES
+from gimbalmq.store.consumequeue import ENTRY, ENTRY_BYTES, QueueLog
+
+if TYPE_CHECKING:
+    from gimbalmq.store.message_store import MessageStore
+
+_BLANK = struct.Struct(">iI")
+_HEADS = {
+    (born, store): struct.Struct(f">iIIiiqqiq{born}sq{store}siqi") for born in (8, 20) for store in (8, 20)
+}
+_LENGTHS = [n.to_bytes(2, "big") for n in range(1024)]  # most properties are short
+_ENTRY_PACK = ENTRY.pack
+
+IndexItem = tuple[str, bytes, int, int]
+
+
+class AppendGroup:
+    """Records that are written and become visible together; made by ``MessageStore.group``.
+
+    ``with store.group() as g:`` commits at the end and aborts on an exception.
+
+    Attributes:
+        store_timestamp: milliseconds that every record of the group carries.
+    """
+
+    __slots__ = (
+        "_chunks",
+        "_file_end",
+        "_fixed4",
+        "_index",
+        "_open",
+        "_pack4",
+        "_parts",
+        "_position",
+        "_store",
+        "_store_bits",
+        "_store_host",
+        "_touched",
+        "store_timestamp",
+    )
+
+    def __init__(self, store: MessageStore, store_timestamp: int) -> None:
+        log = store.log
+        size = log.segments.size
+        self._store = store
+        self._store_host = host = store.config.store_host
+        self._store_bits = STORE_HOST_V6 if len(host) == 20 else 0
+        head = _HEADS[8, len(host)]
+        self._pack4: Callable[..., bytes] = head.pack
+        self._fixed4 = head.size + 2
+        self.store_timestamp = store_timestamp
+        self._position = position = log.position
+        base = log.segments.first_base
+        self._file_end = base + ((position - base) // size + 1) * size
+        self._parts: list[bytes | memoryview] = []
+        self._chunks: list[tuple[int, list[bytes | memoryview]]] = [(position, self._parts)]
+        self._touched: list[QueueLog] = []
+        self._index: list[IndexItem] | None = [] if store.config.message_index_enable else None
+        self._open = True
+
+    def add(
+        self,
+        queue: QueueLog,
+        body: bytes | memoryview,
+        properties: bytes,
+        tags_code: int,
+        flag: int,
+        sys_flag: int,
+        born_timestamp: int,
+        born_host: bytes,
+        reconsume_times: int,
+        prepared_offset: int,
+        /,
+    ) -> tuple[int, int]:
+        """Adds one record.
+
+        Args:
+            properties: encoded, at most 32767 bytes.
+            tags_code: Java hash of the tag, or the delivery time in the schedule topic.
+            sys_flag: the host bits are set here, from the hosts' lengths.
+            born_host: 4 or 16 address bytes and an int32 port.
+
+        Returns:
+            The commit-log offset and the queue offset the record will have.
+
+        Raises:
+            StoreError: larger than a commit-log file; the group is as before.
+        """
+        topic = queue.topic_field
+        body_size = len(body)
+        properties_size = len(properties)
+        if len(born_host) == 8:
+            pack = self._pack4
+            size = self._fixed4 + body_size + len(topic) + properties_size
+            sys_flag = sys_flag & ~0x30 | self._store_bits
+        else:
+            head = _HEADS[len(born_host), len(self._store_host)]
+            pack = head.pack
+            size = head.size + 2 + body_size + len(topic) + properties_size
+            sys_flag = sys_flag & ~0x30 | self._store_bits | BORN_HOST_V6
+        position = self._position
+        if position + size + BLANK_BYTES > self._file_end:
+            position = self._roll(size)
+        # half (4) and rollback (12) records have no place in a queue
+        queue_offset = 0 if sys_flag & 4 else queue.next_offset
+        record_head = pack(
+            size,
+            queue.magic,
+            crc32(body) & 0x7FFFFFFF,
+            queue.queue_id,
+            flag,
+            queue_offset,
+            position,
+            sys_flag,
+            born_timestamp,
+            born_host,
+            self.store_timestamp,
+            self._store_host,
+            reconsume_times,
+            prepared_offset,
+            body_size,
+        )
+        if properties_size < 1024:
+            length = _LENGTHS[properties_size]
+        elif properties_size <= MAX_PROPERTIES:
+            length = properties_size.to_bytes(2, "big")
+        else:
+            raise StoreError(f"properties of {properties_size} bytes; at most {MAX_PROPERTIES} fit a record")
+        if not sys_flag & 4:
+            queue.tail += _ENTRY_PACK(position, size, tags_code)
+            if queue_offset == queue.max_offset:
+                self._touched.append(queue)
+            queue.next_offset = queue_offset + 1
+        self._parts += (record_head, body, topic, length, properties)
+        if self._index is not None and sys_flag & 12 != 12:
+            self._index.append((queue.topic, properties, position, self.store_timestamp))
+        self._position = position + size
+        return position, queue_offset
+
+    def _roll(self, size: int) -> int:
+        """Ends the file with a blank mark; where the record goes instead."""
+        file_bytes = self._store.log.segments.size
+        if size + BLANK_BYTES > file_bytes:
+            raise StoreError(f"a record of {size} bytes does not fit a commit-log file of {file_bytes}")
+        room = self._file_end - self._position
+        self._parts.append(_BLANK.pack(room, MAGIC_BLANK))
+        position = self._position = self._file_end
+        self._parts = []
+        self._chunks.append((position, self._parts))
+        self._file_end += file_bytes
+        return position
+
+    def commit(self) -> list[QueueLog]:
+        """Writes the group and makes it visible; the queues that grew.
+
+        Raises:
+            DiskFullError, StoreIOError: nothing of the group happened; the store is read-only.
+        """
+        if not self._open:
+            raise StateError("the group is committed or aborted already")
+        store = self._store
+        if self._position != store.log.position:
+            try:
+                store.log.write(self._chunks)
+            except StoreError as error:
+                self.abort()
+                store.writes_failed(error)
+                raise
+        self._open = False
+        store.committed(self._touched, self._index, self.store_timestamp)
+        return self._touched
+
+    def abort(self) -> None:
+        """Forgets the group; harmless after commit."""
+        if self._open:
+            self._open = False
+            for queue in self._touched:
+                queue.next_offset = queue.max_offset
+                del queue.tail[(queue.max_offset - queue.written) * ENTRY_BYTES :]
+            self._store.group_closed()
+
+    def __enter__(self) -> AppendGroup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._open:
+            self.commit()

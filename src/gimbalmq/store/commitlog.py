@@ -1,0 +1,123 @@
+"""The commit log: one sequence of records for all topics.
+
+The write position is what makes a record exist. A group is written behind the position and the
+position moves only when all of it is on the file; if the write fails, what it left is wiped, so that
+no later crash can bring back a record whose sender was told "no".
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from gimbalmq.errors import StoreError
+from gimbalmq.model.record import check_record
+from gimbalmq.store.files import Files, store_error
+from gimbalmq.store.segments import Segments
+
+BLANK_BYTES = 8
+
+
+class CommitLog:
+    """Appends, reads and syncs. One thread appends; ``flush`` may run in another."""
+
+    def __init__(self, folder: Path, file_bytes: int, files: Files) -> None:
+        self.segments = Segments(folder, file_bytes, files)
+        self.position = 0
+        self.flushed = 0
+        self._files = files
+        self._lock = threading.Lock()  # held by flush, and by whatever takes files away under it
+        self._synced_files = 0
+
+    @property
+    def min_offset(self) -> int:
+        return self.segments.first_base
+
+    def write(self, chunks: list[tuple[int, list[bytes | memoryview]]]) -> int:
+        """Writes (offset, parts) chunks, each within one file; moves and returns the position.
+
+        Raises:
+            DiskFullError, StoreIOError: and then nothing of it exists.
+        """
+        segments = self.segments
+        end = self.position
+        try:
+            for offset, parts in chunks:
+                while offset >= segments.end:
+                    segments.add()
+                segment = segments.at(offset)
+                # one join and one call: writev over five parts a record costs more than the copy
+                data = b"".join(parts)
+                fd = segment.fd if segment.fd >= 0 else segments.descriptor(segment)
+                self._files.write_at(fd, data, offset - segment.base)
+                end = offset + len(data)
+        except OSError as error:
+            self._undo()
+            raise store_error(error, f"append at commit-log offset {self.position}") from error
+        self.position = end
+        return end
+
+    def _undo(self) -> None:
+        try:
+            self.wipe_behind(self.position)
+        except (OSError, StoreError):
+            pass  # recovery checks records anyway; the first error is the one to tell
+
+    def wipe_behind(self, offset: int) -> None:
+        """Cuts the log to ``offset``."""
+        with self._lock:
+            self.segments.wipe_behind(offset)
+            self.position = offset
+            self.flushed = min(self.flushed, offset)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return self.segments.read(offset, size)
+
+    def record_at(self, offset: int) -> bytes | None:
+        """The valid record that starts at ``offset``, else None."""
+        if not self.min_offset <= offset <= self.position - BLANK_BYTES:
+            return None
+        segment = self.segments.at(offset)
+        limit = min(segment.base + self.segments.size, self.position)
+        size = int.from_bytes(self.segments.read(offset, 4), "big", signed=True)
+        if not 0 < size <= limit - offset:
+            return None
+        data = self.segments.read(offset, size)
+        return None if check_record(data, commitlog_offset=offset) else data
+
+    def flush(self) -> int:
+        """Makes what was written so far durable; the offset up to which that holds. Any thread.
+
+        Raises:
+            DiskFullError, StoreIOError: the kernel may have dropped the data; do not go on writing.
+        """
+        with self._lock:
+            target = self.position
+            segments = self.segments
+            if target > self.flushed:
+                try:
+                    offset = max(self.flushed, segments.first_base)
+                    while offset < target:
+                        segment = segments.at(offset)
+                        self._files.sync(segments.descriptor(segment))
+                        offset = segment.base + segments.size
+                    if segments.end != self._synced_files:
+                        self._files.sync_folder(segments.folder)
+                        self._synced_files = segments.end
+                except OSError as error:
+                    raise store_error(error, f"sync of the commit log at {self.flushed}") from error
+                self.flushed = target
+            return target
+
+    def drop_first(self, count: int) -> None:
+        """Deletes the oldest files; never the last."""
+        with self._lock:
+            for _ in range(min(count, len(self.segments) - 1)):
+                try:
+                    self.segments.drop(0)
+                except OSError as error:
+                    raise store_error(error, "delete of an expired commit-log file") from error
+
+    def close(self) -> None:
+        with self._lock:
+            self.segments.close()

@@ -1,0 +1,340 @@
+"""Consume queues: for each topic and queue, 20 bytes per message that point into the commit log.
+
+New entries gather in memory, in the queue's *tail*, and reach their file many at a time. That is
+safe because an entry can always be made again from its record: after a crash recovery does so. Ten
+thousand topics of eight queues are eighty thousand of these, so a QueueLog is small and file
+descriptors are borrowed from one bounded cache.
+
+    entry number   first ......... written .................. max_offset .... next_offset
+    kept in        files           tail, readable             tail, of a group not yet committed
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from gimbalmq.errors import LocalProtocolError, StoreError
+from gimbalmq.model.record import topic_field
+from gimbalmq.store.files import Files, translated
+
+ENTRY = struct.Struct(">qiq")
+ENTRY_BYTES = 20
+FILLER_SIZE = 0x7FFFFFFF
+_FILLER = ENTRY.pack(0, FILLER_SIZE, 0)
+
+Entry = tuple[int, int, int]
+
+
+class QueueLog:
+    """One consume queue.
+
+    Do not keep one across ``MessageStore.delete_topic``: ask the store again.
+
+    Attributes:
+        min_offset: first offset whose message still exists.
+        max_offset: first offset that is free.
+    """
+
+    __slots__ = (
+        "first",
+        "magic",
+        "max_offset",
+        "min_offset",
+        "next_offset",
+        "queue_id",
+        "tail",
+        "topic",
+        "topic_bytes",
+        "topic_field",
+        "written",
+    )
+
+    def __init__(self, topic: str, queue_id: int, sibling: QueueLog | None = None) -> None:
+        if sibling is None:
+            try:
+                self.magic, self.topic_field = topic_field(topic)
+            except LocalProtocolError as error:
+                raise StoreError(str(error)) from error
+            self.topic, self.topic_bytes = topic, topic.encode()
+        else:  # queues of a topic share its name's forms: eight queues, one copy
+            self.magic, self.topic_field = sibling.magic, sibling.topic_field
+            self.topic, self.topic_bytes = sibling.topic, sibling.topic_bytes
+        self.queue_id = queue_id
+        self.first = self.written = 0
+        self.min_offset = self.max_offset = self.next_offset = 0
+        self.tail = bytearray()
+
+    def __repr__(self) -> str:
+        return f"QueueLog({self.topic}-{self.queue_id} {self.min_offset}..{self.max_offset})"
+
+
+class QueueFiles:
+    """The files of all consume queues under one folder."""
+
+    def __init__(self, root: Path, file_bytes: int, files: Files, descriptors: int) -> None:
+        self.root = root
+        self.file_bytes = file_bytes
+        self.per_file = file_bytes // ENTRY_BYTES
+        self._files = files
+        self._limit = descriptors
+        self._open: OrderedDict[tuple[QueueLog, int], int] = OrderedDict()
+        self.unsynced: set[Path] = set()
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def read(self, queue: QueueLog, start: int, count: int) -> bytes:
+        """Entries from ``start`` on: up to ``count``, fewer at a file's end. None are made up."""
+        if start >= queue.written:
+            position = (start - queue.written) * ENTRY_BYTES
+            return bytes(queue.tail[position : position + count * ENTRY_BYTES])
+        if start < queue.first:
+            return b""
+        within = start % self.per_file
+        count = min(count, queue.written - start, self.per_file - within)
+        fd = self._descriptor(queue, start - within)
+        with translated(self._path(queue, start - within)):
+            return self._files.read_at(fd, count * ENTRY_BYTES, within * ENTRY_BYTES)
+
+    def iterate(self, queue: QueueLog, start: int, end: int, step: int = 4096) -> Iterator[Entry]:
+        """Entries [start, end) across files."""
+        while start < end:
+            data = self.read(queue, start, min(step, end - start))
+            if not data:
+                return
+            yield from ENTRY.iter_unpack(data)
+            start += len(data) // ENTRY_BYTES
+
+    def entry(self, queue: QueueLog, number: int) -> Entry | None:
+        data = self.read(queue, number, 1)
+        return ENTRY.unpack(data) if len(data) == ENTRY_BYTES else None
+
+    def first_where(self, queue: QueueLog, low: int, high: int, late: Callable[[Entry], bool]) -> int:
+        """First number in [low, high) whose entry is ``late``, else high; entries turn late once."""
+        while low < high:
+            middle = (low + high) // 2
+            entry = self.entry(queue, middle)
+            if entry is not None and late(entry):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def write_tail(self, queue: QueueLog) -> None:
+        """Moves the committed part of the tail to the files.
+
+        Raises:
+            OSError: the tail is then kept whole and written again next time.
+        """
+        count = queue.max_offset - queue.written
+        if count <= 0:
+            return
+        tail = memoryview(queue.tail)
+        try:
+            start = queue.written
+            done = 0
+            while done < count:
+                within = (start + done) % self.per_file
+                portion = min(count - done, self.per_file - within)
+                base = start + done - within
+                fd = self._descriptor(queue, base, create=True)
+                piece = tail[done * ENTRY_BYTES : (done + portion) * ENTRY_BYTES]
+                self._files.write_at(fd, piece, within * ENTRY_BYTES)
+                piece.release()
+                self.unsynced.add(self._path(queue, base))
+                done += portion
+        finally:
+            tail.release()
+        del queue.tail[: count * ENTRY_BYTES]
+        queue.written += count
+
+    def append(self, queue: QueueLog, queue_offset: int, offset: int, size: int, tags_code: int) -> bool:
+        """Adds an entry made again from its record; False if it is there already.
+
+        A queue that begins late (its older files are gone) or has a hole is filled with entries that
+        stand for nothing, as Java does, because an entry's place in the file is its number.
+        """
+        if queue_offset < queue.next_offset:
+            return False
+        if queue_offset > queue.next_offset:
+            if queue.next_offset == queue.first == 0 and not queue.tail:
+                queue.first = queue.written = queue_offset - queue_offset % self.per_file
+                queue.next_offset = queue.max_offset = queue.first
+            queue.tail += _FILLER * (queue_offset - queue.next_offset)
+        queue.tail += ENTRY.pack(offset, size, tags_code)
+        queue.next_offset = queue.max_offset = queue_offset + 1
+        return True
+
+    # --- loading and cutting -----------------------------------------------------------------
+
+    def load(self, notes: list[str]) -> Iterator[QueueLog]:
+        """All queues on disk, their end at the last file's last entry that could be valid."""
+        with translated(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            topics = sorted(p for p in self.root.iterdir() if p.is_dir())
+        adopted: int | None = None
+        for topic in topics:
+            sibling: QueueLog | None = None
+            for folder in sorted(p for p in topic.iterdir() if p.name.isdigit()):
+                names = sorted(p for p in folder.iterdir() if p.name.isdigit() and len(p.name) == 20)
+                while names and names[-1].stat().st_size == 0:
+                    self._files.remove(names.pop())
+                if not names:
+                    continue
+                size = names[0].stat().st_size
+                if size != self.file_bytes and adopted is None and size % ENTRY_BYTES == 0:
+                    adopted = size
+                    notes.append(
+                        f"queue files have {size} bytes, not {self.file_bytes}: the folder's size is used"
+                    )
+                    self.file_bytes, self.per_file = size, size // ENTRY_BYTES
+                queue = QueueLog(topic.name, int(folder.name), sibling)
+                sibling = queue
+                self._measure(queue, names)
+                yield queue
+
+    def _measure(self, queue: QueueLog, names: list[Path]) -> None:
+        for number, path in enumerate(names):
+            expected = int(names[0].name) + number * self.file_bytes
+            if path.stat().st_size != self.file_bytes or int(path.name) != expected:
+                raise StoreError(f"{path}: expected offset {expected} and {self.file_bytes} bytes")
+        queue.first = int(names[0].name) // ENTRY_BYTES
+        queue.written = queue.first + len(names) * self.per_file
+        low = queue.written - self.per_file
+        end = self.first_where(queue, low, queue.written, lambda e: e[0] < 0 or e[1] <= 0)
+        queue.written = queue.next_offset = queue.max_offset = end
+
+    def file_end(self, queue: QueueLog) -> int:
+        """First entry number behind the queue's last file."""
+        return -(-queue.written // self.per_file) * self.per_file
+
+    def cut(self, queue: QueueLog, number: int) -> None:
+        """Forgets the entries from ``number`` on, in memory and on disk."""
+        number = max(number, queue.first)
+        base = number - number % self.per_file
+        # loading stopped at the last valid entry, but files may go on behind it
+        folder = self._folder(queue)
+        with translated(folder):
+            if folder.is_dir():
+                for path in folder.iterdir():
+                    if path.name.isdigit() and int(path.name) > base * ENTRY_BYTES:
+                        self._forget(queue, int(path.name) // ENTRY_BYTES)
+                        self._files.remove(path)
+            if number > base or (folder / self._name(base)).exists():
+                fd = self._descriptor(queue, base)
+                self._files.truncate(fd, (number - base) * ENTRY_BYTES)
+                self._files.truncate(fd, self.file_bytes)
+                self.unsynced.add(self._path(queue, base))
+        queue.tail.clear()
+        queue.written = queue.next_offset = queue.max_offset = number
+        queue.min_offset = min(queue.min_offset, number)
+
+    def correct_min(self, queue: QueueLog, log_min: int) -> None:
+        """Moves min_offset to the first entry whose record still exists."""
+
+        def exists(entry: Entry) -> bool:
+            return entry[0] >= log_min and entry[1] != FILLER_SIZE
+
+        low = max(queue.first, queue.min_offset)
+        first = self.entry(queue, low) if low < queue.max_offset else None
+        if first is None or not exists(first):  # mostly nothing changed: one read, no search
+            low = self.first_where(queue, low, queue.max_offset, exists)
+        queue.min_offset = low
+
+    def drop_expired(self, queue: QueueLog, log_min: int) -> int:
+        """Deletes leading files whose entries all point below ``log_min``; never the last one."""
+        dropped = 0
+        while queue.first + self.per_file < queue.written:
+            entry = self.entry(queue, queue.first + self.per_file - 1)
+            if entry is None or (entry[0] >= log_min and entry[1] != FILLER_SIZE):
+                break
+            path = self._path(queue, queue.first)
+            with translated(path):
+                self._forget(queue, queue.first)
+                self._files.remove(path)
+            queue.first += self.per_file
+            dropped += 1
+        return dropped
+
+    def sync(self, paths: set[Path], *, everything: bool = False) -> None:
+        """Syncs files by name, so that it can run beside the owner of the descriptors."""
+        if everything:  # one call instead of thousands
+            self._files.sync_everything()
+            return
+        for path in paths:
+            try:
+                fd = self._files.open(path)
+            except FileNotFoundError:  # its topic was deleted meanwhile
+                continue
+            try:
+                self._files.sync(fd)
+            finally:
+                self._files.close(fd)
+
+    def remove_topic(self, queues: list[QueueLog], topic: str) -> None:
+        gone = set(queues)
+        for key in [key for key in self._open if key[0] in gone]:
+            self._files.close(self._open.pop(key))
+        self.unsynced = {path for path in self.unsynced if path.parent.parent.name != topic}
+        shutil.rmtree(self.root / topic, ignore_errors=True)
+
+    def close(self) -> None:
+        for fd in self._open.values():
+            self._files.close(fd)
+        self._open.clear()
+
+    # --- descriptors -------------------------------------------------------------------------
+
+    @property
+    def open_descriptors(self) -> int:
+        return len(self._open)
+
+    def _descriptor(self, queue: QueueLog, base: int, *, create: bool = False) -> int:
+        """The file whose first entry has number ``base``; OSError if there is none."""
+        key = (queue, base)
+        fd = self._open.get(key)
+        if fd is not None:
+            self._open.move_to_end(key)
+            return fd
+        path = self._path(queue, base)
+        try:
+            fd = self._files.open(path)
+        except FileNotFoundError:
+            if not create:
+                raise
+            fd = self._create(path)
+        while len(self._open) >= self._limit:
+            self._files.close(self._open.popitem(last=False)[1])
+        self._open[key] = fd
+        return fd
+
+    def _create(self, path: Path) -> int:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = self._files.open(path, create=True)
+        try:
+            self._files.truncate(fd, self.file_bytes)
+        except OSError:
+            self._files.close(fd)
+            self._files.remove(path)
+            raise
+        return fd
+
+    def _forget(self, queue: QueueLog, base: int) -> None:
+        fd = self._open.pop((queue, base), None)
+        if fd is not None:
+            self._files.close(fd)
+        self.unsynced.discard(self._path(queue, base))
+
+    def _folder(self, queue: QueueLog) -> Path:
+        return self.root / queue.topic / str(queue.queue_id)
+
+    def _name(self, base: int) -> str:
+        return f"{base * ENTRY_BYTES:020d}"
+
+    def _path(self, queue: QueueLog, base: int) -> Path:
+        return self.root / queue.topic / str(queue.queue_id) / self._name(base)

@@ -1,0 +1,183 @@
+"""The file system as the store sees it: the one place where OSError becomes a store error.
+
+Everything that changes a file goes through a ``Files`` object, so tests hand in one that runs out
+of space, writes short or loses what was not synced. Reads of the log do not: they are slices of a
+read-only map. Writes never go through a map, because a full disk would then be a SIGBUS that kills
+the process instead of an error that can be answered.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gimbalmq.errors import DiskFullError, StoreError, StoreIOError, StoreLockedError
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def store_error(error: OSError, what: str) -> StoreError:
+    """The error of ours for an OSError."""
+    kind = DiskFullError if error.errno in _FULL else StoreIOError
+    return kind(f"{what}: {error.strerror or error}")
+
+
+@contextmanager
+def translated(what: object) -> Iterator[None]:
+    """Turns any OSError inside into DiskFullError or StoreIOError."""
+    try:
+        yield
+    except OSError as error:
+        raise store_error(error, str(what)) from error
+
+
+class Files:
+    """Real files. Methods raise OSError; callers translate it with their own words."""
+
+    def open(self, path: Path, *, create: bool = False) -> int:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return os.open(path, flags, 0o644)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def write_at(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        """Writes all of ``data``; the kernel may take it in several bites."""
+        written = self.pwrite(fd, data, position)
+        if written != len(data):
+            rest = memoryview(data)
+            while written < len(data):
+                written += self.pwrite(fd, rest[written:], position + written)
+
+    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:
+        return os.pwrite(fd, data, position)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def allocate(self, fd: int, start: int, size: int) -> None:
+        """Reserves blocks, so that a map of them can be written without fear of a full disk."""
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, start, size)
+            return
+        zeros = bytes(1 << 20)
+        for position in range(start, start + size, len(zeros)):
+            self.write_at(fd, zeros[: min(len(zeros), start + size - position)], position)
+
+    def sync(self, fd: int) -> None:
+        if hasattr(os, "fdatasync"):
+            os.fdatasync(fd)
+        else:
+            os.fsync(fd)
+
+    def sync_folder(self, folder: Path) -> None:
+        """Makes names created in or removed from the folder durable."""
+        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def sync_everything(self) -> None:
+        os.sync()
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def read_at(self, fd: int, size: int, position: int) -> bytes:
+        return os.pread(fd, size, position)
+
+    def map(self, fd: int, size: int, *, writable: bool = False) -> mmap.mmap:
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        return mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=protection)
+
+
+def disk_usage(folder: Path) -> float:
+    """Used part of the folder's disk, 0..1, counted as ``df`` does."""
+    stat = os.statvfs(folder)
+    used = stat.f_blocks - stat.f_bfree
+    total = used + stat.f_bavail
+    return used / total if total else 0.0
+
+
+def physical_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def sparse_data_end(fd: int, start: int, size: int) -> int:
+    """Position behind the last byte that is not zero in [start, size), or ``start``."""
+    end = start
+    position = start
+    while position < size:
+        try:
+            position = os.lseek(fd, position, os.SEEK_DATA)
+        except OSError:  # ENXIO: only a hole from here on
+            break
+        chunk = os.pread(fd, min(1 << 20, size - position), position)
+        if not chunk:
+            break
+        used = len(chunk.rstrip(b"\0"))
+        if used:
+            end = max(end, position + used)
+        position += len(chunk)
+    return end
+
+
+_held: set[tuple[int, int]] = set()  # POSIX locks do not stop a second store in the same process
+
+
+class FolderLock:
+    """Exclusive ownership of a store folder; the same lock Java's broker takes on ``lock``."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._fd = -1
+        self._key = (0, 0)
+
+    def acquire(self) -> None:
+        """Takes the lock.
+
+        Raises:
+            StoreLockedError: another process, or another store of this one, has the folder.
+        """
+        # An fd of a locked file must not be opened and closed by its owner: that would drop the lock.
+        path = self._root / "lock"
+        with translated(path):
+            if path.exists():
+                self._key = _identity(path)
+                if self._key in _held:
+                    raise StoreLockedError(f"{self._root} is open in this process already")
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
+        except OSError as error:
+            os.close(fd)
+            raise StoreLockedError(f"{self._root} is in use by {_owner(self._root)}") from error
+        self._fd = fd
+        self._key = _identity(path)
+        _held.add(self._key)
+        os.pwrite(fd, b"lock", 0)
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            _held.discard(self._key)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_dev, stat.st_ino
+
+
+def _owner(root: Path) -> str:
+    try:
+        pid = (root / "abort").read_text().strip()
+    except OSError:
+        pid = ""
+    return f"process {pid}" if pid.isdigit() else "another process"

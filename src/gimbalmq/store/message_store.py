@@ -1,0 +1,503 @@
+"""MessageStore: the face of the package (Java's ``DefaultMessageStore``).
+
+One thread appends, reads and runs the background steps; only ``flush`` and the function returned by
+``prepare_checkpoint`` may run in another, because a sync blocks for as long as the disk pleases.
+
+What is where, from a message's point of view:
+
+    group.add     built in memory                 nobody sees it
+    group.commit  in the commit log's file        readable: log position and max_offset have moved
+    flush_queues  its queue entry is on file      (until then in the queue's tail)
+    build_index   found by key
+    flush         survives loss of power
+    checkpoint    recovery need not look at it again
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from gimbalmq._clock import Clock
+from gimbalmq.errors import DiskFullError, StateError, StoreError, StoreIOError
+from gimbalmq.store.append import AppendGroup, IndexItem
+from gimbalmq.store.commitlog import CommitLog
+from gimbalmq.store.config import StoreConfig
+from gimbalmq.store.consumequeue import QueueFiles, QueueLog
+from gimbalmq.store.dispatcher import Dispatcher
+from gimbalmq.store.files import (
+    Files,
+    FolderLock,
+    disk_usage,
+    physical_memory,
+    store_error,
+    translated,
+)
+from gimbalmq.store.index import KeyIndex
+from gimbalmq.store.reader import Reader
+from gimbalmq.store.recovery import Checkpoint, Recovery
+from gimbalmq.store.results import CleanReport, GetResult, QueryResult, RecoveryReport
+from gimbalmq.store.retention import decide
+
+_PROBE_BYTES = 1 << 20
+_SYNC_ALL_ABOVE = 256
+
+
+class MessageStore:
+    """Messages of all topics in one folder.
+
+    Args:
+        config: where and how.
+        clock: gives store timestamps.
+        files: the file system; tests pass one that fails.
+    """
+
+    def __init__(self, config: StoreConfig, clock: Clock, files: Files | None = None) -> None:
+        self.config = config
+        self._clock = clock
+        self._files = files or Files()
+        self._lock = FolderLock(config.root)
+        self._checkpoint_path = config.root / "checkpoint"
+        self._abort_path = config.root / "abort"
+        self._reset()
+
+    def _reset(self) -> None:
+        config, files = self.config, self._files
+        self.log = CommitLog(config.root / "commitlog", config.commitlog_file_bytes, files)
+        self._queue_files = QueueFiles(
+            config.root / "consumequeue", config.queue_file_bytes, files, config.queue_file_descriptors
+        )
+        self._index: KeyIndex | None = None
+        if config.message_index_enable:
+            self._index = KeyIndex(
+                config.root / "index", config.index_slots, config.index_entries, files, self._clock.wall_ms
+            )
+        memory = config.physical_memory_bytes or physical_memory()
+        self._reader = Reader(config, self.log, self._queue_files, int(memory * config.memory_ratio))
+        self._topics: dict[str, dict[int, QueueLog]] = {}
+        self._dirty: set[QueueLog] = set()
+        self._unwritten = 0
+        self._checkpoint = Checkpoint()
+        self._last_timestamp = 0
+        self._loaded = False
+        self._open_group: AppendGroup | None = None
+        self.read_only_reason: str | None = None
+        self._failure: StoreError | None = None
+        self._too_full = False
+
+    # --- life --------------------------------------------------------------------------------
+
+    def load(self) -> RecoveryReport:
+        """Locks the folder, recovers what is in it and makes the store usable.
+
+        Raises:
+            StoreLockedError: somebody else has the folder.
+            StoreError: the folder cannot be understood, or the disk failed.
+        """
+        if self._loaded:
+            raise StateError("the store is loaded already")
+        with translated(self.config.root):
+            self.config.root.mkdir(parents=True, exist_ok=True)
+        self._lock.acquire()
+        try:
+            report = RecoveryReport(clean=not self._abort_path.exists())
+            with translated(self._abort_path):
+                self._abort_path.write_text(str(os.getpid()))
+                self._recover(report)
+            self._loaded = True
+            if not report.clean or report.redispatched:
+                self.checkpoint()
+        except BaseException:
+            self._release()
+            raise
+        return report
+
+    def _recover(self, report: RecoveryReport) -> None:
+        self._checkpoint = Checkpoint.load(self._checkpoint_path)
+        report.notes += self.log.segments.load()
+        for queue in self._queue_files.load(report.notes):
+            self._topics.setdefault(queue.topic, {})[queue.queue_id] = queue
+        if self._index is not None:
+            self._index.load(report.notes)
+        if not len(self.log.segments):
+            # without a log the rest points nowhere
+            for topic in list(self._topics):
+                report.notes.append(f"removed the queues of {topic}: there is no commit log")
+                self._queue_files.remove_topic(list(self._topics.pop(topic).values()), topic)
+            if self._index is not None:
+                self._index.forget_behind(0)
+            return
+        dispatcher = Dispatcher(
+            self.queue,
+            self._queue_files,
+            self._index,
+            self.config.delay_levels_ms,
+            index_batch=self.config.index_pending_limit,
+        )
+        recovery = Recovery(self.log, self._queue_files, self._index, self._checkpoint, report)
+        recovery.run(lambda: list(self._all_queues()), dispatcher)
+        self._last_timestamp = recovery.last_timestamp
+
+    def close(self) -> None:
+        """Writes and syncs everything, marks the folder as closed properly, unlocks it.
+
+        Raises:
+            StoreError: something could not be written; the next start then recovers the folder.
+        """
+        if not self._loaded:
+            return
+        try:
+            if self._open_group is not None:
+                self._open_group.abort()
+            self.checkpoint()
+            if self._failure is None:
+                with translated(self._abort_path):
+                    self._files.remove(self._abort_path)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self.log.close()
+        self._queue_files.close()
+        if self._index is not None:
+            self._index.close()
+        self._lock.release()
+        self._reset()
+
+    # --- appending ---------------------------------------------------------------------------
+
+    def queue(self, topic: str, queue_id: int) -> QueueLog:
+        """The queue, made if there is none; nothing is on disk before its first entry."""
+        queues = self._topics.get(topic)
+        if queues is None:
+            if not topic or "/" in topic or "\0" in topic or topic in (".", ".."):
+                raise StoreError(f"{topic!r} cannot name a folder")
+            queues = {}
+            self._topics[topic] = queues
+        queue = queues.get(queue_id)
+        if queue is None:
+            if queue_id < 0:
+                raise StoreError(f"queue id {queue_id} of {topic}: ids start at 0")
+            queue = QueueLog(topic, queue_id, next(iter(queues.values()), None))
+            queues[queue_id] = queue
+        return queue
+
+    def find_queue(self, topic: str, queue_id: int) -> QueueLog | None:
+        """The queue, or None if it was never written to or asked for."""
+        queues = self._topics.get(topic)
+        return None if queues is None else queues.get(queue_id)
+
+    def group(self) -> AppendGroup:
+        """Begins a group; only one at a time.
+
+        Raises:
+            DiskFullError, StoreIOError: the store is read-only, for the reason given.
+            StateError: not loaded, or another group is open.
+        """
+        if self.read_only_reason is not None:
+            kind = StoreIOError if isinstance(self._failure, StoreIOError) else DiskFullError
+            raise kind(f"the store is read-only: {self.read_only_reason}")
+        if self._open_group is not None:
+            raise StateError("another group is open")
+        if not self._loaded:
+            raise StateError("the store is not loaded")
+        group = self._open_group = AppendGroup(self, self._clock.wall_ms())
+        return group
+
+    def group_closed(self) -> None:
+        """For AppendGroup only."""
+        self._open_group = None
+
+    def committed(self, touched: list[QueueLog], index: list[IndexItem] | None, timestamp: int) -> None:
+        """For AppendGroup only: the records are in the log; now show them."""
+        self._open_group = None
+        self._last_timestamp = timestamp
+        limit = self.config.queue_tail_bytes
+        dirty = self._dirty
+        try:
+            for queue in touched:
+                self._unwritten += queue.next_offset - queue.max_offset
+                queue.max_offset = queue.next_offset
+                dirty.add(queue)
+            for queue in touched:
+                if len(queue.tail) > limit:
+                    self._write_tail(queue)
+            if self._unwritten * 20 > self.config.queue_tails_total_bytes:
+                self.flush_queues()
+            if index and self._index is not None:
+                self._index.pending += index
+                if len(self._index.pending) > self.config.index_pending_limit:
+                    self.build_index()
+        except StoreError:
+            pass  # noted as read_only_reason; the messages themselves are safe in the log
+
+    def writes_failed(self, error: StoreError) -> None:
+        """For the store's parts: a write failed, so no more are taken."""
+        if self._failure is None or isinstance(error, StoreIOError):
+            self._failure = error
+            self.read_only_reason = str(error)
+
+    def probe_writable(self) -> bool:
+        """Whether groups are taken; tries the disk if they are not because it was full."""
+        if self.read_only_reason is None:
+            return True
+        if self._usage() > self.config.disk_reject_ratio or isinstance(self._failure, StoreIOError):
+            return False
+        path = self.config.root / ".space-probe"
+        try:
+            fd = self._files.open(path, create=True)
+            try:
+                self._files.allocate(fd, 0, _PROBE_BYTES)
+                self._files.write_at(fd, b"\0", 0)
+            finally:
+                self._files.close(fd)
+                self._files.remove(path)
+        except OSError:
+            return False
+        self._failure, self.read_only_reason, self._too_full = None, None, False
+        try:
+            self.flush_queues()
+            self.build_index()
+        except StoreError:
+            return False
+        return True
+
+    # --- background --------------------------------------------------------------------------
+
+    def flush(self) -> int:
+        """Syncs the commit log; the offset below which it is durable. Any thread.
+
+        Raises:
+            StoreIOError, DiskFullError: the store is read-only from now on: after a failed sync the
+                kernel may have dropped what it held, and a second sync would falsely succeed.
+        """
+        try:
+            return self.log.flush()
+        except StoreError as error:
+            self.writes_failed(StoreIOError(str(error)))
+            raise
+
+    def flush_queues(self, max_queues: int | None = None) -> int:
+        """Writes queue entries that are only in memory to their files; how many queues had some.
+
+        Args:
+            max_queues: stop after so many, to keep the caller's loop responsive.
+
+        Raises:
+            StoreError: the disk failed; entries stay in memory, the store is read-only.
+        """
+        done = 0
+        while self._dirty and done != max_queues:
+            self._write_tail(next(iter(self._dirty)))
+            done += 1
+        return done
+
+    def _write_tail(self, queue: QueueLog) -> None:
+        before = queue.written
+        try:
+            self._queue_files.write_tail(queue)
+        except OSError as error:
+            failure = store_error(error, f"consume queue of {queue.topic}-{queue.queue_id}")
+            self.writes_failed(failure)
+            raise failure from error
+        self._unwritten -= queue.written - before
+        self._dirty.discard(queue)
+
+    def build_index(self, limit: int | None = None) -> int:
+        """Puts the keys of waiting records into the index; how many records, at most ``limit``.
+
+        Raises:
+            StoreError: the disk failed; the records still wait, the store is read-only.
+        """
+        if self._index is None:
+            return 0
+        try:
+            return self._index.build(limit)
+        except OSError as error:
+            failure = store_error(error, "key index")
+            self.writes_failed(failure)
+            raise failure from error
+
+    def checkpoint(self) -> None:
+        """Makes all that is committed durable, queues and index too, and notes it for recovery."""
+        self.prepare_checkpoint()()
+
+    def prepare_checkpoint(self) -> Callable[[], None]:
+        """The part of ``checkpoint`` for the store's thread; the function returned runs in any one.
+
+        Do not start a second one before the first has ended.
+        """
+        self.flush_queues()
+        self.build_index()
+        offset = self.log.position
+        unsynced, self._queue_files.unsynced = self._queue_files.unsynced, set()
+        file = self._index.files[-1] if self._index is not None and self._index.files else None
+        point = Checkpoint(
+            log_ms=self._last_timestamp,
+            queues_ms=self._last_timestamp,
+            index_ms=self._index.end_ms if self._index is not None else self._checkpoint.index_ms,
+            master_flushed=self._checkpoint.master_flushed,
+            confirm=self._checkpoint.confirm,
+            safe_offset=offset,
+            index_name=int(file.path.name) if file is not None else 0,
+            index_count=file.count if file is not None else 0,
+        )
+
+        def finish() -> None:
+            self.flush()
+            try:
+                self._queue_files.sync(unsynced, everything=len(unsynced) > _SYNC_ALL_ABOVE)
+                if file is not None:
+                    file.sync()
+            except OSError as error:
+                failure = StoreIOError(f"sync of queues and index: {error}")
+                self.writes_failed(failure)
+                raise failure from error
+            point.save(self._checkpoint_path, self._files)
+
+        return finish
+
+    def delete_expired(self, now_ms: int, *, manual: bool = False) -> CleanReport:
+        """Removes old files: of the log, then what in queues and index pointed there.
+
+        Also sets or lifts the refusal of writes on an overfull disk.
+        """
+        report = CleanReport()
+        usage = self._usage()
+        verdict = decide(self.log.segments.modified_ms(), now_ms, usage, self.config, manual=manual)
+        if verdict.drop:
+            before = len(self.log.segments)
+            self.log.drop_first(verdict.drop)
+            report.commitlog_files = before - len(self.log.segments)
+            for queue in self._all_queues():
+                self._queue_files.correct_min(queue, self.log.min_offset)
+                report.queue_files += self._queue_files.drop_expired(queue, self.log.min_offset)
+            if self._index is not None:
+                with translated("index"):
+                    report.index_files = self._index.drop_expired(self.log.min_offset)
+            usage = self._usage()
+        if usage > self.config.disk_reject_ratio:
+            if self.read_only_reason is None:
+                self._too_full = True
+                self.read_only_reason = f"the disk is {usage:.0%} full"
+        elif self._too_full and self._failure is None:
+            self._too_full, self.read_only_reason = False, None
+        return report
+
+    def delete_topic(self, topic: str) -> bool:
+        """Forgets a topic's queues and removes their files; its records stay in the log until it rolls.
+
+        Returns:
+            Whether there was anything to forget.
+        """
+        if self._open_group is not None:
+            raise StateError("a group is open")
+        queues = self._topics.pop(topic, None)
+        if queues is None:
+            return False
+        for queue in queues.values():
+            self._unwritten -= queue.max_offset - queue.written
+            self._dirty.discard(queue)
+        self._queue_files.remove_topic(list(queues.values()), topic)
+        return True
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int = 0x7FFFFFFF,
+        tags: frozenset[int] | None = None,
+        predicate: Callable[[memoryview], bool] | None = None,
+    ) -> GetResult:
+        """Records of a queue from ``offset`` on, within the limits for memory and disk.
+
+        Args:
+            tags: only entries with one of these tags codes; None takes all.
+            predicate: asked about each whole record that the tags let through.
+        """
+        queues = self._topics.get(topic)
+        queue = None if queues is None else queues.get(queue_id)
+        return self._reader.get(queue, offset, max_count, max_bytes, tags, predicate)
+
+    def record_at(self, commitlog_offset: int) -> bytes | None:
+        """The record that starts there, checked; None if none does."""
+        return self.log.record_at(commitlog_offset)
+
+    def record_at_queue(self, topic: str, queue_id: int, queue_offset: int) -> bytes | None:
+        return self._reader.record_at_queue(self.find_queue(topic, queue_id), queue_offset)
+
+    def entries(self, topic: str, queue_id: int, start: int, count: int) -> list[tuple[int, int, int]]:
+        """(commit-log offset, size, tags code) of queue offsets from ``start`` (or the first left) on."""
+        return self._reader.entries(self.find_queue(topic, queue_id), start, count)
+
+    def store_time(self, commitlog_offset: int) -> int:
+        """Store time of the record that starts there, -1 if it is gone."""
+        return self._reader.store_time(commitlog_offset)
+
+    def search_offset(
+        self, topic: str, queue_id: int, timestamp_ms: int, boundary: Literal["lower", "upper"] = "lower"
+    ) -> int:
+        """Queue offset by time.
+
+        ``lower``: the first message stored at or after the time, else the queue's max offset.
+        ``upper``: the last one stored at or before it, else the queue's min offset.
+        """
+        return self._reader.search_offset(self.find_queue(topic, queue_id), timestamp_ms, boundary)
+
+    def earliest_store_time(self, topic: str, queue_id: int) -> int:
+        """Store time of the queue's first message, -1 if it has none."""
+        return self._reader.earliest_store_time(self.find_queue(topic, queue_id))
+
+    def earliest_message_time(self) -> int:
+        """Store time of the oldest record in the log, -1 if it is empty."""
+        return self._reader.store_time(self.log.min_offset)
+
+    def query_by_key(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> QueryResult:
+        """Records of the topic with this key (KEYS or UNIQ_KEY) stored in [begin, end], newest first."""
+        if self._index is None:
+            return QueryResult([], 0, 0)
+        self.build_index()
+        return self._reader.query_by_key(self._index, topic, key, max_num, begin_ms, end_ms)
+
+    def is_in_memory(self, commitlog_offset: int) -> bool:
+        """Whether the record there is near enough to the log's end to be in the page cache."""
+        return self._reader.is_in_memory(commitlog_offset)
+
+    def topics(self) -> list[str]:
+        return list(self._topics)
+
+    def queue_ids(self, topic: str) -> list[int]:
+        return sorted(self._topics.get(topic, ()))
+
+    @property
+    def min_commitlog_offset(self) -> int:
+        return self.log.min_offset
+
+    @property
+    def max_commitlog_offset(self) -> int:
+        return self.log.position
+
+    @property
+    def flushed_offset(self) -> int:
+        return self.log.flushed
+
+    @property
+    def dispatch_behind_bytes(self) -> int:
+        """How much of the log waits to be indexed; queue entries never wait."""
+        pending = self._index.pending if self._index is not None else None
+        return self.log.position - pending[0][2] if pending else 0
+
+    def _all_queues(self) -> Iterator[QueueLog]:
+        for queues in self._topics.values():
+            yield from queues.values()
+
+    def _usage(self) -> float:
+        if self.config.disk_usage is not None:
+            return self.config.disk_usage()
+        with translated(self.config.root):
+            return disk_usage(self.config.root)

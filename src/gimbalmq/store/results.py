@@ -1,0 +1,81 @@
+"""The values a store answers with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class GetStatus(IntEnum):
+    """Outcome of a read by queue offset; the names are Java's ``GetMessageStatus``."""
+
+    FOUND = 0
+    NO_MATCHED_MESSAGE = 1
+    MESSAGE_WAS_REMOVING = 2
+    OFFSET_FOUND_NULL = 3
+    OFFSET_OVERFLOW_BADLY = 4
+    OFFSET_OVERFLOW_ONE = 5
+    OFFSET_TOO_SMALL = 6
+    NO_MATCHED_LOGIC_QUEUE = 7
+    NO_MESSAGE_IN_QUEUE = 8
+
+
+@dataclass(slots=True)
+class GetResult:
+    """What ``MessageStore.get`` found.
+
+    Attributes:
+        body: the stored records one after the other, as a pull answer carries them.
+        next_offset: where the next pull of this queue begins.
+        count: records in ``body``.
+        on_disk: the reader lags more than the part of memory that holds the log's end.
+    """
+
+    status: GetStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    count: int = 0
+    body: bytes = b""
+    on_disk: bool = False
+
+
+class QueryResult(NamedTuple):
+    """Records found by key, and how far the index reaches."""
+
+    records: list[bytes]
+    index_last_update_timestamp: int
+    index_last_update_phyoffset: int
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What ``MessageStore.load`` had to do.
+
+    Attributes:
+        clean: the folder was closed properly (or is new).
+        scan_start: commit-log offset from which records were checked.
+        records_scanned: valid records met from there on.
+        redispatched: queue entries that had been missing.
+        truncated_bytes: bytes behind the last valid record that were thrown away.
+        end_reason: why the scan ended where it ended.
+        notes: what an operator should know (adopted sizes, ignored files).
+    """
+
+    clean: bool = True
+    scan_start: int = 0
+    records_scanned: int = 0
+    redispatched: int = 0
+    truncated_bytes: int = 0
+    end_reason: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class CleanReport:
+    """What ``MessageStore.delete_expired`` removed."""
+
+    commitlog_files: int = 0
+    queue_files: int = 0
+    index_files: int = 0

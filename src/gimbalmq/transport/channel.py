@@ -1,0 +1,411 @@
+"""One live connection, either role: bytes through frames to handlers and waiting calls.
+
+Both ends of a RocketMQ connection may ask and answer, so client and server share this class
+and differ only in the handlers they give it.
+
+What makes it fast: all frames of one socket read are handled in one go, and their answers
+leave in one write. Requests of a code with a *batch handler* are given to it as raw frames,
+a run at a time, so that a broker can append a hundred sends with one system call; the code
+is read off the header's first bytes without decoding it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from gimbalmq.errors import (
+    ConnectionLostError,
+    LocalProtocolError,
+    OverloadedError,
+    ProtocolError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    ResponseError,
+    StoreError,
+)
+from gimbalmq.protocol.command import JSON_HEADER, ONEWAY_FLAG, RemotingCommand
+from gimbalmq.protocol.frames import Frame, FrameReader
+from gimbalmq.protocol.pending import PendingCalls
+from gimbalmq.protocol.serializers import decode_command, encode_frame
+from gimbalmq.transport.tls import HANDSHAKE_BYTE, ServerTls, TlsMode, TlsPipe
+
+log = logging.getLogger(__name__)
+
+Answer = RemotingCommand | None
+Handler = Callable[["Channel", RemotingCommand], Answer | Awaitable[Answer]]
+BatchHandler = Callable[["Channel", list[Frame]], None]
+
+MAX_CALLS_IN_FLIGHT = 65_535
+"""Unanswered calls of one connection, each direction (Java: clientAsyncSemaphoreValue)."""
+
+FLUSH_BYTES = 262_144
+"""Answers of one turn leave early once there are this many bytes of them."""
+
+_BUSY = "[OVERLOAD]system busy, start flow control for a while"
+
+
+class Handlers:
+    """What a connection does with requests; shared by all connections of a server or client."""
+
+    def __init__(self, *, answer_unknown: bool = True) -> None:
+        self.by_code: dict[int, Handler] = {}
+        self._batches: dict[bytes, BatchHandler] = {}
+        self.opened: Callable[[Channel], None] | None = None
+        self.closed: Callable[[Channel], None] | None = None
+        self.answer_unknown = answer_unknown
+        """Servers refuse unknown codes; clients pass over them in silence."""
+
+    def add(self, code: int, handler: Handler) -> None:
+        assert code not in self.by_code, f"request code {code} has a handler already"
+        self.by_code[code] = handler
+
+    def add_batch(self, code: int, handler: BatchHandler) -> None:
+        """Raw frames of this code (JSON header only) go to ``handler``, a run at a time.
+
+        ``add`` a plain handler too: it serves the other header encoding.
+        """
+        self._batches[f"{code},".encode()[:3]] = handler
+
+    def batch_for(self, frame: Frame) -> BatchHandler | None:
+        """Reads ``{"code":NNN`` off the header; the handler checks the code it decodes."""
+        return self._batches.get(frame.header[8:11]) if frame.kind == JSON_HEADER else None
+
+
+class Channel(asyncio.Protocol):
+    """One connection (Java: a Netty channel).
+
+    Attributes:
+        address: the peer as ``ip:port``.
+        state: the owner's own notes on this connection.
+        last_active: loop time of the last byte read or written.
+    """
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        *,
+        server_tls: ServerTls | None = None,
+        client_tls: ssl.SSLContext | None = None,
+        tls_host: str | None = None,
+    ) -> None:
+        self._handlers = handlers
+        self._reader = FrameReader()
+        self._pending: PendingCalls[asyncio.Future[RemotingCommand]] = PendingCalls()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._transport: asyncio.Transport | None = None
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._flush_scheduled = False
+        self._held: list[Frame] = []
+        self._write_paused = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server_tls = server_tls
+        self._client_tls = client_tls
+        self._tls_host = tls_host
+        self._tls: TlsPipe | None = None
+        self._first_read = server_tls is not None
+        self._lost: asyncio.Future[None] | None = None
+        self.closed = False
+        self.address = "?"
+        self.peer_bytes = b"\0" * 8
+        """Peer as stored in records: ip (4 or 16 bytes) and port (int32)."""
+        self.state: Any = None
+        self.last_active = 0.0
+        self._loop = asyncio.get_running_loop()
+
+    # -- asyncio's side --------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            host = str(peer[0]).partition("%")[0].removeprefix("::ffff:")
+            self.address = f"{host}:{peer[1]}"
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self.peer_bytes = socket.inet_pton(family, host) + int(peer[1]).to_bytes(4, "big")
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.last_active = self._loop.time()
+        if self._client_tls is not None:
+            self._tls = TlsPipe(self._client_tls, server_side=False, host=self._tls_host)
+            self._transport.write(self._tls.start())
+        if self._handlers.opened is not None:
+            self._handlers.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.last_active = self._loop.time()
+        try:
+            if self._first_read:
+                self._first_read = False
+                self._detect_tls(data[0])
+            if self._tls is not None:
+                data, answer = self._tls.receive(data)
+                if answer and self._transport is not None:
+                    self._transport.write(answer)
+                if not data:
+                    return
+            frames = self._reader.feed(data)
+            if frames:
+                self._handle([*self._held, *frames] if self._held else frames)
+        except RemoteProtocolError as error:
+            log.warning("closing %s: %s", self.address, error)
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for future in self._pending.drain():
+            if not future.done():
+                future.set_exception(
+                    ConnectionLostError(f"the connection to {self.address} broke; the outcome is unknown")
+                )
+        for task in self._tasks:
+            task.cancel()
+        self._out.clear()
+        self._held.clear()
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(None)
+        if self._handlers.closed is not None:
+            self._handlers.closed(self)
+
+    def pause_writing(self) -> None:
+        # A peer that does not read its answers gets no more of its requests read. Only servers
+        # do this: two ends that both stopped reading until the other reads would wait forever.
+        self._write_paused = self._server_tls is not None
+        if self._write_paused and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if not self._write_paused:
+            return
+        self._write_paused = False
+        if self._held:
+            try:
+                self._handle(self._held)
+            except RemoteProtocolError as error:
+                log.warning("closing %s: %s", self.address, error)
+                self.abort()
+        if not self._write_paused and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # -- our side --------------------------------------------------------------------
+
+    def send(self, command: RemotingCommand) -> None:
+        """Writes a command; with others of this turn of the loop where there are any."""
+        self.send_bytes(encode_frame(command))
+
+    def send_bytes(self, data: bytes) -> None:
+        """Writes whole frames that were encoded elsewhere."""
+        if self.closed:
+            return
+        self._out.append(data)
+        self._out_bytes += len(data)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    async def call(self, command: RemotingCommand, timeout: float) -> RemotingCommand:
+        """Sends a request and waits for its answer, whatever its code.
+
+        Raises:
+            RequestTimeoutError, ConnectionLostError, OverloadedError.
+        """
+        return await self.start_call(command, timeout)
+
+    def start_call(self, command: RemotingCommand, timeout: float) -> asyncio.Future[RemotingCommand]:
+        """As ``call``, but the request is on its way when this returns."""
+        future: asyncio.Future[RemotingCommand] = self._loop.create_future()
+        if self.closed:
+            future.set_exception(ConnectionLostError(f"the connection to {self.address} is closed"))
+            return future
+        if len(self._pending) >= MAX_CALLS_IN_FLIGHT:
+            future.set_exception(
+                OverloadedError(f"{MAX_CALLS_IN_FLIGHT} calls to {self.address} wait for an answer already")
+            )
+            return future
+        command.opaque = self._pending.next_opaque()
+        data = encode_frame(command)
+        now = self._loop.time()
+        self._pending.add(command.opaque, future, now, timeout)
+        if self._timer is None:
+            self._set_timer(now + timeout)
+        elif now + timeout < self._timer_at:
+            self._timer.cancel()
+            self._set_timer(now + timeout)
+        self.send_bytes(data)
+        return future
+
+    def oneway(self, command: RemotingCommand) -> None:
+        """Sends a request nobody answers."""
+        command.opaque = self._pending.next_opaque()
+        command.flag |= ONEWAY_FLAG
+        self.send(command)
+
+    def close(self) -> None:
+        """Closes after what is written has left."""
+        if self._transport is not None and not self.closed:
+            self._flush()
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Closes at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def wait_closed(self) -> None:
+        if not self.closed:
+            if self._lost is None:
+                self._lost = self._loop.create_future()
+            await asyncio.shield(self._lost)
+
+    # -- inside ----------------------------------------------------------------------
+
+    def _detect_tls(self, first_byte: int) -> None:
+        assert self._server_tls is not None
+        wanted = first_byte == HANDSHAKE_BYTE
+        mode, context = self._server_tls.mode, self._server_tls.context
+        if wanted and (mode is TlsMode.DISABLED or context is None):
+            raise RemoteProtocolError("TLS is not enabled on this server")
+        if not wanted and mode is TlsMode.ENFORCING:
+            raise RemoteProtocolError("this server serves TLS peers only")
+        if wanted and context is not None:
+            self._tls = TlsPipe(context, server_side=True)
+
+    def _handle(self, frames: list[Frame]) -> None:
+        batch_for = self._handlers.batch_for
+        # Answers given meanwhile gather in _out and leave together below.
+        self._flush_scheduled = True
+        self._held = []
+        try:
+            position, count = 0, len(frames)
+            while position < count and not self.closed:
+                if self._out_bytes > FLUSH_BYTES:
+                    self._flush()
+                    self._flush_scheduled = True
+                if self._write_paused:
+                    self._held = frames[position:]
+                    break
+                frame = frames[position]
+                batch = batch_for(frame)
+                if batch is None:
+                    self.handle_frame(frame)
+                    position += 1
+                    continue
+                start = position
+                position += 1
+                while position < count and batch_for(frames[position]) is batch:
+                    position += 1
+                batch(self, frames[start:position] if position - start < count else frames)
+        finally:
+            self._flush()
+
+    def handle_frame(self, frame: Frame) -> None:
+        """One frame by the general way; batch handlers give back here what is not theirs."""
+        command = decode_command(*frame)
+        if command.flag & 1:
+            waiter = self._pending.take(command.opaque)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(command)
+            elif waiter is None:
+                log.debug("%s answered %d, which nobody waits for", self.address, command.opaque)
+            return
+        self.serve(command)
+
+    def serve(self, request: RemotingCommand) -> None:
+        """Runs the handler of a request and sends its answer, now or when it is there."""
+        handler = self._handlers.by_code.get(request.code)
+        if handler is None:
+            if self._handlers.answer_unknown:
+                self._reply(request, request.reply(3, f" request type {request.code} not supported"))
+            return
+        try:
+            answer = handler(self, request)
+        except AssertionError:
+            raise
+        except Exception as error:
+            self._reply(request, error_reply(request, error))
+            return
+        if answer is None:
+            return
+        if isinstance(answer, RemotingCommand):
+            self._reply(request, answer)
+            return
+        if len(self._tasks) >= MAX_CALLS_IN_FLIGHT:
+            if inspect.iscoroutine(answer):
+                answer.close()
+            self._reply(request, request.reply(2, _BUSY))
+            return
+        task = self._loop.create_task(self._finish(request, answer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _finish(self, request: RemotingCommand, answer: Awaitable[Answer]) -> None:
+        try:
+            done = await answer
+        except AssertionError:
+            raise
+        except Exception as error:
+            done = error_reply(request, error)
+        if done is not None:
+            self._reply(request, done)
+
+    def _reply(self, request: RemotingCommand, answer: RemotingCommand) -> None:
+        if request.flag & ONEWAY_FLAG:
+            return
+        try:
+            data = encode_frame(answer)
+        except LocalProtocolError as error:
+            data = encode_frame(error_reply(request, error))
+        self.send_bytes(data)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        out = self._out
+        if not out:
+            return
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        self._out_bytes = 0
+        if self._tls is not None:
+            data = self._tls.send(data)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+            self.last_active = self._loop.time()
+
+    def _set_timer(self, deadline: float) -> None:
+        self._timer_at = deadline
+        self._timer = self._loop.call_at(deadline, self._expire)
+
+    def _expire(self) -> None:
+        # The loop may call a hair before the deadline it was given.
+        for future in self._pending.expire(max(self._loop.time(), self._timer_at)):
+            if not future.done():
+                future.set_exception(
+                    RequestTimeoutError(f"{self.address} gave no answer in time; the outcome is unknown")
+                )
+        deadline = self._pending.next_deadline()
+        if deadline is None:
+            self._timer = None
+        else:
+            self._set_timer(deadline)
+
+
+def error_reply(request: RemotingCommand, error: Exception) -> RemotingCommand:
+    """The answer that tells a peer what went wrong; unexpected errors are logged here."""
+    if isinstance(error, ResponseError):
+        return request.reply(error.code, error.remark)
+    if isinstance(error, ProtocolError):
+        return request.reply(1, str(error))
+    if isinstance(error, StoreError):
+        return request.reply(14, str(error))
+    log.error("request %d failed", request.code, exc_info=error)
+    return request.reply(1, f"{type(error).__name__}: {error}")

@@ -1,0 +1,83 @@
+"""Where connections come from: the one seam between our protocol objects and real sockets.
+
+Everything above asks a ``Network``; the system's is asyncio's, tests have one in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from gimbalmq.errors import ConfigError, ConnectError
+
+
+class Listener(Protocol):
+    """A bound port."""
+
+    @property
+    def port(self) -> int: ...
+
+    def close(self) -> None:
+        """Stops accepting; open connections stay."""
+        ...
+
+
+class Network(Protocol):
+    async def connect(
+        self, factory: Callable[[], asyncio.Protocol], host: str, port: int, timeout: float
+    ) -> asyncio.Protocol:
+        """One connection; raises ConnectError."""
+        ...
+
+    async def listen(self, factory: Callable[[], asyncio.Protocol], host: str, port: int) -> Listener:
+        """Accepts connections; port 0 takes a free one."""
+        ...
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """``host:port`` at the last colon, so that bare IPv6 works too."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError("address", address, "use host:port with a port of 0 to 65535")
+    return host.strip("[]"), int(port)
+
+
+class _AsyncioListener:
+    def __init__(self, server: asyncio.AbstractServer, port: int) -> None:
+        self._server = server
+        self._port = port
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    def close(self) -> None:
+        self._server.close()
+
+
+class AsyncioNetwork:
+    """TCP by the running event loop."""
+
+    async def connect(
+        self, factory: Callable[[], asyncio.Protocol], host: str, port: int, timeout: float
+    ) -> asyncio.Protocol:
+        loop = asyncio.get_running_loop()
+        try:
+            _, protocol = await asyncio.wait_for(loop.create_connection(factory, host, port), timeout)
+        except TimeoutError as error:
+            raise ConnectError(f"{host}:{port} did not accept a connection within {timeout:g} s") from error
+        except OSError as error:
+            raise ConnectError(f"cannot connect to {host}:{port}: {error.strerror or error}") from error
+        return protocol
+
+    async def listen(self, factory: Callable[[], asyncio.Protocol], host: str, port: int) -> Listener:
+        loop = asyncio.get_running_loop()
+        try:
+            server = await loop.create_server(factory, host or None, port, backlog=1024, reuse_address=True)
+        except OSError as error:
+            raise ConnectError(
+                f"cannot listen on {host}:{port}: {error.strerror or error}; "
+                "choose another port or stop the process that has it"
+            ) from error
+        return _AsyncioListener(server, server.sockets[0].getsockname()[1])

@@ -1,0 +1,107 @@
+"""Connections by address: made on first use, made again after a loss."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from gimbalmq.errors import StateError
+from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.transport.channel import Channel, Handlers
+from gimbalmq.transport.network import AsyncioNetwork, Network, split_address
+
+CONNECT_SECONDS = 3.0
+
+
+class ChannelPool:
+    """One connection per address (Java: NettyRemotingClient)."""
+
+    def __init__(
+        self,
+        handlers: Handlers | None = None,
+        *,
+        network: Network | None = None,
+        tls: ssl.SSLContext | None = None,
+        connect_timeout: float = CONNECT_SECONDS,
+    ) -> None:
+        self._handlers = handlers or Handlers(answer_unknown=False)
+        self._network = network or AsyncioNetwork()
+        self._tls = tls
+        self._connect_timeout = connect_timeout
+        self._channels: dict[str, Channel] = {}
+        self._connecting: dict[str, asyncio.Task[Channel]] = {}
+        self._closed = False
+
+    def existing(self, address: str) -> Channel | None:
+        """The live connection to an address, if there is one."""
+        channel = self._channels.get(address)
+        return channel if channel is not None and not channel.closed else None
+
+    async def channel(self, address: str) -> Channel:
+        """The connection to ``host:port``; callers that ask together share one attempt.
+
+        Raises:
+            ConnectError: nobody accepts there.
+        """
+        live = self.existing(address)
+        if live is not None:
+            return live
+        if self._closed:
+            raise StateError("the connection pool is closed")
+        attempt = self._connecting.get(address)
+        if attempt is None:
+            attempt = asyncio.get_running_loop().create_task(self._connect(address))
+            self._connecting[address] = attempt
+            attempt.add_done_callback(lambda task: self._connected(address, task))
+        # One caller giving up must not fail the others who wait for the same connection.
+        try:
+            return await asyncio.shield(attempt)
+        except asyncio.CancelledError:
+            if self._closed and attempt.cancelled():
+                raise StateError("the connection pool was closed while it connected") from None
+            raise
+
+    def _connected(self, address: str, attempt: asyncio.Task[Channel]) -> None:
+        self._connecting.pop(address, None)
+        if not attempt.cancelled():
+            attempt.exception()  # seen, even if every caller has given up
+
+    async def _connect(self, address: str) -> Channel:
+        host, port = split_address(address)
+
+        def make() -> Channel:
+            return Channel(self._handlers, client_tls=self._tls, tls_host=host)
+
+        channel = await self._network.connect(make, host, port, self._connect_timeout)
+        assert isinstance(channel, Channel)
+        if self._closed:
+            channel.abort()
+            raise StateError("the connection pool is closed")
+        self._channels[address] = channel
+        return channel
+
+    async def call(self, address: str, command: RemotingCommand, timeout: float) -> RemotingCommand:
+        return await (await self.channel(address)).call(command, timeout)
+
+    async def oneway(self, address: str, command: RemotingCommand) -> None:
+        (await self.channel(address)).oneway(command)
+
+    def drop(self, address: str) -> None:
+        """Closes the connection to an address; the next call makes a new one."""
+        channel = self._channels.pop(address, None)
+        if channel is not None:
+            channel.close()
+
+    async def close(self) -> None:
+        self._closed = True
+        for attempt in list(self._connecting.values()):
+            attempt.cancel()
+        channels = [channel for channel in self._channels.values() if not channel.closed]
+        self._channels.clear()
+        for channel in channels:
+            channel.close()
+        for channel in channels:
+            try:
+                await asyncio.wait_for(channel.wait_closed(), 1.0)
+            except TimeoutError:
+                channel.abort()

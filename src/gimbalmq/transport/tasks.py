@@ -1,0 +1,74 @@
+"""Background work with an owner: a task group that outlives single failures."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class Tasks:
+    """Holds every task its owner started; ``close`` ends them all.
+
+    A loop whose step raises logs it and goes on: a daemon must not lose its heartbeat to
+    one bad answer. Broken invariants (AssertionError) do end the loop, loudly.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work, name=f"{self._name}:{name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def every(
+        self,
+        seconds: float | Callable[[], float],
+        step: Callable[[], Awaitable[object] | object],
+        name: str,
+        *,
+        first: float | None = None,
+    ) -> asyncio.Task[Any]:
+        """Calls ``step`` again and again; the pause counts from the end of the call before."""
+        return self.spawn(self._loop(seconds, step, name, first), name)
+
+    async def _loop(
+        self,
+        seconds: float | Callable[[], float],
+        step: Callable[[], Awaitable[object] | object],
+        name: str,
+        first: float | None,
+    ) -> None:
+        pause = first
+        while True:
+            if pause is None:
+                pause = seconds() if callable(seconds) else seconds
+            await asyncio.sleep(pause)
+            pause = None
+            try:
+                result = step()
+                if isinstance(result, Awaitable):
+                    await result
+            except AssertionError:
+                raise
+            except Exception:
+                log.exception("%s: %s failed and goes on", self._name, name)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("%s ended by an error", task.get_name(), exc_info=task.exception())
+
+    async def close(self) -> None:
+        """Cancels everything and waits until it is gone."""
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.gather(*tasks, return_exceptions=True)
