@@ -12,20 +12,14 @@ frame that arrives in pieces is collected in a list and joined once, not grown b
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from gimbalmq.errors import RemoteProtocolError
 
 MAX_FRAME_BYTES = 16_777_216
 """Whole frame, length word included (Java: com.rocketmq.remoting.frameMaxLength)."""
 
 
-class Frame(NamedTuple):
-    """The parts of one frame; what they mean is the serializers' business."""
-
-    kind: int
-    header: bytes
-    body: bytes
+Frame = tuple[int, bytes, bytes]
+"""Header encoding, header, body. A plain tuple: one is made for every message."""
 
 
 class FrameReader:
@@ -77,7 +71,7 @@ class FrameReader:
             if stop > end:
                 self._missing = stop - end
                 break
-            append(Frame(data[position + 4], data[header_start:body_start], data[body_start:stop]))
+            append((data[position + 4], data[header_start:body_start], data[body_start:stop]))
             position = stop
         else:
             self._missing = 8 - (end - position)

@@ -11,6 +11,7 @@ descriptors are borrowed from one bounded cache.
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 from collections import OrderedDict
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from gimbalmq.errors import LocalProtocolError, StoreError
 from gimbalmq.model.record import topic_field
-from gimbalmq.store.files import Files, translated
+from gimbalmq.store.files import Files, store_error, translated
 
 ENTRY = struct.Struct(">qiq")
 ENTRY_BYTES = 20
@@ -82,7 +83,8 @@ class QueueFiles:
         self._files = files
         self._limit = descriptors
         self._open: OrderedDict[tuple[QueueLog, int], int] = OrderedDict()
-        self.unsynced: set[Path] = set()
+        self.unsynced: set[str] = set()
+        self.last_entries: dict[QueueLog, Entry] = {}  # as found by load, until recovery is done
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -95,9 +97,13 @@ class QueueFiles:
             return b""
         within = start % self.per_file
         count = min(count, queue.written - start, self.per_file - within)
-        fd = self._descriptor(queue, start - within)
-        with translated(self._path(queue, start - within)):
+        try:
+            fd = self._descriptor(queue, start - within)
             return self._files.read_at(fd, count * ENTRY_BYTES, within * ENTRY_BYTES)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise store_error(error, self._path(queue, start - within)) from error
 
     def iterate(self, queue: QueueLog, start: int, end: int, step: int = 4096) -> Iterator[Entry]:
         """Entries [start, end) across files."""
@@ -134,22 +140,18 @@ class QueueFiles:
         count = queue.max_offset - queue.written
         if count <= 0:
             return
-        tail = memoryview(queue.tail)
-        try:
-            start = queue.written
-            done = 0
-            while done < count:
-                within = (start + done) % self.per_file
-                portion = min(count - done, self.per_file - within)
-                base = start + done - within
-                fd = self._descriptor(queue, base, create=True)
-                piece = tail[done * ENTRY_BYTES : (done + portion) * ENTRY_BYTES]
-                self._files.write_at(fd, piece, within * ENTRY_BYTES)
-                piece.release()
-                self.unsynced.add(self._path(queue, base))
-                done += portion
-        finally:
-            tail.release()
+        start = queue.written
+        done = 0
+        while done < count:
+            within = (start + done) % self.per_file
+            portion = min(count - done, self.per_file - within)
+            base = start + done - within
+            fd = self._descriptor(queue, base, create=True)
+            # a copy: a view kept alive by an error's traceback would forbid the tail to grow
+            piece = bytes(queue.tail[done * ENTRY_BYTES : (done + portion) * ENTRY_BYTES])
+            self._files.write_at(fd, piece, within * ENTRY_BYTES)
+            self.unsynced.add(self._path(queue, base))
+            done += portion
         del queue.tail[: count * ENTRY_BYTES]
         queue.written += count
 
@@ -176,37 +178,46 @@ class QueueFiles:
         """All queues on disk, their end at the last file's last entry that could be valid."""
         with translated(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
-            topics = sorted(p for p in self.root.iterdir() if p.is_dir())
-        adopted: int | None = None
+            topics = sorted(entry.name for entry in os.scandir(self.root) if entry.is_dir())
+        loaded = False
         for topic in topics:
             sibling: QueueLog | None = None
-            for folder in sorted(p for p in topic.iterdir() if p.name.isdigit()):
-                names = sorted(p for p in folder.iterdir() if p.name.isdigit() and len(p.name) == 20)
-                while names and names[-1].stat().st_size == 0:
-                    self._files.remove(names.pop())
-                if not names:
+            for queue_id in sorted(int(name) for name in os.listdir(self.root / topic) if name.isdigit()):
+                found = self._list_files(f"{self.root}/{topic}/{queue_id}")
+                if not found:
                     continue
-                size = names[0].stat().st_size
-                if size != self.file_bytes and adopted is None and size % ENTRY_BYTES == 0:
-                    adopted = size
+                size = found[0][1]
+                if size != self.file_bytes and not loaded and size % ENTRY_BYTES == 0:
                     notes.append(
                         f"queue files have {size} bytes, not {self.file_bytes}: the folder's size is used"
                     )
                     self.file_bytes, self.per_file = size, size // ENTRY_BYTES
-                queue = QueueLog(topic.name, int(folder.name), sibling)
-                sibling = queue
-                self._measure(queue, names)
+                sibling = queue = QueueLog(topic, queue_id, sibling)
+                self._measure(queue, found)
+                loaded = True
                 yield queue
 
-    def _measure(self, queue: QueueLog, names: list[Path]) -> None:
-        for number, path in enumerate(names):
-            expected = int(names[0].name) + number * self.file_bytes
-            if path.stat().st_size != self.file_bytes or int(path.name) != expected:
-                raise StoreError(f"{path}: expected offset {expected} and {self.file_bytes} bytes")
-        queue.first = int(names[0].name) // ENTRY_BYTES
-        queue.written = queue.first + len(names) * self.per_file
+    def _list_files(self, folder: str) -> list[tuple[int, int]]:
+        """(offset, size) of a queue's files, without empty ones at the end that a crash left."""
+        with translated(folder), os.scandir(folder) as entries:
+            found = sorted((int(e.name), e.stat().st_size) for e in entries if e.name.isdigit())
+            while found and found[-1][1] == 0:
+                self._files.remove(f"{folder}/{found.pop()[0]:020d}")
+        return found
+
+    def _measure(self, queue: QueueLog, found: list[tuple[int, int]]) -> None:
+        start = found[0][0]
+        for number, place in enumerate(found):
+            if place != (start + number * self.file_bytes, self.file_bytes):
+                expected = (start + number * self.file_bytes, self.file_bytes)
+                raise StoreError(f"queue {queue.topic}-{queue.queue_id}: file {place}, expected {expected}")
+        queue.first = start // ENTRY_BYTES
+        queue.written = queue.first + len(found) * self.per_file
         low = queue.written - self.per_file
         end = self.first_where(queue, low, queue.written, lambda e: e[0] < 0 or e[1] <= 0)
+        # while the file is open: recovery asks for the last entry, and opening costs more than reading
+        if end > queue.first:
+            self.last_entries[queue] = self.entry(queue, end - 1) or (0, 0, 0)
         queue.written = queue.next_offset = queue.max_offset = end
 
     def file_end(self, queue: QueueLog) -> int:
@@ -225,7 +236,7 @@ class QueueFiles:
                     if path.name.isdigit() and int(path.name) > base * ENTRY_BYTES:
                         self._forget(queue, int(path.name) // ENTRY_BYTES)
                         self._files.remove(path)
-            if number > base or (folder / self._name(base)).exists():
+            if number > base or os.path.exists(self._path(queue, base)):
                 fd = self._descriptor(queue, base)
                 self._files.truncate(fd, (number - base) * ENTRY_BYTES)
                 self._files.truncate(fd, self.file_bytes)
@@ -241,6 +252,8 @@ class QueueFiles:
             return entry[0] >= log_min and entry[1] != FILLER_SIZE
 
         low = max(queue.first, queue.min_offset)
+        if low == log_min == 0:
+            return
         first = self.entry(queue, low) if low < queue.max_offset else None
         if first is None or not exists(first):  # mostly nothing changed: one read, no search
             low = self.first_where(queue, low, queue.max_offset, exists)
@@ -261,7 +274,7 @@ class QueueFiles:
             dropped += 1
         return dropped
 
-    def sync(self, paths: set[Path], *, everything: bool = False) -> None:
+    def sync(self, paths: set[str], *, everything: bool = False) -> None:
         """Syncs files by name, so that it can run beside the owner of the descriptors."""
         if everything:  # one call instead of thousands
             self._files.sync_everything()
@@ -280,7 +293,8 @@ class QueueFiles:
         gone = set(queues)
         for key in [key for key in self._open if key[0] in gone]:
             self._files.close(self._open.pop(key))
-        self.unsynced = {path for path in self.unsynced if path.parent.parent.name != topic}
+        prefix = f"{self.root}/{topic}/"
+        self.unsynced = {path for path in self.unsynced if not path.startswith(prefix)}
         shutil.rmtree(self.root / topic, ignore_errors=True)
 
     def close(self) -> None:
@@ -313,8 +327,8 @@ class QueueFiles:
         self._open[key] = fd
         return fd
 
-    def _create(self, path: Path) -> int:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def _create(self, path: str) -> int:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         fd = self._files.open(path, create=True)
         try:
             self._files.truncate(fd, self.file_bytes)
@@ -333,8 +347,6 @@ class QueueFiles:
     def _folder(self, queue: QueueLog) -> Path:
         return self.root / queue.topic / str(queue.queue_id)
 
-    def _name(self, base: int) -> str:
-        return f"{base * ENTRY_BYTES:020d}"
-
-    def _path(self, queue: QueueLog, base: int) -> Path:
-        return self.root / queue.topic / str(queue.queue_id) / self._name(base)
+    def _path(self, queue: QueueLog, base: int) -> str:
+        # a string: making Path objects would be half the cost of writing a tail
+        return f"{self.root}/{queue.topic}/{queue.queue_id}/{base * ENTRY_BYTES:020d}"

@@ -39,7 +39,7 @@ def translated(what: object) -> Iterator[None]:
 class Files:
     """Real files. Methods raise OSError; callers translate it with their own words."""
 
-    def open(self, path: Path, *, create: bool = False) -> int:
+    def open(self, path: Path | str, *, create: bool = False) -> int:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         return os.open(path, flags, 0o644)
 
@@ -86,8 +86,11 @@ class Files:
     def sync_everything(self) -> None:
         os.sync()
 
-    def remove(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
+    def remove(self, path: Path | str) -> None:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
 
     def read_at(self, fd: int, size: int, position: int) -> bytes:
         return os.pread(fd, size, position)

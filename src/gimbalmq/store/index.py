@@ -258,7 +258,8 @@ class KeyIndex:
             return None
         import numpy as np
 
-        counts = np.diff(np.array(ends, dtype=np.int32), prepend=np.int32(0))
+        counts = np.array(ends, dtype=np.int32)
+        counts[1:] -= counts[:-1].copy()
         hashes, powers = hash_and_power_utf8(keys)
         # hash("topic#key") from the two halves; see hash_and_power
         powers = powers * np.repeat(np.array(prefixes, dtype=np.uint32), counts)

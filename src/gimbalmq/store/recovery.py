@@ -118,7 +118,7 @@ class Recovery:
         """
         log, report = self._log, self._report
         segments = log.segments
-        start = self._start_of_clean(queues()) if report.clean else self._start_after_crash()
+        start = self._start_of_clean() if report.clean else self._start_after_crash()
         if not report.clean:
             for queue in queues():
                 self._cut_to(queue, start)
@@ -138,6 +138,7 @@ class Recovery:
             if report.clean:
                 self._cut_overhang(queue, end)
             self._queue_files.correct_min(queue, log.min_offset)
+        self._queue_files.last_entries.clear()
         dispatcher.write()
         if self._index is not None:
             self._index.build()
@@ -147,13 +148,12 @@ class Recovery:
 
     # --- where to begin ----------------------------------------------------------------------
 
-    def _start_of_clean(self, queues: Iterable[QueueLog]) -> int:
+    def _start_of_clean(self) -> int:
         """Behind the last record any queue knows, if that record is there."""
         segments = self._log.segments
         last = (-1, 0)
-        for queue in queues:
-            entry = self._queue_files.entry(queue, queue.written - 1) if queue.written > queue.first else None
-            if entry is not None and entry[0] > last[0]:
+        for entry in self._queue_files.last_entries.values():
+            if entry[0] > last[0]:
                 last = (entry[0], entry[1])
         if last[0] < segments.first_base:
             return segments.first_base
@@ -161,7 +161,9 @@ class Recovery:
             segment = segments.at(last[0])
             with memoryview(segments.map(segment)) as view:
                 if check_record(view, last[0] - segment.base, commitlog_offset=last[0]) is None:
-                    return last[0] + last[1]
+                    # what lies between is in no queue any more because its topic was deleted
+                    safe = self._checkpoint.safe_offset
+                    return max(last[0] + last[1], safe if safe <= segments.end else 0)
         self._report.notes.append(f"the queues end at {last[0]}, where the log has no record")
         return segments[max(0, len(segments) - 3)].base
 
@@ -192,9 +194,7 @@ class Recovery:
         self._queue_files.cut(queue, first)
 
     def _cut_overhang(self, queue: QueueLog, end: int) -> None:
-        entry = (
-            self._queue_files.entry(queue, queue.max_offset - 1) if queue.max_offset > queue.first else None
-        )
+        entry = self._queue_files.last_entries.get(queue)
         if entry is not None and entry[0] + entry[1] > end and entry[0] > 0:
             first = self._queue_files.first_where(
                 queue, queue.first, queue.max_offset, lambda e: e[0] + e[1] > end and e[0] > 0

@@ -55,7 +55,8 @@ class Handlers:
 
     def __init__(self, *, answer_unknown: bool = True) -> None:
         self.by_code: dict[int, Handler] = {}
-        self._batches: dict[bytes, BatchHandler] = {}
+        self.batches: dict[bytes, BatchHandler] = {}
+        """By the three bytes behind ``{"code":`` in a JSON header."""
         self.opened: Callable[[Channel], None] | None = None
         self.closed: Callable[[Channel], None] | None = None
         self.answer_unknown = answer_unknown
@@ -70,11 +71,7 @@ class Handlers:
 
         ``add`` a plain handler too: it serves the other header encoding.
         """
-        self._batches[f"{code},".encode()[:3]] = handler
-
-    def batch_for(self, frame: Frame) -> BatchHandler | None:
-        """Reads ``{"code":NNN`` off the header; the handler checks the code it decodes."""
-        return self._batches.get(frame.header[8:11]) if frame.kind == JSON_HEADER else None
+        self.batches[f"{code},".encode()[:3]] = handler
 
 
 class Channel(asyncio.Protocol):
@@ -281,7 +278,7 @@ class Channel(asyncio.Protocol):
             self._tls = TlsPipe(context, server_side=True)
 
     def _handle(self, frames: list[Frame]) -> None:
-        batch_for = self._handlers.batch_for
+        batches = self._handlers.batches
         # Answers given meanwhile gather in _out and leave together below.
         self._flush_scheduled = True
         self._held = []
@@ -294,15 +291,17 @@ class Channel(asyncio.Protocol):
                 if self._write_paused:
                     self._held = frames[position:]
                     break
-                frame = frames[position]
-                batch = batch_for(frame)
+                kind, header, _ = frame = frames[position]
+                # The handler checks the code it decodes; this only guesses, without decoding.
+                mark = header[8:11]
+                batch = batches.get(mark) if kind == JSON_HEADER else None
                 if batch is None:
                     self.handle_frame(frame)
                     position += 1
                     continue
                 start = position
                 position += 1
-                while position < count and batch_for(frames[position]) is batch:
+                while position < count and frames[position][1][8:11] == mark:
                     position += 1
                 batch(self, frames[start:position] if position - start < count else frames)
         finally:

@@ -109,8 +109,8 @@ class TlsPipe:
             try:
                 while chunk := self._object.read(262_144):
                     plain += chunk
-            except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
-                pass  # all read, or the peer has said goodbye after it
+            except ssl.SSLWantReadError:
+                pass
             except ssl.SSLError as error:
                 raise RemoteProtocolError(f"TLS failed: {error}") from error
         return bytes(plain), self._outgoing.read()

@@ -10,6 +10,7 @@ one message at a time; both end in the same store and the same answer.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 
@@ -36,7 +37,7 @@ from gimbalmq.errors import (
 from gimbalmq.model import properties as prop
 from gimbalmq.model import topics as names
 from gimbalmq.model.batch import split_batch
-from gimbalmq.model.flags import BORN_HOST_V6, PERM_WRITE
+from gimbalmq.model.flags import PERM_WRITE
 from gimbalmq.model.ids import UniqueIdGenerator, ip_text, offset_id, pack_host
 from gimbalmq.model.javahash import tag_hash
 from gimbalmq.model.record import decode_record
@@ -83,15 +84,13 @@ class _FastHeader(msgspec.Struct, gc=False):
 _decode_fast = msgspec.json.Decoder(_FastHeader, strict=False).decode
 
 
-class _Answered(msgspec.Struct, gc=False):
-    """What is known of a message whose group is about to be committed."""
+_Answered = tuple[int, int, str, bool, int, int]
+"""Opaque, queue id, unique key, waits for the disk, commit-log offset, queue offset."""
 
-    opaque: int
-    queue_id: int
-    unique: str
-    waits: bool
-    commitlog_offset: int
-    queue_offset: int
+_FRAME_PREFIXES = tuple(
+    ((length + 4).to_bytes(4, "big") + length.to_bytes(4, "big")).decode("latin-1") for length in range(1024)
+)
+"""Length words of a frame without body, as text, by the length of its header."""
 
 
 class SendHandlers:
@@ -129,7 +128,7 @@ class SendHandlers:
         self._id_prefix = store_host.hex().upper()
         self._plain: dict[tuple[str, int], QueueLog | None] = {}
         self._plain_of = (-1, -1)
-        region = msgspec.json.encode(live.now.region_id).decode()
+        region = json.dumps(live.now.region_id)
         trace = str(live.now.trace_on).lower()
         self._answer_head = f'"extFields":{{"MSG_REGION":{region},"TRACE_ON":"{trace}","msgId":"'
         self._answer_tail = f',"serializeTypeCurrentRPC":"JSON","version":{OUR_VERSION}}}'
@@ -152,7 +151,6 @@ class SendHandlers:
         sync = config.sync_flush
         limit = config.max_message_size
         host = channel.peer_bytes
-        host_bit = BORN_HOST_V6 if len(host) == 20 else 0
         suffix = self._cluster_property
         if self._plain_of != (self._topics.generation, self._live.version):
             self._plain.clear()
@@ -161,79 +159,73 @@ class SendHandlers:
         group: AppendGroup | None = None
         done: list[_Answered] = []
         counts: dict[str, list[int]] = {}
+        counted, count = "", [0, 0]
         for frame in frames:
-            body = frame.body
+            body = frame[2]
+            queue = None
             try:
-                header = _decode_fast(frame.header)
+                header = _decode_fast(frame[1])
                 fields = header.extFields
                 text = fields.i
-                key = (fields.b, fields.e)
-                queue = plain[key] if key in plain else self._find_plain(key)
+                topic = fields.b
+                key = (topic, fields.e)
                 unique_at = text.find("UNIQ_KEY\x01")
                 if (
-                    queue is None
-                    or header.code != 310
-                    or fields.m
-                    or fields.f & ~_PLAIN_FLAGS
-                    or unique_at < 0
-                    or (unique_at and text[unique_at - 1] != "\x02")
-                    or not 0 < len(body) <= limit
-                    or "DELAY\x01" in text
-                    or "TIMER_" in text
-                    or "TRAN_MSG\x01" in text
-                    or "CLUSTER\x01" in text
+                    header.code == 310
+                    and not fields.m
+                    and not fields.f & ~_PLAIN_FLAGS
+                    and (unique_at == 0 or (unique_at > 0 and text[unique_at - 1] == "\x02"))
+                    and 0 < len(body) <= limit
+                    and "DELAY\x01" not in text
+                    and "TIMER_" not in text
+                    and "TRAN_MSG\x01" not in text
+                    and "CLUSTER\x01" not in text
+                    and len(text) < MAX_PROPERTIES_BYTES // 4
                 ):
-                    queue = None
+                    queue = plain[key] if key in plain else self._find_plain(key)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                queue = None
-            if queue is not None:
-                raw = (text + suffix if text[-1] == "\x02" else text + "\x02" + suffix).encode()
-                if len(raw) > MAX_PROPERTIES_BYTES:
+                pass
+            if queue is not None and group is None:
+                try:
+                    group = self._store.group()
+                except StoreError:
+                    # The general way says it to the client in the protocol's words.
                     queue = None
-            if queue is None:
+            if queue is None or group is None:
                 if group is not None:
                     self._finish(channel, group, done, counts)
                     group, done = None, []
                 channel.handle_frame(frame)
                 continue
-            if group is None:
-                try:
-                    group = self._store.group()
-                except StoreError:
-                    # The general way says it to the client in the protocol's words.
-                    channel.handle_frame(frame)
-                    continue
             unique_end = text.find("\x02", unique_at)
             unique = text[unique_at + 9 :] if unique_end < 0 else text[unique_at + 9 : unique_end]
-            tag_at = text.find("TAGS\x01")
             tags_code = 0
+            tag_at = text.find("TAGS\x01")
+            if tag_at > 0 and text[tag_at - 1] != "\x02":
+                tag_at = text.find("\x02TAGS\x01") + 1 or -1
             if tag_at >= 0:
-                if tag_at and text[tag_at - 1] != "\x02":
-                    tag_at = text.find("\x02TAGS\x01") + 1
-                if tag_at or text.startswith("TAGS\x01"):
-                    tag_end = text.find("\x02", tag_at)
-                    tags_code = tag_hash(text[tag_at + 5 :] if tag_end < 0 else text[tag_at + 5 : tag_end])
-            place = group.add(
+                tag_end = text.find("\x02", tag_at)
+                tags_code = tag_hash(text[tag_at + 5 :] if tag_end < 0 else text[tag_at + 5 : tag_end])
+            commitlog_offset, queue_offset = group.add(
                 queue,
                 body,
-                raw,
+                (text + suffix if text[-1] == "\x02" else text + "\x02" + suffix).encode(),
                 tags_code,
                 fields.h,
-                fields.f | host_bit,
+                fields.f,
                 fields.g,
                 host,
                 fields.j,
                 0,
             )
-            count = counts.get(fields.b)
-            if count is None:
-                counts[fields.b] = [1, len(body)]
-            else:
-                count[0] += 1
-                count[1] += len(body)
+            if topic != counted:
+                count = counts.setdefault(topic, [0, 0])
+                counted = topic
+            count[0] += 1
+            count[1] += len(body)
             if not header.flag & ONEWAY_FLAG:
                 waits = sync and "WAIT\x01false" not in text
-                done.append(_Answered(header.opaque, fields.e, unique, waits, *place))
+                done.append((header.opaque, fields.e, unique, waits, commitlog_offset, queue_offset))
         if group is not None:
             self._finish(channel, group, done, counts)
 
@@ -267,12 +259,12 @@ class SendHandlers:
             touched = group.commit()
         except StoreError as error:
             log.error("%d messages could not be stored: %s", len(done), error)
-            for item in done:
+            for opaque, *_ in done:
                 channel.send(
                     RemotingCommand(
                         ResponseCode.SERVICE_NOT_AVAILABLE,
                         self._trace_fields(),
-                        opaque=item.opaque,
+                        opaque=opaque,
                         flag=1,
                         remark=f"service not available now: {error}",
                     )
@@ -282,9 +274,9 @@ class SendHandlers:
         for topic, (count, size) in counts.items():
             self._stats.put(topic, count, size)
         counts.clear()
-        waiting = [item for item in done if item.waits]
+        waiting = [item for item in done if item[3]] if self._live.now.sync_flush else []
         if waiting:
-            done = [item for item in done if not item.waits]
+            done = [item for item in done if not item[3]]
             durable = self._commit.wait(self._store.max_commitlog_offset)
             asyncio.get_running_loop().create_task(self._answer_later(channel, waiting, durable))
         if done:
@@ -306,21 +298,19 @@ class SendHandlers:
 
     def _answers(self, done: list[_Answered], code: int) -> bytes:
         """The answers of a group as bytes, from a template: encoding each would cost more than storing it."""
-        head = f'{{"code":{code},' + self._answer_head + self._id_prefix
+        head = f'{{"code":{code},{self._answer_head}{self._id_prefix}'
         tail = self._answer_tail
-        parts: list[bytes] = []
-        for item in done:
-            unique = item.unique
-            if not (unique.isalnum() and unique.isascii()):
-                unique = msgspec.json.encode(unique)[1:-1].decode()
+        parts: list[str] = []
+        for opaque, queue_id, unique, _, commitlog_offset, queue_offset in done:
+            if not (unique.isascii() and unique.isalnum()):
+                unique = json.dumps(unique)[1:-1]
             header = (
-                f'{head}{item.commitlog_offset:016X}","queueId":"{item.queue_id}",'
-                f'"queueOffset":"{item.queue_offset}","transactionId":"{unique}"}},'
-                f'"flag":1,"language":"PYTHON","opaque":{item.opaque}{tail}'
-            ).encode()
-            length = len(header)
-            parts.append((length + 4).to_bytes(4, "big") + length.to_bytes(4, "big") + header)
-        return b"".join(parts)
+                f'{head}{commitlog_offset:016X}","queueId":"{queue_id}","queueOffset":"{queue_offset}",'
+                f'"transactionId":"{unique}"}},"flag":1,"language":"PYTHON","opaque":{opaque}{tail}'
+            )
+            parts += (_prefix(len(header)), header)
+        # All of it is ASCII but the length words, so one encoding of the whole serves.
+        return "".join(parts).encode("latin-1")
 
     # -- the general way ---------------------------------------------------------------
 
@@ -602,3 +592,9 @@ def _send_header(request: RemotingCommand) -> SendMessage | SendMessageV2:
 
 def _host_text(packed: bytes) -> str:
     return f"{ip_text(packed[:-4])}:{int.from_bytes(packed[-4:], 'big')}"
+
+
+def _prefix(header_bytes: int) -> str:
+    if header_bytes < len(_FRAME_PREFIXES):
+        return _FRAME_PREFIXES[header_bytes]
+    return ((header_bytes + 4).to_bytes(4, "big") + header_bytes.to_bytes(4, "big")).decode("latin-1")

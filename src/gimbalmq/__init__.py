@@ -1,0 +1,52 @@
+"""RocketMQ for Python: name server, broker and clients that speak Apache RocketMQ's formats.
+
+The public names are loaded when first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from gimbalmq.broker.broker import Broker as Broker
+    from gimbalmq.broker.config import BrokerConfig as BrokerConfig
+    from gimbalmq.errors import ConfigError as ConfigError
+    from gimbalmq.errors import ResponseError as ResponseError
+    from gimbalmq.errors import RocketMQError as RocketMQError
+    from gimbalmq.errors import SendFailedError as SendFailedError
+    from gimbalmq.errors import StoreError as StoreError
+    from gimbalmq.errors import TransportError as TransportError
+    from gimbalmq.nameserver.config import NameServerConfig as NameServerConfig
+    from gimbalmq.nameserver.server import NameServer as NameServer
+
+_HOMES = {
+    "Broker": "gimbalmq.broker.broker",
+    "BrokerConfig": "gimbalmq.broker.config",
+    "ConfigError": "gimbalmq.errors",
+    "NameServer": "gimbalmq.nameserver.server",
+    "NameServerConfig": "gimbalmq.nameserver.config",
+    "ResponseError": "gimbalmq.errors",
+    "RocketMQError": "gimbalmq.errors",
+    "SendFailedError": "gimbalmq.errors",
+    "StoreError": "gimbalmq.errors",
+    "TransportError": "gimbalmq.errors",
+}
+
+__all__ = sorted(_HOMES)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'gimbalmq' has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

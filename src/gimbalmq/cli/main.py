@@ -1,0 +1,371 @@
+"""The ``gimbalmq`` command line: flags and files to configurations, errors to exit codes.
+
+argparse, and imports inside functions: a server keeps for life what its command line imported,
+and a person waits for it (docs/HACKING.md has the figures).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gimbalmq import __version__
+from gimbalmq.cli.output import LEVELS, complain, start_logging
+from gimbalmq.errors import ConfigError, RocketMQError
+
+if TYPE_CHECKING:
+    from gimbalmq.broker.config import BrokerConfig
+    from gimbalmq.cli.serve import Plan
+    from gimbalmq.nameserver.config import NameServerConfig
+    from gimbalmq.transport.tls import ServerTls
+
+log = logging.getLogger(__name__)
+
+CLEAN, FAILED, MISUSED = 0, 1, 2
+"""Exit codes."""
+
+_ABOUT = "RocketMQ for Python: a name server and a broker that speak Apache RocketMQ's wire and disk formats."
+
+_EXAMPLES = """\
+examples:
+  gimbalmq server                        name server on 9876 and broker on 10911, for this machine only
+  gimbalmq server --store ./data         the same, messages kept in ./data
+  gimbalmq namesrv --host 0.0.0.0        a name server that other machines reach
+  gimbalmq broker --host 10.0.0.5 --namesrv 10.0.0.1:9876;10.0.0.2:9876 -c broker.properties
+
+`gimbalmq COMMAND --help` lists the options of a command.
+"""
+
+_FILE_HELP = """\
+A configuration file has RocketMQ's own keys (brokerName=broker-a), in Java's properties
+syntax, or as TOML if its name ends in .toml. Flags win over the file. A key that has no
+meaning here is named on start and passed over.
+
+Exit codes: 0 stopped by a signal, 1 could not start or failed, 2 wrong option or value.
+"""
+
+_SERVER_EPILOG = (
+    """\
+examples:
+  gimbalmq server
+  gimbalmq server --namesrv-port 19876 --port 20911 --store ./data --sync-flush
+  gimbalmq server -c broker.properties --set autoCreateTopicEnable=false
+
+In the file, keys that begin with namesrv. are for the name server (namesrv.listenPort).
+
+"""
+    + _FILE_HELP
+)
+
+_BROKER_EPILOG = (
+    """\
+examples:
+  gimbalmq broker --namesrv 127.0.0.1:9876 --store ./data
+  gimbalmq broker --namesrv '10.0.0.1:9876;10.0.0.2:9876' --host 0.0.0.0 --advertise 10.0.0.5 -c broker.properties
+
+"""
+    + _FILE_HELP
+)
+
+_NAMESRV_EPILOG = (
+    """\
+examples:
+  gimbalmq namesrv
+  gimbalmq namesrv --host 0.0.0.0 --port 9876 --data /var/lib/gimbalmq/namesrv
+
+"""
+    + _FILE_HELP
+)
+
+
+def home() -> Path:
+    """Where data lies unless told otherwise."""
+    named = os.environ.get("GIMBALMQ_HOME")
+    return Path(named) if named else Path.home() / ".gimbalmq"
+
+
+# -- the parser ----------------------------------------------------------------------
+
+
+def _port(text: str) -> str:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; use 0 (any free one) to 65535")
+    return text
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key.strip(), value.strip()
+
+
+def _addresses(text: str) -> str:
+    for address in text.split(";"):
+        host, colon, port = address.strip().rpartition(":")
+        if not (host and colon and port.isdigit() and int(port) < 65536):
+            raise argparse.ArgumentTypeError(f"{address!r} is not HOST:PORT")
+    return text
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="gimbalmq",
+        description=_ABOUT,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"gimbalmq {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
+
+    server = _command(commands, "server", "name server and broker in one process", _SERVER_EPILOG)
+    server.add_argument("--namesrv-port", type=_port, metavar="N", help="port of the name server (default: 9876)")
+    server.add_argument(
+        "--data", type=Path, metavar="DIR", help="folder of the name server's files (default: STORE/namesrv)"
+    )
+    _broker_options(server, namesrv_help="further name servers to register with, separated by ;")
+
+    broker = _command(commands, "broker", "a broker", _BROKER_EPILOG)
+    _broker_options(broker, namesrv_help="name servers to register with, separated by ;")
+
+    namesrv = _command(commands, "namesrv", "a name server", _NAMESRV_EPILOG)
+    namesrv.add_argument("--port", type=_port, metavar="N", help="port to listen on (default: 9876)")
+    namesrv.add_argument("--host", metavar="ADDR", help="address to listen on (default: 127.0.0.1)")
+    namesrv.add_argument(
+        "--data", type=Path, metavar="DIR", help="folder of kvConfig.json (default: ~/.gimbalmq/namesrv)"
+    )
+    for command in (server, broker, namesrv):
+        _common_options(command)
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, about: str, epilog: str
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=about,
+        description=f"Runs {about} until SIGTERM or Ctrl-C.",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _broker_options(parser: argparse.ArgumentParser, namesrv_help: str) -> None:
+    add = parser.add_argument
+    add("--port", type=_port, metavar="N", help="port of the broker (default: 10911)")
+    add("--host", metavar="ADDR", help="address to listen on (default: 127.0.0.1)")
+    add("--advertise", metavar="IP", help="address clients are told (default: --host, else 127.0.0.1)")
+    add("--namesrv", type=_addresses, metavar="HOST:PORT[;...]", help=namesrv_help)
+    add("--store", type=Path, metavar="DIR", help="folder of the messages (default: ~/.gimbalmq/store)")
+    add("--name", metavar="NAME", help="name of the broker (default: broker-a)")
+    add("--cluster", metavar="NAME", help="cluster it belongs to (default: DefaultCluster)")
+    add("--sync-flush", action="store_true", help="answer a send only when it is on disk")
+    add("--metrics-port", type=_port, metavar="N", help="serve Prometheus metrics (default: off)")
+
+
+def _common_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-c", "--config", type=Path, metavar="FILE", help="configuration file, .properties or .toml")
+    add("--set", type=_pair, action="append", default=[], metavar="KEY=VALUE", help="any key of the file; repeatable")
+    add("--log-level", choices=LEVELS, default="info", help="least important log lines to write (default: info)")
+    add("--log-file", type=Path, metavar="FILE", help="append logs to a file instead of stderr")
+    add("--debug", action="store_true", help="log everything, show tracebacks, check asyncio's rules")
+
+
+# -- from arguments to configurations ------------------------------------------------
+
+
+def _broker_flags(args: argparse.Namespace) -> dict[str, str]:
+    """Flags under the keys they stand for."""
+    pairs = {
+        "listenPort": args.port,
+        "bindAddress": args.host,
+        "brokerIP1": args.advertise,
+        "namesrvAddr": args.namesrv,
+        "storePathRootDir": None if args.store is None else str(args.store),
+        "brokerName": args.name,
+        "brokerClusterName": args.cluster,
+        "flushDiskType": "SYNC_FLUSH" if args.sync_flush else None,
+        "metricsPromExporterPort": args.metrics_port,
+    }
+    return {key: value for key, value in pairs.items() if value is not None}
+
+
+def broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, list[str]]:
+    """The configuration of a broker and the keys that mean nothing to it."""
+    from gimbalmq.broker.config import BrokerConfig
+    from gimbalmq.cli.serve import WILDCARDS
+
+    properties = dict(properties)
+    store = Path(properties.get("storePathRootDir") or home() / "store")
+    properties["storePathRootDir"] = str(store.expanduser().resolve())
+    host = properties.get("bindAddress", "")
+    if "brokerIP1" not in properties and host:
+        if host in WILDCARDS:
+            log.warning(
+                "listening on %s, but clients are told 127.0.0.1; say --advertise IP (brokerIP1) "
+                "if other machines are to reach this broker",
+                host,
+            )
+        elif host != "localhost":
+            properties["brokerIP1"] = host
+    if "brokerIP1" in properties:
+        properties.setdefault("brokerIP2", properties["brokerIP1"])
+    return BrokerConfig.from_properties(properties)
+
+
+def nameserver_config(
+    properties: Mapping[str, str], data: Path
+) -> tuple[NameServerConfig, ServerTls | None, list[str]]:
+    """The configuration of a name server, its TLS, and the keys that mean nothing to it."""
+    from gimbalmq.nameserver.config import from_properties
+
+    data = data.expanduser().resolve()
+    keys = {
+        "kvConfigPath": str(data / "kvConfig.json"),
+        "configStorePath": str(data / "namesrv.properties"),
+        **properties,
+    }
+    for_tls = {key: keys.pop(key) for key in list(keys) if key.startswith("tls.")}
+    config, unknown = from_properties(keys)
+    if not for_tls:
+        return config, None, unknown
+    from gimbalmq.broker.config import BrokerConfig
+    from gimbalmq.transport.tls import ServerTls
+
+    tls, unknown_tls = BrokerConfig.from_properties(for_tls)
+    loaded = ServerTls.load(
+        tls.tls_server_mode,
+        tls.tls_server_cert_path,
+        tls.tls_server_key_path,
+        tls.tls_server_trust_cert_path,
+        tls.tls_server_need_client_auth,
+    )
+    return config, loaded, unknown + unknown_tls
+
+
+def _file_keys(args: argparse.Namespace) -> dict[str, str]:
+    if args.config is None:
+        return {}
+    from gimbalmq.cli import config_file
+
+    return config_file.read(args.config)
+
+
+def _pass_over(unknown: Sequence[str]) -> None:
+    for key in unknown:
+        log.warning("%s is not an option here; passed over", key)
+
+
+def _usable(folder: str, option: str) -> None:
+    """Makes a data folder, or says why it cannot be one."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(option, folder, f"{error.strerror or error}; name a folder that can be made") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(option, folder, "the folder may not be written by this user")
+
+
+# -- the commands --------------------------------------------------------------------
+
+
+def namesrv_plan(args: argparse.Namespace) -> Plan:
+    from gimbalmq.cli.serve import Plan
+
+    flags = {key: value for key, value in (("listenPort", args.port), ("bindAddress", args.host)) if value}
+    properties = {**_file_keys(args), **dict(args.set), **flags}
+    config, tls, unknown = nameserver_config(properties, args.data or home() / "namesrv")
+    _pass_over(unknown)
+    if args.data is not None:
+        _usable(str(args.data.expanduser()), "--data")
+    return Plan(nameserver=config, nameserver_tls=tls, debug=args.debug)
+
+
+def broker_plan(args: argparse.Namespace) -> Plan:
+    from gimbalmq.cli.serve import Plan
+
+    config, unknown = broker_config({**_file_keys(args), **dict(args.set), **_broker_flags(args)})
+    _pass_over(unknown)
+    _usable(config.store_path_root_dir, "--store")
+    if not config.namesrv_addresses:
+        log.warning("no name server is named (--namesrv); clients will not find this broker")
+    return Plan(broker=config, debug=args.debug)
+
+
+_FOR_BOTH = ("bindAddress", "tls.")
+"""In the file of `gimbalmq server` these reach both; other keys both know are the broker's."""
+
+
+def server_plan(args: argparse.Namespace) -> Plan:
+    from gimbalmq.broker.config import BrokerConfig
+    from gimbalmq.cli.serve import Plan
+
+    keys = {**_file_keys(args), **dict(args.set)}
+    own = {key.removeprefix("namesrv."): keys.pop(key) for key in list(keys) if key.startswith("namesrv.")}
+    for_broker, broker_unknown = broker_config({**keys, **_broker_flags(args)})
+    shared = set(BrokerConfig().to_properties())
+    wanted = {key: text for key, text in keys.items() if key not in shared or key.startswith(_FOR_BOTH)}
+    if args.host is not None:
+        wanted["bindAddress"] = args.host
+    wanted |= own
+    if args.namesrv_port is not None:
+        wanted["listenPort"] = args.namesrv_port
+    store = Path(for_broker.store_path_root_dir)
+    for_nameserver, tls, unknown = nameserver_config(wanted, args.data or store / "namesrv")
+    _pass_over([key for key in broker_unknown if key in unknown])
+    _pass_over([f"namesrv.{key}" for key in own if key in unknown])
+    _usable(for_broker.store_path_root_dir, "--store")
+    return Plan(nameserver=for_nameserver, nameserver_tls=tls, broker=for_broker, debug=args.debug)
+
+
+_PLANS = {"server": server_plan, "broker": broker_plan, "namesrv": namesrv_plan}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; its exit code."""
+    if not __debug__:
+        complain("does not run under python -O: its checks of broken invariants are assert statements")
+        return MISUSED
+    args = build_parser().parse_args(argv)
+    try:
+        start_logging("debug" if args.debug else args.log_level, args.log_file)
+    except OSError as error:
+        complain(f"--log-file {args.log_file}: {error.strerror or error}; name a file that can be written")
+        return MISUSED
+    try:
+        plan = _PLANS[args.command](args)
+        from gimbalmq.cli.serve import run
+
+        return run(plan)
+    except ConfigError as error:
+        return _failed(error, MISUSED, args.debug)
+    except (RocketMQError, OSError) as error:
+        return _failed(error, FAILED, args.debug)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        complain(f"stopped by a bug, {type(error).__name__}: {error} (--debug shows where)")
+        if args.debug:
+            raise
+        return FAILED
+
+
+def _failed(error: Exception, code: int, debug: bool) -> int:
+    complain(str(error))
+    if debug:
+        log.debug("the traceback you asked for", exc_info=error)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

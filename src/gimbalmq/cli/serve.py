@@ -1,0 +1,160 @@
+"""Runs servers until a signal: start in order, say so, close in reverse.
+
+Everything a process has only one of is decided here and nowhere below: the event loop, signal
+handlers, the garbage collector, the exit code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from gimbalmq._clock import SYSTEM_CLOCK
+from gimbalmq.cli.output import announce
+
+if TYPE_CHECKING:
+    from gimbalmq.broker.broker import Broker
+    from gimbalmq.broker.config import BrokerConfig
+    from gimbalmq.nameserver.config import NameServerConfig
+    from gimbalmq.transport.tls import ServerTls
+
+log = logging.getLogger(__name__)
+
+WILDCARDS = frozenset({"", "0.0.0.0", "::", "*"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one process is to run: a name server, a broker, or a broker that uses the name server."""
+
+    nameserver: NameServerConfig | None = None
+    nameserver_tls: ServerTls | None = None
+    broker: BrokerConfig | None = None
+    debug: bool = False
+
+
+def run(plan: Plan) -> int:
+    """Serves until SIGINT, SIGTERM or SIGHUP; the exit code.
+
+    Raises:
+        RocketMQError, OSError: a server could not be started.
+    """
+    with asyncio.Runner(debug=plan.debug, loop_factory=_loop_factory()) as runner:
+        return runner.run(_until_signal(plan))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _until_signal(plan: Plan) -> int:
+    task = asyncio.ensure_future(_serve(plan))
+    stop = _StopOnSignal(asyncio.get_running_loop(), task)
+    with stop:
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not stop.asked:
+                raise
+    log.info("stopped")
+    return 0
+
+
+class _StopOnSignal:
+    """The first signal cancels the task, whose clean-up closes the servers; the second ends the process.
+
+    Plain signal handlers, not the loop's: they run even while the loop is busy, so the second
+    signal works when the first one hangs.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Future[None]) -> None:
+        self._loop = loop
+        self._task = task
+        self._before: dict[signal.Signals, object] = {}
+        self.asked = False
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._before[number] = signal.signal(number, self._handle)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if self.asked:
+            os.write(2, f"gimbalmq: {name} again: ending at once\n".encode())
+            os._exit(1)
+        self.asked = True
+        self._loop.call_soon_threadsafe(self._stop, name)
+
+    def _stop(self, name: str) -> None:
+        log.info("%s: shutting down; a second signal ends at once", name)
+        self._task.cancel()
+
+
+async def _serve(plan: Plan) -> None:
+    async with AsyncExitStack() as stack:
+        broker_config = plan.broker
+        if plan.nameserver is not None:
+            from gimbalmq.nameserver.server import NameServer
+
+            nameserver = NameServer(plan.nameserver, tls=plan.nameserver_tls)
+            stack.push_async_callback(nameserver.close)
+            await nameserver.start()
+            announce(f"name server ready on {nameserver.address}")
+            if broker_config is not None:
+                own = f"{_reachable(plan.nameserver.host)}:{nameserver.port}"
+                known = [own, *broker_config.namesrv_addresses]
+                broker_config = replace(broker_config, namesrv_addr=";".join(dict.fromkeys(known)))
+        if broker_config is not None:
+            from gimbalmq.broker.broker import Broker
+
+            broker = Broker(broker_config)
+            begun = SYSTEM_CLOCK.monotonic()
+            stack.push_async_callback(broker.close)
+            await broker.start()
+            announce(_broker_ready(broker, broker_config.broker_name, SYSTEM_CLOCK.monotonic() - begun))
+        # What exists now lives as long as the process: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        await asyncio.get_running_loop().create_future()
+
+
+def _reachable(host: str) -> str:
+    """An address at which this machine reaches a server bound to ``host``."""
+    if host in WILDCARDS:
+        return "[::1]" if host == "::" else "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def _broker_ready(broker: Broker, name: str, seconds: float) -> str:
+    report = broker.recovery
+    assert report is not None, "a started broker has recovered its store"
+    for note in report.notes:
+        log.warning("store: %s", note)
+    if report.truncated_bytes:
+        log.warning(
+            "store: %d bytes behind the last valid record were cut off (%s)",
+            report.truncated_bytes,
+            report.end_reason,
+        )
+    after = "" if report.clean else " after an unclean end"
+    return (
+        f"broker {name} ready on {broker.address}, store {broker.store_path}, "
+        f"recovered {report.records_scanned} records in {seconds:.2f} s{after}"
+    )

@@ -1,0 +1,170 @@
+"""Settings of clients: frozen, checked when built, never read from the environment."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+from gimbalmq.balance.latency import DEFAULT_RULE, RULES
+from gimbalmq.errors import ConfigError
+from gimbalmq.model.compression import Compression
+from gimbalmq.model.message import MAX_BODY_BYTES
+from gimbalmq.model.topics import AUTO_CREATE_TOPIC, TRACE_TOPIC, group_problem
+from gimbalmq.transport.network import Network, split_address
+
+C = TypeVar("C", bound="ClientConfig")
+
+DEFAULT_INSTANCE = "DEFAULT"
+DEFAULT_PRODUCER_GROUP = "DEFAULT_PRODUCER"
+
+
+def check_range(option: str, value: float, low: float, high: float) -> None:
+    """Raises ConfigError outside low to high, both allowed."""
+    if not low <= value <= high:
+        raise ConfigError(option, value, f"use {low:g} to {high:g}")
+
+
+def parse_addresses(namesrv: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    """``a:9876;b:9876``, or a list of such; raises ConfigError."""
+    text = namesrv if isinstance(namesrv, str) else ";".join(namesrv)
+    addresses = tuple(
+        dict.fromkeys(part.strip() for part in text.replace(",", ";").split(";") if part.strip())
+    )
+    if not addresses:
+        raise ConfigError("namesrv", namesrv, "give at least one name server as host:port")
+    for address in addresses:
+        split_address(address)
+    return addresses
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientConfig:
+    """What producers, consumers and admin objects have in common (Java: ClientConfig).
+
+    Attributes:
+        namesrv: name servers, ``host:port;host:port``.
+        instance_name: equal names in one process share one client instance; ``DEFAULT`` is replaced
+            by process id and a number of its own when a producer or clustering consumer starts.
+        unit_name: last part of the client id, where given.
+        client_ip: first part of the client id; found by itself where not given.
+        poll_namesrv_interval: seconds between looks for changed routes.
+        heartbeat_interval: seconds between heartbeats to all brokers.
+        api_timeout: seconds a call may take that has no timeout of its own.
+        connect_timeout: seconds for making a connection.
+        access_key, secret_key, security_token: ACL; both keys or none.
+        tls: a context where the brokers want TLS (``transport.tls.trusting_client_context()`` believes
+            any certificate, as Java's default does).
+        vip_channel: whether calls that may use the broker's fast port (main port - 2) do so.
+        unit_mode: for groups of RocketMQ's unit deployments.
+        network: where connections come from; tests give one in memory.
+    """
+
+    namesrv: str | list[str] | tuple[str, ...]
+    instance_name: str = DEFAULT_INSTANCE
+    unit_name: str | None = None
+    client_ip: str | None = None
+    poll_namesrv_interval: float = 30.0
+    heartbeat_interval: float = 30.0
+    heartbeat_timeout: float = 3.0
+    api_timeout: float = 3.0
+    connect_timeout: float = 3.0
+    access_key: str | None = None
+    secret_key: str | None = field(default=None, repr=False)
+    security_token: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    vip_channel: bool = False
+    unit_mode: bool = False
+    network: Network | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "namesrv", ";".join(parse_addresses(self.namesrv)))
+        if not self.instance_name or "@" in self.instance_name:
+            raise ConfigError("instance_name", self.instance_name, "use a name without @")
+        if (self.access_key is None) != (self.secret_key is None):
+            raise ConfigError("access_key", self.access_key, "give access_key and secret_key together")
+        for option in (
+            "poll_namesrv_interval",
+            "heartbeat_interval",
+            "heartbeat_timeout",
+            "api_timeout",
+            "connect_timeout",
+        ):
+            check_range(option, getattr(self, option), 0.001, 86_400.0)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The name servers, in the order given."""
+        return parse_addresses(self.namesrv)
+
+    def with_options(self: C, **options: Any) -> C:
+        """A copy with some options changed; raises ConfigError for a name there is none of."""
+        check_options(type(self), options)
+        return replace(self, **options)
+
+
+def check_options(config: type[ClientConfig], options: dict[str, Any]) -> None:
+    """Raises ConfigError for the first name that is no option, saying which there are."""
+    known = {item.name for item in fields(config)}
+    for name, value in options.items():
+        if name not in known:
+            raise ConfigError(name, value, f"no such option; there are {', '.join(sorted(known))}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProducerConfig(ClientConfig):
+    """A producer's settings (Java: DefaultMQProducer's fields).
+
+    Attributes:
+        group: the producer group; brokers ask any member of it about open transactions.
+        send_timeout: seconds for one send, retries included.
+        retry_times: further attempts of an awaited send that failed.
+        retry_times_async: further attempts of ``send_soon`` where no answer came.
+        retry_another_broker_when_not_store_ok: whether a stored but not flushed or replicated
+            message counts as a failed attempt.
+        compress_over: bodies of this many bytes or more are compressed.
+        compression: ``zlib``, ``lz4`` or ``zstd``.
+        compression_level: 0 to 9.
+        max_message_size: bytes of a body, before compression.
+        create_topic_key, default_topic_queue_nums: how an unknown topic is created by the broker.
+        latency_fault: whether slow and failing brokers are avoided for a while.
+        fault_rule: whose rule that is: ``seed`` (up to 4.7.1), ``4.8`` (to 5.1.3) or ``5.1.4``.
+        max_in_flight: sends without an answer at a time; further ones wait their turn.
+        trace: whether each send leaves a record in ``trace_topic``.
+    """
+
+    group: str = ""
+    send_timeout: float = 3.0
+    retry_times: int = 2
+    retry_times_async: int = 2
+    retry_another_broker_when_not_store_ok: bool = False
+    compress_over: int = 4096
+    compression: str | Compression = "zlib"
+    compression_level: int = 5
+    max_message_size: int = MAX_BODY_BYTES
+    create_topic_key: str = AUTO_CREATE_TOPIC
+    default_topic_queue_nums: int = 4
+    latency_fault: bool = False
+    fault_rule: str = DEFAULT_RULE
+    max_in_flight: int = 10_000
+    trace: bool = False
+    trace_topic: str = TRACE_TOPIC
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        problem = group_problem(self.group)
+        if problem is not None:
+            raise ConfigError("group", self.group, problem)
+        if self.group == DEFAULT_PRODUCER_GROUP:
+            raise ConfigError("group", self.group, "this name is reserved; choose one of your own")
+        object.__setattr__(self, "compression", Compression.named(self.compression))
+        check_range("send_timeout", self.send_timeout, 0.001, 86_400.0)
+        check_range("retry_times", self.retry_times, 0, 1000)
+        check_range("retry_times_async", self.retry_times_async, 0, 1000)
+        check_range("compress_over", self.compress_over, 0, 2**31 - 1)
+        check_range("compression_level", self.compression_level, 0, 9)
+        check_range("max_message_size", self.max_message_size, 1, 16_000_000)
+        check_range("default_topic_queue_nums", self.default_topic_queue_nums, 1, 65_536)
+        check_range("max_in_flight", self.max_in_flight, 1, 65_535)
+        if self.fault_rule not in RULES:
+            raise ConfigError("fault_rule", self.fault_rule, f"use one of {', '.join(RULES)}")

@@ -1,0 +1,724 @@
+"""What push and pull consumers share: a place in the client instance, subscriptions, progress, balance.
+
+A consumer is a member of its client instance (``ConsumerMember``), which hands on what brokers say, and the
+host of a ``Rebalancer``, which calls back when queues come and go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import sys
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Generic, Self, TypeVar
+
+import msgspec
+
+from gimbalmq._clock import Clock
+from gimbalmq.client import events
+from gimbalmq.client.config import DEFAULT_INSTANCE
+from gimbalmq.client.consumer_config import TAG, ConsumeFromWhere, ConsumerConfig, subscription_for
+from gimbalmq.client.events import BalanceEvent, Events
+from gimbalmq.client.instance import ClientInstance
+from gimbalmq.client.lease import QueueLocks, hand_over
+from gimbalmq.client.offsets import (
+    LocalOffsets,
+    OffsetStore,
+    ReadFrom,
+    RemoteOffsets,
+    local_offset_folder,
+)
+from gimbalmq.client.process_queue import ProcessQueue
+from gimbalmq.client.rebalance import RebalanceLoop, Rebalancer
+from gimbalmq.errors import ConfigError, RocketMQError, RouteError, StateError, TopicRouteNotFoundError
+from gimbalmq.model.message import MessageView
+from gimbalmq.model.queues import MessageQueue, sort_queues
+from gimbalmq.model.results import PullResult
+from gimbalmq.model.route import subscribe_queues
+from gimbalmq.model.topics import RETRY_PREFIX, topic_problem
+from gimbalmq.protocol.bodies import ConsumerData, Subscription, TopicRoute
+from gimbalmq.protocol.codes import OUR_VERSION, version_name
+from gimbalmq.protocol.fastjson import queue_text
+from gimbalmq.protocol.headers.messages import PullMessage
+from gimbalmq.protocol.status_bodies import ConsumeDirectlyResult, ConsumeRates, ConsumerRunningInfo
+from gimbalmq.rpc import groups as group_calls
+from gimbalmq.rpc import management as management_calls
+from gimbalmq.rpc import messages as message_calls
+from gimbalmq.transport.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=ConsumerConfig)
+
+QueueListener = Callable[
+    [str, Collection[MessageQueue], Collection[MessageQueue], str], Awaitable[object] | object
+]
+"""Called with the topic, all its queues, our queues of it, and why they changed."""
+
+_HEARTBEAT_TRIES = 50
+
+
+class Consumer(ABC, Generic[C]):
+    """Base of PushConsumer and PullConsumer; not for applications."""
+
+    consume_type = ""
+
+    def __init__(self, config: C, offset_store: OffsetStore | None = None) -> None:
+        if config.member_name is not None and config.instance_name == DEFAULT_INSTANCE:
+            config = replace(config, instance_name=config.member_name)
+        self.config: C = config
+        self.group = config.group
+        self._instance: ClientInstance | None = None
+        self._closed = False
+        self._ready = False
+        self._suspended = False
+        self._tasks = Tasks(f"consumer {config.group}")
+        self._events = Events()
+        self._queue_listeners: list[QueueListener] = []
+        self._subscriptions: dict[str, Subscription] = {}
+        self._announced: dict[str, int] = {}
+        self._given_offsets = offset_store
+        self._offsets: OffsetStore | None = offset_store
+        self._balance: Rebalancer | None = None
+        self._locks: QueueLocks | None = None
+        self._loop: RebalanceLoop | None = None
+        self._suggested: dict[MessageQueue, int] = {}
+        self._started_ms = 0
+        self._handing_over: set[int] = set()
+        self._checked_group_at: float | None = None
+        self._unequal: dict[str, str] | None = None
+
+    # -- state -----------------------------------------------------------------------
+
+    @property
+    def instance(self) -> ClientInstance:
+        """The client instance; raises StateError before start and after close."""
+        if self._instance is None:
+            raise StateError(f"consumer {self.group} is not running: use it in `async with`, or call start()")
+        return self._instance
+
+    @property
+    def client_id(self) -> str:
+        return self.instance.client_id
+
+    @property
+    def clock(self) -> Clock:
+        return self.instance.clock
+
+    @property
+    def offsets(self) -> OffsetStore:
+        if self._offsets is None:
+            raise StateError(f"consumer {self.group} is not running")
+        return self._offsets
+
+    @property
+    def balance(self) -> Rebalancer:
+        """The table of held queues."""
+        if self._balance is None:
+            raise StateError(f"consumer {self.group} is not running")
+        return self._balance
+
+    @property
+    def locks(self) -> QueueLocks:
+        if self._locks is None:
+            raise StateError(f"consumer {self.group} is not running")
+        return self._locks
+
+    @property
+    def running(self) -> bool:
+        return self._instance is not None and not self._closed
+
+    @property
+    def assignment(self) -> dict[str, list[MessageQueue]]:
+        """The queues held now, by topic."""
+        held: dict[str, list[MessageQueue]] = {}
+        for queue in self._held_queues():
+            held.setdefault(queue.topic, []).append(queue)
+        return held
+
+    def _held_queues(self) -> list[MessageQueue]:
+        return self._balance.held if self._balance is not None else []
+
+    @property
+    def members(self) -> list[str]:
+        """Client ids of the group as of the last round."""
+        return self.balance.members
+
+    @property
+    def subscriptions(self) -> dict[str, str]:
+        """Topic to expression; the retry topic left out."""
+        return {
+            topic: data.sub_string or "*"
+            for topic, data in self._subscriptions.items()
+            if not topic.startswith(RETRY_PREFIX)
+        }
+
+    async def lag(self) -> dict[MessageQueue, int]:
+        """Messages behind the newest, for every held queue."""
+        queues = self._held_queues()
+        return dict(
+            zip(queues, await asyncio.gather(*(self._lag_of(queue) for queue in queues)), strict=True)
+        )
+
+    async def _lag_of(self, queue: MessageQueue) -> int:
+        newest = await self.max_offset(queue)
+        offset = await self.offsets.read(queue, ReadFrom.MEMORY_FIRST_THEN_STORE)
+        if offset is None:
+            item = self.balance.table.get(queue)
+            offset = newest if item is None or item.min_offset is None else item.min_offset
+        return max(0, newest - offset)
+
+    def events(self) -> AsyncIterator[BalanceEvent]:
+        """Balance events from now on."""
+        return self._events.stream()
+
+    def on_event(self, callback: events.Callback) -> Callable[[], None]:
+        """Calls back with every balance event; the result ends that."""
+        return self._events.on_event(callback)
+
+    def on_queues_changed(self, listener: QueueListener) -> None:
+        """Calls back when the held queues of a topic changed (Java: MessageQueueListener)."""
+        self._queue_listeners.append(listener)
+
+    def emit(self, event: BalanceEvent) -> None:
+        if self._events.wanted:
+            self._events.emit(msgspec.structs.replace(event, at_ms=self.clock.wall_ms()))
+
+    # -- life ------------------------------------------------------------------------
+
+    async def start(self, *, instance: ClientInstance | None = None) -> None:
+        """Joins the group and takes its share of the queues.
+
+        Args:
+            instance: join this client instance instead of the one of the config's client id.
+
+        Raises:
+            StateError: started before, or the group has a consumer in this instance already.
+            ResponseError: a broker refuses a subscription (SQL92 is not enabled there).
+        """
+        if self._instance is not None or self._closed:
+            raise StateError(f"consumer {self.group} has been started before")
+        self._check_start()
+        joined = instance or ClientInstance.shared(self.config, keep_instance_name=self.config.broadcasting)
+        self._instance = joined
+        try:
+            self._started_ms = joined.clock.wall_ms()
+            self._add_own_subscriptions()
+            self._balance = Rebalancer(self, self._tasks, self.config.allocate_strategy())
+            self._locks = QueueLocks(
+                _LockCalls(self),
+                lambda: self.balance.table,
+                joined.clock,
+                self._lock_lost,
+                self.config.lock_live,
+            )
+            self._offsets = self._given_offsets or self._make_offsets()
+            await self._offsets.load()
+            await self._start_parts()
+            joined.register_consumer(self.group, self)
+        except BaseException:
+            self._instance = None
+            raise
+        try:
+            await joined.start()
+            await self._refresh_routes()
+            await self._check_subscriptions()
+            await self._announce()
+            self._tasks.every(self.config.persist_interval, self.persist_offsets, "persist offsets")
+            if self.needs_lock:
+                self._tasks.every(
+                    self.config.lock_interval,
+                    self.locks.renew,
+                    "renew locks",
+                    first=self.config.lock_first_delay,
+                )
+            if self.config.check_group_interval and not self.config.broadcasting:
+                self._tasks.every(self.config.check_group_interval, self.check_group, "check group")
+            self._ready = True
+            if self.is_balanced_by_group:
+                self._loop = RebalanceLoop.of(joined)
+                await self.rebalance("start")
+                self._loop.join(self)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Lets running handlers finish, commits, leaves the group; the next owner goes on exactly there."""
+        if self._instance is None or self._closed:
+            return
+        self._closed = True
+        instance = self._instance
+        if self._loop is not None:
+            self._loop.leave(self)
+        await self._stop_consuming()
+        try:
+            await self._persist_at_close()
+        except RocketMQError as error:
+            log.warning("progress of %s could not be committed at close: %s", self.group, error)
+        if self.needs_lock:
+            await self.locks.unlock_all(wait=self.config.handover == "lease")
+        await self._tasks.close()
+        await self._close_parts()
+        await instance.unregister_consumer(self.group)
+        self.balance.drop_everything()
+        self._events.close()
+        self._instance = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def _persist_at_close(self) -> None:
+        if self.config.handover == "lease" and not self.config.broadcasting:
+            held = self._held_queues()
+            await asyncio.gather(*(self.offsets.persist(queue, wait=True) for queue in held))
+        else:
+            await self.persist_offsets()
+
+    def _check_start(self) -> None: ...
+
+    def _add_own_subscriptions(self) -> None: ...
+
+    async def _start_parts(self) -> None: ...
+
+    async def _stop_consuming(self) -> None: ...
+
+    async def _close_parts(self) -> None: ...
+
+    def _make_offsets(self) -> OffsetStore:
+        if self.config.broadcasting:
+            folder = local_offset_folder(self.config.local_offset_folder, self.client_id, self.group)
+            return LocalOffsets(folder)
+        return RemoteOffsets(self._fetch_offset, self._commit_offset)
+
+    @property
+    def is_balanced_by_group(self) -> bool:
+        """Whether the group shares the queues; not when they were assigned by hand."""
+        return True
+
+    async def _refresh_routes(self) -> None:
+        async def refresh(topic: str) -> None:
+            try:
+                await self.instance.refresh_route(topic)
+            except RocketMQError as error:
+                level = logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.WARNING
+                log.log(level, "no route for %s yet: %s", topic, error)
+
+        await asyncio.gather(*(refresh(topic) for topic in self.subscribed_topics()))
+
+    async def _check_subscriptions(self) -> None:
+        """Asks one broker of each topic whether it can filter so; tags every broker can."""
+        for data in list(self._subscriptions.values()):
+            if data.expression_type in (None, TAG):
+                continue
+            try:
+                address = await self.instance.any_broker_of(data.topic)
+            except RouteError:
+                continue
+            await group_calls.check_client_config(self.instance, address, self.client_id, self.group, data)
+
+    async def _announce(self) -> None:
+        """Tells all brokers of our subscriptions; pulls may name the new versions only after that."""
+        versions = {topic: data.sub_version for topic, data in self._subscriptions.items()}
+        for _ in range(_HEARTBEAT_TRIES):
+            if await self.instance.heartbeat():
+                break
+            await asyncio.sleep(0.02)  # another is under way and may carry what was before
+        self._announced.update(versions)
+
+    # -- subscriptions ---------------------------------------------------------------
+
+    def _set_subscription(self, topic: str, expression: str | None, expression_type: str) -> Subscription:
+        problem = topic_problem(topic)
+        if problem is not None:
+            raise ConfigError("topic", topic, problem)
+        now = self.instance.clock.wall_ms() if self._instance is not None else 0
+        data = subscription_for(topic, expression, now, expression_type)
+        self._subscriptions[topic] = data
+        if self._ready and not self._closed:
+            self._tasks.spawn(self._subscribe_now(topic), "subscribe")
+        return data
+
+    async def _subscribe_now(self, topic: str) -> None:
+        await self._announce()
+        try:
+            await self.instance.refresh_route(topic)
+        except RocketMQError as error:
+            log.warning("no route for %s yet: %s", topic, error)
+        self.wake(f"{topic} was subscribed")
+
+    def unsubscribe(self, topic: str) -> None:
+        """Ends a subscription; its queues are dropped in the next round, which comes at once."""
+        self._subscriptions.pop(topic, None)
+        self._announced.pop(topic, None)
+        if self._ready and not self._closed:
+            self._tasks.spawn(self._announce(), "unsubscribe")
+            self.wake(f"{topic} was unsubscribed")
+
+    # -- member of the client instance -----------------------------------------------
+
+    def heartbeat_data(self) -> ConsumerData:
+        return ConsumerData(
+            consume_from_where=self.config.consume_from_where.value,
+            consume_type=self.consume_type,
+            group_name=self.group,
+            message_model=self.config.message_model.value,
+            subscription_data_set=list(self._subscriptions.values()),
+            unit_mode=self.config.unit_mode,
+        )
+
+    def subscribed_topics(self) -> Iterable[str]:
+        return list(self._subscriptions)
+
+    def route_changed(self, topic: str, route: TopicRoute) -> None:
+        if not self._ready or self._closed or topic not in self._subscriptions:
+            return
+        if self.config.rebalance_on_route_change and self.is_balanced_by_group:
+            known = self.balance.all_queues(topic)
+            if set(known) != set(subscribe_queues(topic, route)):
+                self.wake(f"the queues of {topic} changed")
+
+    def wake_rebalance(self) -> None:
+        self.wake("a broker said that members changed")
+
+    def wake(self, reason: str, delay: float = 0.0) -> None:
+        """Asks for a round of all consumers of the instance."""
+        if self._loop is None or self._closed:
+            return
+        if delay:
+            self._tasks.spawn(self._wake_later(reason, delay), "wake later")
+        else:
+            self._loop.wake(reason)
+
+    async def _wake_later(self, reason: str, delay: float) -> None:
+        await asyncio.sleep(delay)
+        self.wake(reason)
+
+    async def rebalance(self, reason: str = "asked for") -> bool:
+        """One round now; True when every queue that is ours is held."""
+        if self._suspended or self._closed or not self._ready:
+            return False
+        return await self.balance.run(reason)
+
+    async def consumer_status(self, topic: str) -> Mapping[MessageQueue, int]:
+        """221: progress in memory."""
+        return self.offsets.clone(topic)
+
+    async def running_info(self, jstack: bool) -> ConsumerRunningInfo:
+        """307."""
+        now, wall_ms = self.clock.monotonic(), self.clock.wall_ms()
+        rows = {
+            queue: item.info(self.offsets.remembered(queue) or 0, now, wall_ms)
+            for queue, item in self.balance.table.items()
+        }
+        info = ConsumerRunningInfo(
+            properties={
+                "PROP_CONSUMEORDERLY": "true" if self.ordered else "false",
+                "PROP_THREADPOOL_CORE_SIZE": str(self._thread_count()),
+                "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
+                "PROP_NAMESERVER_ADDR": "".join(f"{address};" for address in self.instance.nameservers),
+                "PROP_CONSUME_TYPE": self.consume_type,
+                "PROP_CLIENT_VERSION": version_name(OUR_VERSION),
+                "allocateMessageQueueStrategy": self.config.allocate_strategy().name,
+                "handover": self.config.handover,
+                "messageModel": self.config.message_model.value,
+            },
+            subscription_set=list(self._subscriptions.values()),
+            status_table={topic: self._rates(topic) for topic in self._subscriptions},
+        )
+        info.mq_table = {queue_text(queue): row for queue, row in sorted(rows.items())}
+        if jstack:
+            info.jstack = _stacks()
+        return info
+
+    def _rates(self, topic: str) -> ConsumeRates:
+        return ConsumeRates()
+
+    def _thread_count(self) -> int:
+        return 0
+
+    @abstractmethod
+    async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """220: go on from these offsets."""
+
+    @abstractmethod
+    async def consume_directly(self, message: MessageView, broker_name: str | None) -> ConsumeDirectlyResult:
+        """309."""
+
+    # -- host of the rebalancer ------------------------------------------------------
+
+    @property
+    def ordered(self) -> bool:
+        """Whether each queue's messages are consumed one after the other."""
+        return False
+
+    @property
+    def needs_lock(self) -> bool:
+        return not self.config.broadcasting and (self.ordered or self.config.handover == "lease")
+
+    @property
+    def drops_idle(self) -> bool:
+        return False
+
+    def topics(self) -> Sequence[str]:
+        return list(self._subscriptions)
+
+    def subscribed_queues(self, topic: str) -> Collection[MessageQueue] | None:
+        return self.instance.subscribe_queues(topic)
+
+    async def member_ids(self, topic: str) -> list[str] | None:
+        address = await self.instance.any_broker_of(topic)
+        return await group_calls.member_ids(
+            self.instance, address, self.group, timeout=self.config.api_timeout
+        )
+
+    async def lock_queue(self, queue: MessageQueue) -> bool:
+        return await self.locks.lock(queue)
+
+    def forget_offset(self, queue: MessageQueue) -> None:
+        self.offsets.forget(queue)
+
+    async def start_offset(self, queue: MessageQueue) -> int:
+        return await self.computed_start(queue, ReadFrom.STORE)
+
+    async def computed_start(self, queue: MessageQueue, source: ReadFrom) -> int:
+        """Kept progress where there is any, else by ``consume_from_where``."""
+        kept = await self.offsets.read(queue, source)
+        if kept is not None and kept >= 0:
+            return kept
+        is_retry = queue.topic.startswith(RETRY_PREFIX)
+        where = self.config.consume_from_where
+        if where is ConsumeFromWhere.FIRST_OFFSET:
+            return 0
+        if where is ConsumeFromWhere.TIMESTAMP:
+            if is_retry:
+                return await self.max_offset(queue)
+            return await self.offset_for_time(queue, self.config.consume_timestamp_ms(self._started_ms))
+        return 0 if is_retry else await self.max_offset(queue)
+
+    @abstractmethod
+    def begin(self, process_queue: ProcessQueue, offset: int) -> None: ...
+
+    @abstractmethod
+    def stop(self, process_queue: ProcessQueue) -> None: ...
+
+    async def remove(self, process_queue: ProcessQueue) -> bool:
+        """Gives a dropped queue up: commits it, releases its lock; False where it must wait."""
+        queue = process_queue.queue
+        if process_queue.draining and not process_queue.dropped:
+            if id(process_queue) not in self._handing_over:
+                self._handing_over.add(id(process_queue))
+                self._tasks.spawn(self._hand_over(process_queue), "hand over")
+            return False
+        try:
+            await self.offsets.persist(queue)
+        except RocketMQError as error:
+            log.warning("the offset of %s could not be committed: %s", queue, error)
+        self.offsets.forget(queue)
+        return True
+
+    async def _hand_over(self, item: ProcessQueue) -> None:
+        began = self.clock.monotonic()
+        try:
+            offset = await hand_over(item, self.offsets, self.locks)
+        finally:
+            self._handing_over.discard(id(item))
+        seconds = self.clock.monotonic() - began
+        self.emit(events.QueueReleased(group=self.group, queue=item.queue, offset=offset, seconds=seconds))
+        self.balance.release(item)
+
+    def _lock_lost(self, item: ProcessQueue) -> None:
+        if self.config.handover != "lease" or item.dropped or self._closed:
+            return
+        log.error(
+            "the lease of %s is lost; it is dropped, and what runs will not be committed. Was this process "
+            "stopped for long, or the broker restarted?",
+            item.queue,
+        )
+        self.emit(events.LeaseLost(group=self.group, queue=item.queue))
+        self.balance.mark_dropped(item, "its lease was lost")
+        item.draining, item.dropped = False, True
+        self.offsets.forget(item.queue)
+        self.balance.release(item)
+
+    async def queues_changed(
+        self, topic: str, queues: Collection[MessageQueue], mine: Collection[MessageQueue], reason: str
+    ) -> None:
+        """New subscription version, new limits, heartbeat, listeners (Java: messageQueueChanged)."""
+        data = self._subscriptions.get(topic)
+        if data is not None:
+            data.sub_version = max(self.clock.wall_ms(), data.sub_version + 1)
+        self._adjust_limits()
+        await self._announce()
+        for listener in list(self._queue_listeners):
+            try:
+                result = listener(topic, queues, mine, reason)
+                if inspect.isawaitable(result):
+                    await result
+            except Exception:
+                log.exception("a queue listener failed on %s", topic)
+
+    def _adjust_limits(self) -> None: ...
+
+    # -- the group's health ----------------------------------------------------------
+
+    async def check_group(self) -> None:
+        """Compares the group's subscriptions at a broker with ours; says so loudly where they differ."""
+        topic = next(iter(self.subscriptions), None)
+        if topic is None:
+            return
+        try:
+            address = await self.instance.any_broker_of(topic)
+            found = await management_calls.consumer_connections(self.instance, address, self.group)
+        except RocketMQError as error:
+            log.debug("the group's connections could not be read: %s", error)
+            return
+        ours = self.subscriptions
+        theirs = {
+            name: data.sub_string or "*"
+            for name, data in found.subscription_table.items()
+            if not name.startswith(RETRY_PREFIX)
+        }
+        if theirs == ours or not theirs:
+            self._unequal = None
+            return
+        if theirs != self._unequal:
+            log.error(
+                "members of group %s subscribe differently: here %s, elsewhere %s. Queues are shared out among all "
+                "members, so some will be read by nobody. Give all members the same subscriptions, or those with "
+                "others another group",
+                self.group,
+                ours,
+                theirs,
+            )
+            self.emit(events.UnequalSubscriptions(group=self.group, ours=ours, theirs=theirs))
+        self._unequal = theirs
+
+    # -- offsets ---------------------------------------------------------------------
+
+    async def persist_offsets(self) -> None:
+        """Writes progress of all held queues away."""
+        await self.offsets.persist_all(self._held_queues())
+
+    async def _fetch_offset(self, queue: MessageQueue) -> int | None:
+        found = await self.instance.locate_broker(queue.topic, queue.broker_name)
+        return await group_calls.query_offset(self.instance, found.address, self.group, queue)
+
+    async def _commit_offset(self, queue: MessageQueue, offset: int, wait: bool) -> None:
+        found = await self.instance.locate_broker(queue.topic, queue.broker_name)
+        if wait:
+            await group_calls.update_offset(self.instance, found.address, self.group, queue, offset)
+        else:
+            await group_calls.update_offset_oneway(self.instance, found.address, self.group, queue, offset)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """One past the newest message of a queue."""
+        return await group_calls.max_offset(self.instance, await self._master(queue), queue)
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """The oldest message of a queue that is still there."""
+        return await group_calls.min_offset(self.instance, await self._master(queue), queue)
+
+    async def offset_for_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """The first message stored at or after a time, ms since 1970."""
+        return await group_calls.search_offset(self.instance, await self._master(queue), queue, timestamp_ms)
+
+    async def _master(self, queue: MessageQueue) -> str:
+        return (await self.instance.locate_broker(queue.topic, queue.broker_name)).address
+
+    # -- pulling ---------------------------------------------------------------------
+
+    async def _pull(
+        self,
+        queue: MessageQueue,
+        data: Subscription,
+        offset: int,
+        *,
+        count: int,
+        sys_flag: int,
+        commit_offset: int = 0,
+        max_bytes: int | None = None,
+    ) -> PullResult:
+        """One pull from the replica the broker last suggested."""
+        instance = self.instance
+        broker_id = self._suggested.get(queue, 0)
+        found = instance.find_broker(queue.broker_name, broker_id)
+        if found is None:
+            found = await instance.locate_broker(queue.topic, queue.broker_name, broker_id)
+        if found.is_slave:
+            sys_flag &= ~message_calls.PULL_COMMIT_OFFSET
+        with_subscription = sys_flag & message_calls.PULL_SUBSCRIPTION
+        header = PullMessage(
+            consumer_group=self.group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=offset,
+            max_msg_nums=count,
+            sys_flag=sys_flag,
+            commit_offset=commit_offset,
+            suspend_timeout_millis=int(self.config.broker_suspend * 1000),
+            subscription=data.sub_string if with_subscription else None,
+            sub_version=self._announced.get(queue.topic, 0),
+            expression_type=data.expression_type,
+            max_msg_bytes=max_bytes,
+            bname=queue.broker_name,
+        )
+        result = await message_calls.pull(
+            instance, found.address, header, queue, timeout=self.config.pull_timeout
+        )
+        self._suggested[queue] = result.suggested_broker_id
+        if data.tags_set and data.expression_type in (None, TAG) and result.messages:
+            # The broker compares hashes; different tags may share one.
+            wanted = set(data.tags_set)
+            result.messages = [message for message in result.messages if message.tags in wanted]
+        return result
+
+
+class _LockCalls:
+    """41 and 42 to masters, for a consumer."""
+
+    def __init__(self, consumer: Consumer[Any]) -> None:
+        self._consumer = consumer
+
+    def _master(self, broker_name: str) -> str:
+        address = self._consumer.instance.master_address(broker_name)
+        if address is None:
+            raise TopicRouteNotFoundError(f"the broker {broker_name} has no master")
+        return address
+
+    async def lock(self, broker_name: str, queues: Collection[MessageQueue]) -> set[MessageQueue]:
+        consumer = self._consumer
+        return await group_calls.lock_queues(
+            consumer.instance,
+            self._master(broker_name),
+            consumer.group,
+            consumer.client_id,
+            sort_queues(queues),
+        )
+
+    async def unlock(self, broker_name: str, queues: Collection[MessageQueue], *, wait: bool) -> None:
+        consumer = self._consumer
+        call = group_calls.unlock_queues if wait else group_calls.unlock_queues_oneway
+        await call(
+            consumer.instance,
+            self._master(broker_name),
+            consumer.group,
+            consumer.client_id,
+            sort_queues(queues),
+        )
+
+
+def _stacks() -> str:
+    """What every thread is doing, as 307's jstack field."""
+    parts = []
+    for number, frame in sys._current_frames().items():
+        parts.append(f"thread {number}\n{''.join(traceback.format_stack(frame))}")
+    return "\n".join(parts)

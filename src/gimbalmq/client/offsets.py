@@ -1,0 +1,242 @@
+"""Consumption progress: at the broker for a clustering group, in a local file for broadcasting.
+
+Both keep a table in memory that consuming moves on and a timer writes away, so a crash repeats at most the
+progress since the last write. Java's ``RemoteBrokerOffsetStore`` and ``LocalFileOffsetStore``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+from gimbalmq.errors import RemoteProtocolError, RocketMQError
+from gimbalmq.model.queues import MessageQueue, sort_queues
+from gimbalmq.protocol import fastjson
+
+log = logging.getLogger(__name__)
+
+
+class ReadFrom(Enum):
+    """Where an offset is read (Java: ReadOffsetType)."""
+
+    MEMORY = "memory"
+    STORE = "store"
+    MEMORY_FIRST_THEN_STORE = "memory first, then store"
+
+
+class OffsetStore(Protocol):
+    """What a consumer needs of its progress; give your own to keep it elsewhere."""
+
+    async def load(self) -> None:
+        """Reads what is to be known before the first queue is taken."""
+
+    async def read(self, queue: MessageQueue, source: ReadFrom) -> int | None:
+        """The offset to go on from; None where none was ever kept.
+
+        Raises:
+            RocketMQError: the store could not be asked; the queue must not be taken now.
+        """
+
+    def update(self, queue: MessageQueue, offset: int, *, increase_only: bool) -> None:
+        """Notes progress in memory."""
+
+    def remembered(self, queue: MessageQueue) -> int | None:
+        """The offset in memory."""
+
+    async def persist(self, queue: MessageQueue, *, wait: bool = False) -> None:
+        """Writes one queue's offset away; with ``wait`` it is there when this returns."""
+
+    async def persist_all(self, queues: Collection[MessageQueue]) -> None:
+        """Writes away the offsets of the held queues and forgets those of all others."""
+
+    def forget(self, queue: MessageQueue) -> None:
+        """Removes a queue from memory."""
+
+    def clone(self, topic: str) -> dict[MessageQueue, int]:
+        """The remembered offsets of one topic; of all where ``topic`` is empty."""
+
+
+class _Table:
+    """The part both stores share: the table in memory."""
+
+    def __init__(self) -> None:
+        self._table: dict[MessageQueue, int] = {}
+
+    def update(self, queue: MessageQueue, offset: int, *, increase_only: bool) -> None:
+        table = self._table
+        if not increase_only or offset > table.get(queue, -1):
+            table[queue] = offset
+
+    def remembered(self, queue: MessageQueue) -> int | None:
+        return self._table.get(queue)
+
+    def forget(self, queue: MessageQueue) -> None:
+        self._table.pop(queue, None)
+
+    def clone(self, topic: str) -> dict[MessageQueue, int]:
+        return {queue: offset for queue, offset in self._table.items() if not topic or queue.topic == topic}
+
+
+class RemoteOffsets(_Table):
+    """Progress of a clustering group, kept by each queue's broker.
+
+    Args:
+        fetch: asks the broker (14); None where it says "not found".
+        commit: tells the broker (15); the flag says whether to wait for its answer.
+    """
+
+    def __init__(
+        self,
+        fetch: Callable[[MessageQueue], Awaitable[int | None]],
+        commit: Callable[[MessageQueue, int, bool], Awaitable[None]],
+    ) -> None:
+        super().__init__()
+        self._fetch = fetch
+        self._commit = commit
+        self._sent: dict[MessageQueue, int] = {}
+
+    async def load(self) -> None:
+        pass
+
+    async def read(self, queue: MessageQueue, source: ReadFrom) -> int | None:
+        if source is not ReadFrom.STORE:
+            known = self._table.get(queue)
+            if known is not None or source is ReadFrom.MEMORY:
+                return known
+        offset = await self._fetch(queue)
+        if offset is not None:
+            self._table[queue] = offset
+        return offset
+
+    async def persist(self, queue: MessageQueue, *, wait: bool = False) -> None:
+        offset = self._table.get(queue)
+        if offset is not None:
+            await self._commit(queue, offset, wait)
+
+    async def persist_all(self, queues: Collection[MessageQueue]) -> None:
+        if not queues:
+            return
+        held = set(queues)
+        for queue, offset in list(self._table.items()):
+            if queue not in held:
+                self._table.pop(queue, None)
+                continue
+            try:
+                await self._commit(queue, offset, False)
+            except RocketMQError as error:
+                log.warning(
+                    "offset %d of %s could not be committed, next try in a while: %s", offset, queue, error
+                )
+
+
+class LocalOffsets(_Table):
+    """Progress of one broadcasting member, in a file.
+
+    Args:
+        folder: ``<home>/.rocketmq_offsets/<client id>/<group>``; ``local_offset_folder`` makes it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._path = folder / "offsets.json"
+        self._backup = folder / "offsets.json.bak"
+        self._lock = asyncio.Lock()
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    async def load(self) -> None:
+        self._table.update(await asyncio.to_thread(self._read_file))
+
+    async def read(self, queue: MessageQueue, source: ReadFrom) -> int | None:
+        if source is not ReadFrom.STORE:
+            known = self._table.get(queue)
+            if known is not None or source is ReadFrom.MEMORY:
+                return known
+        offset = (await asyncio.to_thread(self._read_file)).get(queue)
+        if offset is not None:
+            self._table[queue] = offset
+        return offset
+
+    async def persist(self, queue: MessageQueue, *, wait: bool = False) -> None:
+        offset = self._table.get(queue)
+        if offset is not None:
+            await self._merge({queue: offset})
+
+    async def persist_all(self, queues: Collection[MessageQueue]) -> None:
+        held = set(queues)
+        changed = {queue: offset for queue, offset in self._table.items() if queue in held}
+        if changed:
+            await self._merge(changed)
+
+    async def _merge(self, changed: Mapping[MessageQueue, int]) -> None:
+        async with self._lock:
+            await asyncio.to_thread(self._merge_file, dict(changed))
+
+    def _merge_file(self, changed: dict[MessageQueue, int]) -> None:
+        table = self._read_file()
+        table.update(changed)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self._path.with_suffix(".tmp")
+        with fresh.open("wb") as file:
+            file.write(dump_offsets(table))
+            file.flush()
+            os.fsync(file.fileno())
+        if self._path.exists():
+            os.replace(self._path, self._backup)
+        os.replace(fresh, self._path)
+
+    def _read_file(self) -> dict[MessageQueue, int]:
+        for path in (self._path, self._backup):
+            try:
+                return parse_offsets(path.read_bytes())
+            except FileNotFoundError:
+                continue
+            except (OSError, RemoteProtocolError) as error:
+                log.warning("the offset file %s cannot be used, its backup is tried: %s", path, error)
+        return {}
+
+
+def local_offset_folder(root: str | os.PathLike[str] | None, client_id: str, group: str) -> Path:
+    """Where Java keeps them (rocketmq.client.localOffsetStoreDir), so that either finds the other's file."""
+    base = Path(root) if root is not None else Path.home() / ".rocketmq_offsets"
+    return base / client_id / group
+
+
+def dump_offsets(table: Mapping[MessageQueue, int]) -> bytes:
+    """The file's text: objects in key position, as Java writes and reads them."""
+    lines = []
+    for queue in sort_queues(table):
+        key = ",\n\t\t\t".join(
+            f'"{name}":{_text(value)}' for name, value in fastjson.queue_object(queue).items()
+        )
+        lines.append(f"{{\n\t\t\t{key}\n\t\t}}:{table[queue]}")
+    inside = ",".join(lines)
+    return f'{{\n\t"offsetTable":{{{inside}\n\t}}\n}}'.encode()
+
+
+def parse_offsets(data: bytes) -> dict[MessageQueue, int]:
+    """Reads the file, ours or Java's.
+
+    Raises:
+        RemoteProtocolError: it is neither.
+    """
+    raw = fastjson.loads(data)
+    table = raw.get("offsetTable") if isinstance(raw, dict) else None
+    if not isinstance(table, dict):
+        raise RemoteProtocolError("the file has no offsetTable")
+    try:
+        return {fastjson.queue_key(key): int(value) for key, value in table.items()}
+    except (TypeError, ValueError) as error:
+        raise RemoteProtocolError(f"the file holds an offset that is no number: {error}") from error
+
+
+def _text(value: str | int) -> str:
+    return json.dumps(value, ensure_ascii=False)

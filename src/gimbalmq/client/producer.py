@@ -1,0 +1,869 @@
+"""Sending messages.
+
+A send is prepared once (id, compression, property text) and attempted up to three times, each time
+at a queue the selection rule picks. ``send`` follows Java's synchronous rules: it waits for the
+answer and tries another broker after most failures. ``send_soon`` follows Java's asynchronous ones:
+the request is on its way when it returns, and only a missing answer is tried again. Neither needs a
+thread per send: thousands may be in flight, their requests leaving in one write per turn of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Self, TypeVar, cast
+
+import msgspec
+
+from gimbalmq.balance.latency import FaultStrategy, FaultTable
+from gimbalmq.balance.select import PublishQueues, Rotation, select_by_function, select_by_hash
+from gimbalmq.client.config import ProducerConfig, check_options
+from gimbalmq.client.instance import ClientInstance
+from gimbalmq.client.trace import Tracer
+from gimbalmq.errors import (
+    MessageIllegalError,
+    NoWritableQueueError,
+    RequestTimeoutError,
+    ResponseError,
+    RocketMQError,
+    RouteError,
+    SendFailedError,
+    StateError,
+    TopicRouteNotFoundError,
+    TransportError,
+)
+from gimbalmq.model import properties as names
+from gimbalmq.model.batch import encode_batch
+from gimbalmq.model.compression import Compression, compress
+from gimbalmq.model.flags import COMPRESSED, TRANSACTION_PREPARED
+from gimbalmq.model.message import Message, MessageView
+from gimbalmq.model.queues import MessageQueue
+from gimbalmq.model.results import SendResult, SendStatus
+from gimbalmq.model.route import publish_queues, write_queue_counts
+from gimbalmq.model.topics import DLQ_PREFIX, FORBIDDEN_TO_SEND, RETRY_PREFIX, topic_problem
+from gimbalmq.protocol.bodies import TopicRoute
+from gimbalmq.protocol.codes import RequestCode, ResponseCode
+from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.protocol.headers import messages as headers
+from gimbalmq.rpc.messages import STORED
+from gimbalmq.transport.channel import Channel
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
+
+RETRY_CODES = frozenset(
+    {
+        int(ResponseCode.TOPIC_NOT_EXIST),
+        int(ResponseCode.SERVICE_NOT_AVAILABLE),
+        int(ResponseCode.SYSTEM_ERROR),
+        int(ResponseCode.SYSTEM_BUSY),
+        int(ResponseCode.NO_PERMISSION),
+        204,  # NO_BUYER_ID
+        205,  # NOT_IN_CURRENT_UNIT
+        int(ResponseCode.GO_AWAY),
+    }
+)
+"""Answers after which another attempt is made (Java: retryResponseCodes)."""
+
+_SEND = int(RequestCode.SEND_MESSAGE_V2)
+_SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
+_SEND_REPLY = int(RequestCode.SEND_REPLY_MESSAGE_V2)
+
+_encode = msgspec.json.Encoder().encode
+_STATUS = {code: SendStatus(code) for code in STORED}
+_BATCH_ITEM_BYTES = 22
+
+
+class _Prepared:
+    """One message as all its attempts send it."""
+
+    __slots__ = (
+        "body",
+        "code",
+        "flag",
+        "max_reconsume",
+        "msg_id",
+        "properties",
+        "reconsume",
+        "sys_flag",
+        "topic",
+    )
+
+    def __init__(
+        self, code: int, topic: str, body: bytes, properties: str, sys_flag: int, flag: int, msg_id: str
+    ) -> None:
+        self.code = code
+        self.topic = topic
+        self.body = body
+        self.properties = properties
+        self.sys_flag = sys_flag
+        self.flag = flag
+        self.msg_id = msg_id
+        self.reconsume = 0
+        self.max_reconsume: int | None = None
+
+
+class Producer:
+    """Sends messages (Java: DefaultMQProducer).
+
+    >>> async with Producer("orders", "127.0.0.1:9876") as producer:        # doctest: +SKIP
+    ...     result = await producer.send(Message("TopicTest", b"hello", tags="TagA"))
+
+    Args:
+        group: the producer group's name.
+        namesrv: name servers, ``host:port;host:port``.
+        config: a whole configuration instead of the two and the options.
+        options: any field of ``ProducerConfig``.
+
+    Raises:
+        ConfigError: an option cannot be used.
+    """
+
+    def __init__(
+        self,
+        group: str = "",
+        namesrv: str | list[str] | tuple[str, ...] = "",
+        *,
+        config: ProducerConfig | None = None,
+        **options: Any,
+    ) -> None:
+        if config is None:
+            check_options(ProducerConfig, options)
+            config = ProducerConfig(group=group, namesrv=namesrv, **options)
+        elif options:
+            config = config.with_options(**options)
+        self.config = config
+        self.group = config.group
+        self._instance: ClientInstance | None = None
+        self._publish: dict[str, PublishQueues] = {}
+        self._templates: dict[MessageQueue, tuple[bytes, bytes]] = {}
+        self._faults: FaultStrategy | None = None
+        self._tracer: Tracer | None = None
+        self._in_flight = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        assert isinstance(config.compression, Compression)
+        self._compression = config.compression
+
+    # -- life -------------------------------------------------------------------------
+
+    async def start(self, *, instance: ClientInstance | None = None) -> None:
+        """Joins its client instance and tells the brokers known so far.
+
+        Args:
+            instance: join this one (a consumer does so for the producer inside it).
+
+        Raises:
+            StateError: started before, or the group is taken in this instance.
+        """
+        if self._instance is not None:
+            raise StateError(f"producer {self.group} has been started before")
+        joined = instance or ClientInstance.shared(self.config)
+        joined.register_producer(self.group, self)
+        self._instance = joined
+        self._loop = asyncio.get_running_loop()
+        self._faults = FaultStrategy(
+            FaultTable(joined.rng), enabled=self.config.latency_fault, rule=self.config.fault_rule
+        )
+        await joined.start()
+        if self.config.trace:
+            self._tracer = Tracer(self, joined, self.config.trace_topic)
+        await joined.heartbeat()
+
+    async def close(self) -> None:
+        """Lets traces leave, takes leave of the brokers; the last of an instance closes it."""
+        instance, self._instance = self._instance, None
+        if instance is None:
+            return
+        if self._tracer is not None:
+            self._instance = instance
+            await self._tracer.close()
+            self._instance = None
+        for task in list(self._tasks):
+            task.cancel()
+        await instance.unregister_producer(self.group)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    @property
+    def instance(self) -> ClientInstance:
+        """The client instance; raises StateError before start and after close."""
+        if self._instance is None:
+            raise StateError(f"producer {self.group} is not running: use it in `async with`, or call start()")
+        return self._instance
+
+    @property
+    def client_id(self) -> str:
+        return self.instance.client_id
+
+    # -- sending ----------------------------------------------------------------------
+
+    async def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        argument: Any = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Sends one message and waits until a broker has stored it.
+
+        Args:
+            queue: send to this queue; one attempt.
+            selector: chooses among the topic's queues, called with them, the message and
+                ``argument``; one attempt. A message with a sharding key is placed by its hash.
+            timeout: seconds for the whole call, retries included; the config's ``send_timeout``.
+
+        Raises:
+            MessageIllegalError: no topic, no body, too long.
+            TopicRouteNotFoundError: no name server knows the topic, nor how to create it.
+            RequestTimeoutError: the time is up; the outcome is unknown.
+            ResponseError: a broker refused in a way no other broker would mend.
+            SendFailedError: every attempt failed.
+        """
+        prepared = self._prepare(message)
+        limit = self.config.send_timeout if timeout is None else timeout
+        bound = queue is not None or selector is not None or message.sharding_key is not None
+        started = self._loop.time()
+        if self._in_flight >= self.config.max_in_flight:
+            await self._wait_turn(limit)
+        self._in_flight += 1
+        try:
+            publish = self._publish.get(message.topic) or await self._find_publish(message.topic, limit)
+            if bound:
+                chosen = self._bind(publish, message, queue, selector, argument)
+                remaining = limit - (self._loop.time() - started)
+                result = await self._attempt_recorded(prepared, chosen, max(0.001, remaining))
+            else:
+                result = await self._send_anywhere(prepared, publish, limit, started)
+        except RocketMQError:
+            if self._tracer is not None:
+                self._trace(message, prepared, None, started)
+            raise
+        finally:
+            self._in_flight -= 1
+            if self._waiting:
+                self._next_turn()
+        if self._tracer is not None:
+            self._trace(message, prepared, result, started)
+        return result
+
+    async def _send_anywhere(
+        self, prepared: _Prepared, publish: PublishQueues, limit: float, started: float
+    ) -> SendResult:
+        failures: list[tuple[object, Exception]] = []
+        last_broker: str | None = None
+        unsafe: SendResult | None = None
+        remaining = limit
+        for _ in range(1 + self.config.retry_times):
+            chosen = self._select(publish, last_broker)
+            last_broker = chosen.broker_name
+            elapsed = self._loop.time() - started
+            # The common case keeps the round number: calls of equal timeouts share one deadline queue.
+            remaining = limit - elapsed if elapsed > 0.001 else limit
+            if remaining <= 0:
+                break
+            try:
+                result = await self._attempt_recorded(prepared, chosen, remaining)
+            except (TransportError, RouteError) as error:
+                failures.append((chosen, error))
+            except ResponseError as error:
+                if error.code not in RETRY_CODES:
+                    raise
+                failures.append((chosen, error))
+            else:
+                if (
+                    result.status is SendStatus.SEND_OK
+                    or not self.config.retry_another_broker_when_not_store_ok
+                ):
+                    return result
+                unsafe = result
+        if unsafe is not None:
+            return unsafe
+        failed = SendFailedError(prepared.topic, failures)
+        if self._loop.time() - started >= limit and len(failures) <= self.config.retry_times:
+            raise RequestTimeoutError(f"the time of {limit:g} s is up: {failed}") from failed
+        raise failed
+
+    def send_soon(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        argument: Any = None,
+        timeout: float | None = None,
+    ) -> asyncio.Future[SendResult]:
+        """Sends one message now and returns the future of its result (Java: send with a callback).
+
+        The quickest way to send many. An error answer is final; where no answer comes the message is
+        sent again, to another broker if there is one.
+
+        Raises:
+            MessageIllegalError, StateError: at once. All else comes through the future.
+        """
+        prepared = self._prepare(message)
+        limit = self.config.send_timeout if timeout is None else timeout
+        publish = self._publish.get(message.topic)
+        instance = self._instance
+        assert instance is not None
+        if publish is not None and self._in_flight < self.config.max_in_flight and self._tracer is None:
+            if queue is None and selector is None and message.sharding_key is None:
+                chosen = self._select(publish, None)
+            else:
+                chosen = self._bind(publish, message, queue, selector, argument)
+            address = instance.send_address(chosen.broker_name)
+            channel = None if address is None else instance.pool.existing(address)
+            if channel is not None:
+                return self._start_soon(prepared, chosen, channel, limit)
+        return self._own(self._send_later(message, prepared, queue, selector, argument, limit))
+
+    def _own(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """A task that ends with the producer; its error is its awaiter's affair."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _start_soon(
+        self, prepared: _Prepared, chosen: MessageQueue, channel: Channel, limit: float
+    ) -> asyncio.Future[SendResult]:
+        loop = self._loop
+        future: asyncio.Future[SendResult] = loop.create_future()
+        started = loop.time()
+        self._in_flight += 1
+
+        def answered(call: asyncio.Future[RemotingCommand]) -> None:
+            self._in_flight -= 1
+            if self._waiting:
+                self._next_turn()
+            if future.done():
+                call.exception()
+                return
+            error = call.exception()
+            if error is None:
+                self._record(chosen.broker_name, started, failed=False)
+                try:
+                    future.set_result(self._result(prepared, chosen, call.result(), channel.address))
+                except RocketMQError as refused:
+                    self._record(chosen.broker_name, started, failed=True, reachable=False)
+                    future.set_exception(refused)
+                return
+            self._record(chosen.broker_name, started, failed=True)
+            if self._instance is None or not isinstance(error, RocketMQError):
+                future.set_exception(error)
+                return
+            self._own(self._resend(future, prepared, chosen, error, limit - (loop.time() - started)))
+
+        channel.start_call(self._command(prepared, chosen), limit).add_done_callback(answered)
+        return future
+
+    async def _resend(
+        self,
+        future: asyncio.Future[SendResult],
+        prepared: _Prepared,
+        chosen: MessageQueue,
+        error: Exception,
+        remaining: float,
+    ) -> None:
+        try:
+            result = await self._again(prepared, chosen, error, remaining)
+        except RocketMQError as failure:
+            if not future.done():
+                future.set_exception(failure)
+        else:
+            if not future.done():
+                future.set_result(result)
+
+    async def _again(
+        self, prepared: _Prepared, chosen: MessageQueue, error: Exception, remaining: float
+    ) -> SendResult:
+        """Java's asynchronous retries: another broker, the queue id of the first choice."""
+        failures: list[tuple[object, Exception]] = [(chosen, error)]
+        deadline = self._loop.time() + remaining
+        publish = self._publish.get(prepared.topic)
+        for _ in range(self.config.retry_times_async):
+            remaining = deadline - self._loop.time()
+            if remaining <= 0 or publish is None:
+                break
+            other = self._select(publish, chosen.broker_name)
+            chosen = MessageQueue(chosen.topic, other.broker_name, chosen.queue_id)
+            try:
+                return await self._attempt_recorded(prepared, chosen, remaining)
+            except (TransportError, RouteError) as failure:
+                failures.append((chosen, failure))
+        if len(failures) == 1:
+            raise error
+        raise SendFailedError(prepared.topic, failures)
+
+    async def _send_later(
+        self,
+        message: Message,
+        prepared: _Prepared,
+        queue: MessageQueue | None,
+        selector: Selector | None,
+        argument: Any,
+        limit: float,
+    ) -> SendResult:
+        """``send_soon`` where a route, a connection or a turn has to be waited for."""
+        started = self._loop.time()
+        if self._in_flight >= self.config.max_in_flight:
+            await self._wait_turn(limit)
+        self._in_flight += 1
+        result: SendResult | None = None
+        try:
+            publish = self._publish.get(message.topic) or await self._find_publish(message.topic, limit)
+            if queue is None and selector is None and message.sharding_key is None:
+                chosen = self._select(publish, None)
+            else:
+                chosen = self._bind(publish, message, queue, selector, argument)
+            remaining = limit - (self._loop.time() - started)
+            try:
+                result = await self._attempt_recorded(prepared, chosen, max(0.001, remaining))
+            except TransportError as error:
+                remaining = limit - (self._loop.time() - started)
+                result = await self._again(prepared, chosen, error, remaining)
+            return result
+        finally:
+            self._in_flight -= 1
+            if self._waiting:
+                self._next_turn()
+            if self._tracer is not None:
+                self._trace(message, prepared, result, started)
+
+    async def send_oneway(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        argument: Any = None,
+    ) -> None:
+        """Sends one message that no broker answers for; it may be lost without a word."""
+        prepared = self._prepare(message)
+        limit = self.config.send_timeout
+        publish = self._publish.get(message.topic) or await self._find_publish(message.topic, limit)
+        if queue is None and selector is None and message.sharding_key is None:
+            chosen = self._select(publish, None)
+        else:
+            chosen = self._bind(publish, message, queue, selector, argument)
+        channel = await self._channel_of(chosen, limit)
+        channel.oneway(self._command(prepared, chosen))
+
+    async def send_batch(
+        self,
+        messages: Iterable[Message],
+        *,
+        queue: MessageQueue | None = None,
+        timeout: float | None = None,
+    ) -> list[SendResult]:
+        """Sends messages of one topic together, in as few requests as their size allows.
+
+        Each request is stored as a whole in one queue. Retries are those of ``send``.
+
+        Returns:
+            One result per request; its ids are joined by commas.
+
+        Raises:
+            MessageIllegalError: they differ in topic or in waiting, are delayed, or go to a retry topic.
+        """
+        limit = self.config.send_timeout if timeout is None else timeout
+        results: list[SendResult] = []
+        for prepared in self._prepare_batches(list(messages)):
+            started = self._loop.time()
+            publish = self._publish.get(prepared.topic) or await self._find_publish(prepared.topic, limit)
+            if queue is not None:
+                results.append(await self._attempt_recorded(prepared, queue, limit))
+            else:
+                results.append(await self._send_anywhere(prepared, publish, limit, started))
+        return results
+
+    async def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues a topic can be sent to (Java: fetchPublishMessageQueues)."""
+        self._running()
+        publish = self._publish.get(topic) or await self._find_publish(topic, self.config.send_timeout)
+        return publish.queues
+
+    # -- preparing --------------------------------------------------------------------
+
+    def _running(self) -> ClientInstance:
+        return self.instance
+
+    def _prepare(self, message: Message) -> _Prepared:
+        """Checks a message, stamps it and puts it into the form that travels."""
+        instance = self._instance
+        if instance is None:
+            raise StateError(f"producer {self.group} is not running: use it in `async with`, or call start()")
+        body = message.body
+        if message.topic not in self._publish:
+            _check_topic(message.topic)
+        if not 0 < len(body) <= self.config.max_message_size:
+            raise _wrong_size(len(body), self.config.max_message_size)
+        known = message.system_properties
+        msg_id = known.get(names.UNIQ_KEY)
+        if msg_id is None:
+            msg_id = known[names.UNIQ_KEY] = instance.unique_ids.next(instance.clock.wall_ms())
+        sys_flag = 0
+        if len(body) >= self.config.compress_over:
+            body = compress(body, self._compression, self.config.compression_level)
+            sys_flag = COMPRESSED | self._compression
+        if names.TRAN_MSG in known:
+            sys_flag |= TRANSACTION_PREPARED
+        code = _SEND if known.get(names.MESSAGE_TYPE) != "reply" else _SEND_REPLY
+        prepared = _Prepared(
+            code, message.topic, body, message.properties_text(), sys_flag, message.flag, msg_id
+        )
+        if message.topic.startswith(RETRY_PREFIX):
+            self._move_retry_fields(message, prepared)
+        return prepared
+
+    @staticmethod
+    def _move_retry_fields(message: Message, prepared: _Prepared) -> None:
+        """A consumer's own resend tells its counts in the header, not in the properties."""
+        told = message.all_properties()
+        prepared.reconsume = int(told.pop(names.RECONSUME_TIME, "0"))
+        most = told.pop(names.MAX_RECONSUME_TIMES, None)
+        prepared.max_reconsume = None if most is None else int(most)
+        prepared.properties = names.dump(told)
+
+    def _prepare_batches(self, messages: list[Message]) -> list[_Prepared]:
+        if not messages:
+            raise MessageIllegalError("a batch needs at least one message")
+        instance = self.instance
+        first = messages[0]
+        _check_topic(first.topic)
+        if first.topic.startswith(RETRY_PREFIX):
+            raise MessageIllegalError("Retry Group is not supported for batching")
+        limit = self.config.max_message_size
+        pieces: list[list[tuple[int, bytes, bytes]]] = [[]]
+        ids: list[list[str]] = [[]]
+        size = 0
+        now_ms = instance.clock.wall_ms()
+        for message in messages:
+            known = message.system_properties
+            if message.topic != first.topic:
+                raise MessageIllegalError("The topic of the messages in one batch should be the same")
+            if message.wait_store_ok != first.wait_store_ok:
+                raise MessageIllegalError("The waitStoreMsgOK of the messages in one batch should the same")
+            if known.keys() & _NOT_IN_BATCHES:
+                raise MessageIllegalError("TimeDelayLevel is not supported for batching")
+            msg_id = known.get(names.UNIQ_KEY)
+            if msg_id is None:
+                msg_id = known[names.UNIQ_KEY] = instance.unique_ids.next(now_ms)
+            properties = message.properties_text().encode()
+            item_bytes = _BATCH_ITEM_BYTES + len(message.body) + len(properties)
+            if not message.body or item_bytes > limit:
+                raise _wrong_size(item_bytes if message.body else 0, limit)
+            if size + item_bytes > limit:
+                pieces.append([])
+                ids.append([])
+                size = 0
+            pieces[-1].append((message.flag, message.body, properties))
+            ids[-1].append(msg_id)
+            size += item_bytes
+        wait = "true" if first.wait_store_ok else "false"
+        return [
+            _Prepared(
+                _SEND_BATCH,
+                first.topic,
+                encode_batch(items),
+                f"UNIQ_KEY\x01{instance.unique_ids.next(now_ms)}\x02WAIT\x01{wait}\x02",
+                0,
+                0,
+                ",".join(item_ids),
+            )
+            for items, item_ids in zip(pieces, ids, strict=True)
+        ]
+
+    # -- queues -----------------------------------------------------------------------
+
+    def publish_topics(self) -> Iterable[str]:
+        return list(self._publish)
+
+    def route_changed(self, topic: str, route: TopicRoute) -> None:
+        if topic in self._publish:
+            self._take_route(topic, route)
+
+    def _take_route(self, topic: str, route: TopicRoute) -> PublishQueues | None:
+        queues = publish_queues(topic, route)
+        instance = self._instance
+        if not queues or instance is None:
+            # What was known stays in use until something better is (Java: isUpdateTopicRouteInfo...ok).
+            log.warning("the route of %s has no queue that may be written", topic)
+            self._publish.pop(topic, None)
+            return None
+        made = PublishQueues(
+            topic, queues, Rotation(instance.rng), write_queue_counts=write_queue_counts(route)
+        )
+        self._publish[topic] = made
+        return made
+
+    async def _find_publish(self, topic: str, limit: float) -> PublishQueues:
+        """The topic's queues: known, or asked for, or those of the topic that new ones are made after."""
+        instance = self.instance
+        try:
+            async with asyncio.timeout(limit):
+                try:
+                    await instance.refresh_route(topic)
+                except TopicRouteNotFoundError:
+                    if instance.route(topic) is None:
+                        await self._use_default_route(instance, topic)
+        except TimeoutError as error:
+            raise RequestTimeoutError(
+                f"no name server told the route of {topic} within {limit:g} s"
+            ) from error
+        route = instance.route(topic)
+        found = None if route is None else self._take_route(topic, route)
+        if found is None:
+            raise NoWritableQueueError(f"topic {topic} has no queue that may be written")
+        return found
+
+    async def _use_default_route(self, instance: ClientInstance, topic: str) -> None:
+        try:
+            await instance.refresh_route(
+                topic,
+                default_topic=self.config.create_topic_key,
+                default_queue_nums=self.config.default_topic_queue_nums,
+            )
+        except TopicRouteNotFoundError as error:
+            raise TopicRouteNotFoundError(
+                f"no route info of topic {topic}: create it, or let the broker create topics by itself"
+            ) from error
+
+    def _select(self, publish: PublishQueues, last_broker: str | None) -> MessageQueue:
+        faults = self._faults
+        assert faults is not None
+        if not faults.enabled:
+            return publish.next_queue_avoiding(last_broker)
+        instance = self.instance
+        return faults.select(
+            publish, now_ms=self._loop.time() * 1000, rng=instance.rng, last_broker=last_broker
+        )
+
+    def _bind(
+        self,
+        publish: PublishQueues,
+        message: Message,
+        queue: MessageQueue | None,
+        selector: Selector | None,
+        argument: Any,
+    ) -> MessageQueue:
+        if queue is not None:
+            if queue.topic != message.topic:
+                raise MessageIllegalError(
+                    f"the message's topic {message.topic} is not the queue's, {queue.topic}"
+                )
+            return queue
+        if selector is not None:
+            return select_by_function(publish.queues, selector, message, argument)
+        assert message.sharding_key is not None
+        return select_by_hash(publish.queues, message.sharding_key)
+
+    def _record(self, broker_name: str, started: float, *, failed: bool, reachable: bool = True) -> None:
+        faults = self._faults
+        if faults is not None and faults.enabled:
+            now = self._loop.time()
+            faults.record(
+                broker_name,
+                (now - started) * 1000,
+                failed=failed,
+                now_ms=now * 1000,
+                reachable=reachable,
+            )
+
+    # -- one attempt ------------------------------------------------------------------
+
+    async def _attempt_recorded(
+        self, prepared: _Prepared, chosen: MessageQueue, timeout: float
+    ) -> SendResult:
+        started = self._loop.time()
+        try:
+            instance = self.instance
+            address = instance.send_address(chosen.broker_name)
+            channel = None if address is None else instance.pool.existing(address)
+            if channel is None:
+                channel = await self._channel_of(chosen, timeout)
+                timeout = max(0.001, timeout - (self._loop.time() - started))
+            answer = await channel.start_call(self._command(prepared, chosen), timeout)
+            result = self._result(prepared, chosen, answer, channel.address)
+        except ResponseError:
+            self._record(chosen.broker_name, started, failed=True, reachable=False)
+            raise
+        except TransportError:
+            self._record(chosen.broker_name, started, failed=True)
+            raise
+        except RouteError:
+            self._record(chosen.broker_name, started, failed=False)
+            raise
+        self._record(chosen.broker_name, started, failed=False)
+        return result
+
+    async def _channel_of(self, chosen: MessageQueue, timeout: float) -> Channel:
+        """The connection to a queue's master; the route is looked at once more where it has none."""
+        instance = self.instance
+        address = instance.send_address(chosen.broker_name)
+        if address is None:
+            await instance.refresh_route(chosen.topic)
+            address = instance.send_address(chosen.broker_name)
+        if address is None:
+            raise TopicRouteNotFoundError(f"The broker[{chosen.broker_name}] not exist")
+        return await instance.channel(address, timeout)
+
+    def _command(self, prepared: _Prepared, chosen: MessageQueue) -> RemotingCommand:
+        instance = self._instance
+        if instance is None:
+            raise StateError(f"producer {self.group} is closed")
+        if instance.signer is None and prepared.code == _SEND and prepared.max_reconsume is None:
+            return self._quick_command(prepared, chosen, instance.clock.wall_ms())
+        header = headers.SendMessageV2(
+            producer_group=self.group,
+            topic=prepared.topic,
+            default_topic=self.config.create_topic_key,
+            default_topic_queue_nums=self.config.default_topic_queue_nums,
+            queue_id=chosen.queue_id,
+            sys_flag=prepared.sys_flag,
+            born_timestamp=instance.clock.wall_ms(),
+            flag=prepared.flag,
+            properties=prepared.properties,
+            reconsume_times=prepared.reconsume,
+            unit_mode=self.config.unit_mode,
+            max_reconsume_times=prepared.max_reconsume,
+            batch=prepared.code == _SEND_BATCH,
+            bname=chosen.broker_name,
+        )
+        command = RemotingCommand(prepared.code, header.to_ext(), prepared.body)
+        if instance.signer is not None:
+            instance.signer.sign(command)
+        return command
+
+    def _quick_command(self, prepared: _Prepared, chosen: MessageQueue, now_ms: int) -> RemotingCommand:
+        """The same header from a template: of fourteen fields a plain send changes five.
+
+        The ext-fields are handed on as finished JSON, which the header's encoder copies.
+        """
+        ends = self._templates.get(chosen)
+        if ends is None:
+            ends = self._templates[chosen] = self._template(chosen)
+        fields = b'%b%d","g":"%d","h":"%d","i":%b,"j":"%d"%b' % (
+            ends[0],
+            prepared.sys_flag,
+            now_ms,
+            prepared.flag,
+            _encode(prepared.properties),
+            prepared.reconsume,
+            ends[1],
+        )
+        return RemotingCommand(_SEND, cast("dict[str, str]", msgspec.Raw(fields)), prepared.body)
+
+    def _template(self, chosen: MessageQueue) -> tuple[bytes, bytes]:
+        if len(self._templates) > 10_000:
+            self._templates.clear()
+        start = {
+            "a": self.group,
+            "b": chosen.topic,
+            "c": self.config.create_topic_key,
+            "d": str(self.config.default_topic_queue_nums),
+            "e": str(chosen.queue_id),
+            "f": "",
+        }
+        end = {"k": "true" if self.config.unit_mode else "false", "m": "false", "n": chosen.broker_name}
+        return _encode(start)[:-2], b"," + _encode(end)[1:]
+
+    def _result(
+        self, prepared: _Prepared, chosen: MessageQueue, answer: RemotingCommand, address: str
+    ) -> SendResult:
+        status = _STATUS.get(answer.code)
+        if status is None:
+            raise ResponseError.for_code(answer.code, answer.remark, address)
+        fields = answer.ext_fields or {}
+        queue_id = int(fields.get("queueId", chosen.queue_id))
+        if queue_id != chosen.queue_id:
+            chosen = MessageQueue(chosen.topic, chosen.broker_name, queue_id)
+        return SendResult(
+            status,
+            prepared.msg_id,
+            chosen,
+            int(fields.get("queueOffset", -1)),
+            fields.get("msgId", ""),
+            fields.get("transactionId"),
+            fields.get("MSG_REGION", "DefaultRegion"),
+            fields.get("TRACE_ON", "true") != "false",
+        )
+
+    # -- limits -----------------------------------------------------------------------
+
+    async def _wait_turn(self, limit: float) -> None:
+        """Waits until fewer than ``max_in_flight`` sends are out."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(waiter)
+        try:
+            async with asyncio.timeout(limit):
+                await waiter
+        except TimeoutError as error:
+            raise RequestTimeoutError(
+                f"{self.config.max_in_flight} sends are in flight and none ended within {limit:g} s; "
+                "this message was not sent"
+            ) from error
+
+    def _next_turn(self) -> None:
+        while self._waiting and self._in_flight < self.config.max_in_flight:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    # -- transactions and traces ------------------------------------------------------
+
+    async def check_transaction(
+        self, address: str, message: MessageView, header: headers.CheckTransactionState
+    ) -> None:
+        log.warning(
+            "%s asks about transaction %s, but producer group %s is no TransactionProducer",
+            address,
+            message.msg_id,
+            self.group,
+        )
+
+    def _trace(
+        self, message: Message, prepared: _Prepared, result: SendResult | None, started: float
+    ) -> None:
+        tracer = self._tracer
+        if tracer is not None and message.topic != self.config.trace_topic:
+            tracer.sent(
+                message,
+                prepared.msg_id,
+                len(prepared.body),
+                result,
+                round((self._loop.time() - started) * 1000),
+            )
+
+
+_NOT_IN_BATCHES = frozenset(
+    {names.DELAY, names.TIMER_DELAY_MS, names.TIMER_DELAY_SEC, names.TIMER_DELIVER_MS, names.TRAN_MSG}
+)
+
+
+def _check_topic(topic: str) -> None:
+    problem = topic_problem(topic)
+    if problem is not None:
+        raise MessageIllegalError(problem)
+    if topic in FORBIDDEN_TO_SEND:
+        raise MessageIllegalError(f"Sending message to topic[{topic}] is forbidden.")
+    if topic.startswith(DLQ_PREFIX):
+        log.debug("sending to the dead-letter topic %s", topic)
+
+
+def _wrong_size(size: int, limit: int) -> MessageIllegalError:
+    if size == 0:
+        return MessageIllegalError("the message body length is zero")
+    return MessageIllegalError(f"the message body size over max value, MAX: {limit}, this one has {size}")

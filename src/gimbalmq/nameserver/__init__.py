@@ -1,0 +1,8 @@
+"""The name server: who serves which topic."""
+
+from __future__ import annotations
+
+from gimbalmq.nameserver.config import NameServerConfig, from_properties
+from gimbalmq.nameserver.server import NameServer
+
+__all__ = ["NameServer", "NameServerConfig", "from_properties"]

@@ -1,0 +1,214 @@
+"""Options of a name server, checked when built, and RocketMQ's names for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+
+from gimbalmq.errors import ConfigError
+
+ALWAYS_BLACK_LISTED = ("configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome")
+"""Properties that a request may never change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameServerConfig:
+    """Options of a name server (Java: NamesrvConfig and the part of NettyServerConfig we use).
+
+    Attributes:
+        host: address to listen on.
+        port: port to listen on; 0 takes a free one.
+        kv_config_path: file of the KV table; None keeps it in memory only.
+        config_store_path: file that changes made by request are written to; None keeps them in memory.
+        order_message_enable: routes carry the order configuration of their topic.
+        return_order_topic_config_to_broker: registrations are answered with the whole of it.
+        scan_interval: seconds between two looks for silent brokers.
+        broker_expiry: seconds of silence after which a broker is dropped, unless it names its own.
+        enable_all_topic_list: whether request 206 is answered.
+        enable_topic_list: whether requests 224, 311, 312 and 313 are answered.
+        delete_topic_with_broker_registration: topics missing from a full registration are removed.
+        support_acting_master: a master's smallest living slave is shown in its place.
+        need_wait_for_service: refuse routes until brokers had time to register.
+        wait_for_service: seconds that takes.
+        idle_timeout: seconds without a byte either way after which a connection is closed.
+        config_black_list: further properties that a request may not change.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 9876
+    kv_config_path: str | None = None
+    config_store_path: str | None = None
+    order_message_enable: bool = False
+    return_order_topic_config_to_broker: bool = True
+    scan_interval: float = 5.0
+    broker_expiry: float = 120.0
+    enable_all_topic_list: bool = True
+    enable_topic_list: bool = True
+    delete_topic_with_broker_registration: bool = False
+    support_acting_master: bool = False
+    need_wait_for_service: bool = False
+    wait_for_service: float = 45.0
+    idle_timeout: float = 120.0
+    config_black_list: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError("port", self.port, "use 0 to 65535")
+        for option in ("scan_interval", "broker_expiry", "idle_timeout"):
+            seconds = getattr(self, option)
+            if not seconds > 0:
+                raise ConfigError(option, seconds, "use seconds above 0")
+        if not self.wait_for_service >= 0:
+            raise ConfigError("wait_for_service", self.wait_for_service, "use 0 or more seconds")
+        for option in ("kv_config_path", "config_store_path"):
+            if getattr(self, option) == "":
+                raise ConfigError(option, "", "name a file, or leave the option out")
+
+
+@dataclass(frozen=True, slots=True)
+class _Property:
+    """How one option is spelt in a properties file."""
+
+    option: str
+    read: Callable[[str, str], object]
+    write: Callable[[object], str]
+
+
+def _text(_key: str, value: str) -> str:
+    return value
+
+
+def _optional_path(_key: str, value: str) -> str | None:
+    return value or None
+
+
+def _boolean(key: str, value: str) -> bool:
+    lowered = value.lower()
+    if lowered not in ("true", "false"):
+        raise ConfigError(key, value, "use true or false")
+    return lowered == "true"
+
+
+def _integer(key: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ConfigError(key, value, "use a whole number") from None
+
+
+def _millis(key: str, value: str) -> float:
+    return _integer(key, value) / 1000
+
+
+def _names(_key: str, value: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in value.split(";") if name.strip())
+
+
+def _write_text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _write_boolean(value: object) -> str:
+    return "true" if value else "false"
+
+
+def _write_seconds(value: object) -> str:
+    assert isinstance(value, int | float)
+    return str(round(value))
+
+
+def _write_millis(value: object) -> str:
+    assert isinstance(value, int | float)
+    return str(round(value * 1000))
+
+
+def _write_names(value: object) -> str:
+    assert isinstance(value, tuple)
+    return ";".join(value)
+
+
+_PROPERTIES: dict[str, _Property] = {
+    "bindAddress": _Property("host", _text, _write_text),
+    "listenPort": _Property("port", _integer, _write_text),
+    "kvConfigPath": _Property("kv_config_path", _optional_path, _write_text),
+    "configStorePath": _Property("config_store_path", _optional_path, _write_text),
+    "orderMessageEnable": _Property("order_message_enable", _boolean, _write_boolean),
+    "returnOrderTopicConfigToBroker": _Property(
+        "return_order_topic_config_to_broker", _boolean, _write_boolean
+    ),
+    "scanNotActiveBrokerInterval": _Property("scan_interval", _millis, _write_millis),
+    "brokerChannelExpiredTime": _Property("broker_expiry", _millis, _write_millis),
+    "enableAllTopicList": _Property("enable_all_topic_list", _boolean, _write_boolean),
+    "enableTopicList": _Property("enable_topic_list", _boolean, _write_boolean),
+    "deleteTopicWithBrokerRegistration": _Property(
+        "delete_topic_with_broker_registration", _boolean, _write_boolean
+    ),
+    "supportActingMaster": _Property("support_acting_master", _boolean, _write_boolean),
+    "needWaitForService": _Property("need_wait_for_service", _boolean, _write_boolean),
+    "waitSecondsForService": _Property("wait_for_service", _integer, _write_seconds),
+    "serverChannelMaxIdleTimeSeconds": _Property("idle_timeout", _integer, _write_seconds),
+    "configBlackList": _Property("config_black_list", _names, _write_names),
+}
+"""RocketMQ's name of each option. Only brokerChannelExpiredTime is ours: in Java it is a constant."""
+
+assert {known.option for known in _PROPERTIES.values()} == {field.name for field in fields(NameServerConfig)}
+
+FIXED_WHILE_RUNNING = ("bindAddress", "listenPort", "serverChannelMaxIdleTimeSeconds")
+"""Properties that are read once, at the start."""
+
+
+def from_properties(
+    properties: Mapping[str, str], base: NameServerConfig | None = None
+) -> tuple[NameServerConfig, list[str]]:
+    """A configuration from RocketMQ's property names, and the keys that mean nothing to us.
+
+    Raises:
+        ConfigError: a value cannot be used.
+    """
+    base = base or NameServerConfig()
+    options: dict[str, object] = {field.name: getattr(base, field.name) for field in fields(base)}
+    unknown: list[str] = []
+    for key, value in properties.items():
+        known = _PROPERTIES.get(key)
+        if known is None:
+            unknown.append(key)
+        else:
+            options[known.option] = known.read(key, value.strip())
+    return NameServerConfig(**options), unknown  # type: ignore[arg-type]
+
+
+def to_properties(config: NameServerConfig) -> dict[str, str]:
+    """The configuration under RocketMQ's property names."""
+    return {key: known.write(getattr(config, known.option)) for key, known in _PROPERTIES.items()}
+
+
+_PAIR = re.compile(r"((?:\\.|[^\\=:\s])+)\s*[=:\s]?\s*(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_NAMED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """Reads Java's properties format: comments, escapes and continued lines included."""
+    found: dict[str, str] = {}
+    for line in re.sub(r"(?<!\\)((?:\\\\)*)\\\r?\n[ \t]*", r"\1", text).splitlines():
+        line = line.strip()
+        if not line or line[0] in "#!":
+            continue
+        match = _PAIR.fullmatch(line)
+        if match is not None:
+            found[_unescape(match.group(1))] = _unescape(match.group(2))
+    return found
+
+
+def _unescape(text: str) -> str:
+    def plain(match: re.Match[str]) -> str:
+        what = match.group(1)
+        return chr(int(what[1:], 16)) if len(what) == 5 else _NAMED.get(what, what)
+
+    return _ESCAPE.sub(plain, text)
+
+
+def format_properties(properties: Mapping[str, str]) -> str:
+    """One ``key=value`` per line, as RocketMQ answers request 319."""
+    return "".join(f"{key}={value}\n" for key, value in properties.items())

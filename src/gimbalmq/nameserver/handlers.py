@@ -1,0 +1,242 @@
+"""Request code to function: everything a name server is asked (Java: DefaultRequestProcessor)."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from gimbalmq._clock import Clock
+from gimbalmq.errors import (
+    InvalidParameterError,
+    QueryNotFoundError,
+    ResponseError,
+    TopicNotExistError,
+)
+from gimbalmq.nameserver.answers import dump_bare, dump_standard
+from gimbalmq.nameserver.kv import ORDER_TOPIC_CONFIG, KvConfig
+from gimbalmq.nameserver.registration import read_registration
+from gimbalmq.nameserver.route_table import UNIT, UNIT_SUBSCRIPTION, RouteTable, members_body
+from gimbalmq.nameserver.settings import Settings
+from gimbalmq.protocol.bodies import Body, DataVersion, KvTable, TopicList, TopicRoute
+from gimbalmq.protocol.codes import V4_9_4, RequestCode
+from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.protocol.headers import nameserver as headers
+from gimbalmq.protocol.headers.base import Header
+from gimbalmq.transport.channel import Channel, Handlers
+
+H = TypeVar("H", bound=Header)
+
+_FAQ = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+
+
+class NameServerRequests:
+    """The handlers and what they work on; none of them waits for anything."""
+
+    def __init__(self, table: RouteTable, kv: KvConfig, settings: Settings, clock: Clock) -> None:
+        self._table = table
+        self._kv = kv
+        self._settings = settings
+        self._clock = clock
+        self._started = clock.monotonic()
+
+    def install(self, handlers: Handlers) -> None:
+        code = RequestCode
+        for number, handler in {
+            code.PUT_KV_CONFIG: self.put_kv,
+            code.GET_KV_CONFIG: self.get_kv,
+            code.DELETE_KV_CONFIG: self.delete_kv,
+            code.GET_KVLIST_BY_NAMESPACE: self.get_kv_namespace,
+            code.REGISTER_BROKER: self.register_broker,
+            code.UNREGISTER_BROKER: self.unregister_broker,
+            code.QUERY_DATA_VERSION: self.query_data_version,
+            code.BROKER_HEARTBEAT: self.heartbeat,
+            code.GET_BROKER_MEMBER_GROUP: self.member_group,
+            code.GET_ROUTEINFO_BY_TOPIC: self.route,
+            code.GET_BROKER_CLUSTER_INFO: self.cluster_info,
+            code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.all_topics,
+            code.GET_TOPICS_BY_CLUSTER: self.topics_of_cluster,
+            code.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.system_topics,
+            code.GET_UNIT_TOPIC_LIST: self.unit_topics,
+            code.GET_HAS_UNIT_SUB_TOPIC_LIST: self.unit_subscription_topics,
+            code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self.unit_subscription_only_topics,
+            code.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
+            code.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
+            code.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_perm,
+            code.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
+            code.UPDATE_NAMESRV_CONFIG: self.update_config,
+            code.GET_NAMESRV_CONFIG: self.get_config,
+        }.items():
+            handlers.add(number, handler)
+
+    # -- brokers ---------------------------------------------------------------------
+
+    def register_broker(self, channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        header = _header(request, headers.RegisterBroker)
+        config = self._settings.config
+        result = self._table.register(
+            read_registration(header, bytes(request.body), request.version),
+            now=self._clock.monotonic(),
+            connection=channel,
+            default_expiry=config.broker_expiry,
+            delete_missing_topics=config.delete_topic_with_broker_registration,
+        )
+        reply = headers.RegisterBrokerReply(
+            ha_server_addr=result.ha_server_addr, master_addr=result.master_addr
+        )
+        order = self._kv.namespace(ORDER_TOPIC_CONFIG) if config.return_order_topic_config_to_broker else None
+        return request.reply(
+            ext_fields=reply.to_ext(), body=b"" if order is None else KvTable(table=order).dump()
+        )
+
+    def unregister_broker(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        header = _header(request, headers.BrokerIdentity)
+        self._table.unregister(header.cluster_name, header.broker_name, header.broker_addr)
+        return request.reply()
+
+    def query_data_version(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        header = _header(request, headers.BrokerIdentity)
+        if not request.body:
+            raise InvalidParameterError("the request has no body; a DataVersion belongs there", code=1)
+        theirs = DataVersion.parse(request.body)
+        changed = self._table.data_version_changed(header.cluster_name, header.broker_addr, theirs)
+        self._table.touch(header.cluster_name, header.broker_addr, self._clock.monotonic())
+        ours = self._table.data_version(header.cluster_name, header.broker_addr)
+        return request.reply(
+            ext_fields=headers.DataVersionReply(changed=changed).to_ext(),
+            body=b"" if ours is None else ours.dump(),
+        )
+
+    def heartbeat(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        header = _header(request, headers.BrokerIdentity)
+        self._table.touch(header.cluster_name, header.broker_addr, self._clock.monotonic())
+        return request.reply()
+
+    def member_group(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        header = _header(request, headers.BrokerNameOnly)
+        members = self._table.members(header.broker_name)
+        return request.reply(
+            body=dump_bare(members_body(header.cluster_name or "", header.broker_name, members))
+        )
+
+    def wipe_write_perm(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        count = self._table.wipe_write_perm(_header(request, headers.BrokerNameOnly).broker_name)
+        return request.reply(ext_fields=headers.WipeReply(wipe_topic_count=count).to_ext())
+
+    def add_write_perm(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        count = self._table.add_write_perm(_header(request, headers.BrokerNameOnly).broker_name)
+        return request.reply(ext_fields=headers.WipeReply(add_topic_count=count).to_ext())
+
+    # -- routes ----------------------------------------------------------------------
+
+    def route(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        header = _header(request, headers.GetRoute)
+        config = self._settings.config
+        if config.need_wait_for_service and (
+            self._clock.monotonic() - self._started < config.wait_for_service
+        ):
+            raise ResponseError("name server not ready")
+        zone_mode = (header.zone_mode or "").lower() == "true"
+        route = self._table.route(
+            header.topic,
+            acting_master=config.support_acting_master,
+            zone=header.zone_name if zone_mode and (header.zone_name or "").strip() else None,
+            order_topic_conf=(
+                self._kv.get(ORDER_TOPIC_CONFIG, header.topic) if config.order_message_enable else None
+            ),
+        )
+        if route is None:
+            raise TopicNotExistError(
+                f"No topic route info in name server for the topic: {header.topic}{_FAQ}"
+            )
+        standard = request.version >= V4_9_4 or bool(header.accept_standard_json_only)
+        return request.reply(body=dump_standard(route) if standard else dump_bare(route))
+
+    def cluster_info(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        return request.reply(body=dump_bare(self._table.cluster_info()))
+
+    # -- topics ----------------------------------------------------------------------
+
+    def all_topics(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        if not self._settings.config.enable_all_topic_list:
+            raise ResponseError("disable")
+        return _listed(request, self._table.all_topics())
+
+    def topics_of_cluster(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        self._check_topic_lists()
+        return _listed(request, self._table.topics_of_cluster(_header(request, headers.ClusterOnly).cluster))
+
+    def system_topics(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        return _listed(request, self._table.system_topics())
+
+    def unit_topics(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        self._check_topic_lists()
+        return _listed(request, self._table.unit_topics(UNIT))
+
+    def unit_subscription_topics(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        self._check_topic_lists()
+        return _listed(request, self._table.unit_topics(UNIT_SUBSCRIPTION))
+
+    def unit_subscription_only_topics(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        self._check_topic_lists()
+        return _listed(request, self._table.unit_topics(UNIT_SUBSCRIPTION, unwanted=UNIT))
+
+    def _check_topic_lists(self) -> None:
+        if not self._settings.config.enable_topic_list:
+            raise ResponseError("disable")
+
+    def delete_topic(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        header = _header(request, headers.TopicOnly)
+        self._table.delete_topic(header.topic, header.cluster_name)
+        return request.reply()
+
+    def register_topic(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        header = _header(request, headers.TopicOnly)
+        if request.body:
+            self._table.register_topic(header.topic, TopicRoute.parse(request.body).queue_datas)
+        return request.reply()
+
+    # -- KV and configuration --------------------------------------------------------
+
+    def put_kv(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        header = _header(request, headers.KvConfig)
+        if not header.namespace or not header.key:
+            raise InvalidParameterError("namespace or key is null", code=1)
+        self._kv.put(header.namespace, header.key, header.value)
+        return request.reply()
+
+    def get_kv(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        header = _header(request, headers.KvConfig)
+        value = self._kv.get(header.namespace, header.key)
+        if value is None:
+            raise QueryNotFoundError(f"No config item, Namespace: {header.namespace} Key: {header.key}")
+        return request.reply(ext_fields=headers.KvReply(value=value).to_ext())
+
+    def delete_kv(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        header = _header(request, headers.KvConfig)
+        self._kv.delete(header.namespace, header.key)
+        return request.reply()
+
+    def get_kv_namespace(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        header = _header(request, headers.KvConfig)
+        table = self._kv.namespace(header.namespace)
+        if table is None:
+            raise QueryNotFoundError(f"No config item, Namespace: {header.namespace}")
+        return _listed(request, KvTable(table=table))
+
+    def update_config(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        try:
+            text = bytes(request.body).decode()
+        except UnicodeDecodeError as error:
+            raise InvalidParameterError(f"the properties are not UTF-8: {error}", code=1) from error
+        self._settings.update(text)
+        return request.reply()
+
+    def get_config(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        return request.reply(body=self._settings.describe().encode())
+
+
+def _header(request: RemotingCommand, cls: type[H]) -> H:
+    return cls.from_ext(request.ext_fields)
+
+
+def _listed(request: RemotingCommand, body: TopicList | Body) -> RemotingCommand:
+    return request.reply(body=body.dump())

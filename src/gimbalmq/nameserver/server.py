@@ -1,0 +1,108 @@
+"""NameServer: builds the parts, listens, and drops brokers that fall silent."""
+
+from __future__ import annotations
+
+import logging
+
+from gimbalmq._clock import SYSTEM_CLOCK, Clock
+from gimbalmq.errors import StateError
+from gimbalmq.nameserver.config import NameServerConfig
+from gimbalmq.nameserver.handlers import NameServerRequests
+from gimbalmq.nameserver.kv import KvConfig
+from gimbalmq.nameserver.route_table import RouteTable
+from gimbalmq.nameserver.settings import Settings
+from gimbalmq.transport.channel import Channel, Handlers
+from gimbalmq.transport.network import Network
+from gimbalmq.transport.server import RemotingServer
+from gimbalmq.transport.tasks import Tasks
+from gimbalmq.transport.tls import ServerTls
+
+log = logging.getLogger(__name__)
+
+
+class NameServer:
+    """A name server (Java: NamesrvController).
+
+    Use it as ``async with NameServer(config) as server`` or with ``start()`` and ``close()``.
+    Once closed it cannot start again: build a new one.
+    """
+
+    def __init__(
+        self,
+        config: NameServerConfig | None = None,
+        *,
+        network: Network | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        tls: ServerTls | None = None,
+    ) -> None:
+        self._settings = Settings(config or NameServerConfig())
+        self._network = network
+        self._clock = clock
+        self._tls = tls
+        self._tasks = Tasks("name server")
+        self._remoting: RemotingServer | None = None
+        self._closed = False
+        self.table = RouteTable()
+
+    @property
+    def config(self) -> NameServerConfig:
+        """The configuration in force, changes by request included."""
+        return self._settings.config
+
+    @property
+    def port(self) -> int:
+        if self._remoting is None:
+            raise StateError("the name server has no port before start()")
+        return self._remoting.port
+
+    @property
+    def address(self) -> str:
+        """Where clients and brokers on this machine find it."""
+        host = self.config.host
+        return f"{'127.0.0.1' if host in ('', '0.0.0.0', '::') else host}:{self.port}"
+
+    async def start(self) -> None:
+        """Reads the KV file and listens.
+
+        Raises:
+            ConfigError: the KV file is broken.
+            ConnectError: the port is taken.
+        """
+        if self._remoting is not None or self._closed:
+            raise StateError("the name server was started before")
+        config = self.config
+        kv = KvConfig(config.kv_config_path)
+        kv.load()
+        handlers = Handlers()
+        handlers.closed = self._connection_closed
+        NameServerRequests(self.table, kv, self._settings, self._clock).install(handlers)
+        remoting = RemotingServer(
+            handlers, tls=self._tls, network=self._network, idle_seconds=config.idle_timeout
+        )
+        await remoting.start(config.host, config.port)
+        self._remoting = remoting
+        self._tasks.every(lambda: self.config.scan_interval, self.drop_silent_brokers, "broker expiry")
+        log.info("name server listens on %s", self.address)
+
+    async def close(self) -> None:
+        """Stops listening and closes all connections; brokers and clients will notice."""
+        self._closed = True
+        await self._tasks.close()
+        if self._remoting is not None:
+            await self._remoting.close()
+
+    async def __aenter__(self) -> NameServer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def drop_silent_brokers(self) -> None:
+        """One look for brokers whose time is over; the expiry loop's step."""
+        for gone in self.table.expire(self._clock.monotonic()):
+            if isinstance(gone.connection, Channel):
+                gone.connection.abort()
+
+    def _connection_closed(self, channel: Channel) -> None:
+        self.table.connection_lost(channel)

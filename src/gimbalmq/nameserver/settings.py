@@ -1,0 +1,55 @@
+"""The configuration in force: read by all parts, changed by request 318."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gimbalmq.errors import ConfigError, InvalidParameterError, NoPermissionError
+from gimbalmq.nameserver.config import (
+    ALWAYS_BLACK_LISTED,
+    FIXED_WHILE_RUNNING,
+    NameServerConfig,
+    format_properties,
+    from_properties,
+    parse_properties,
+    to_properties,
+)
+from gimbalmq.nameserver.kv import write_atomically
+
+
+class Settings:
+    """Holds the configuration that applies now."""
+
+    def __init__(self, config: NameServerConfig) -> None:
+        self.config = config
+
+    def describe(self) -> str:
+        """All options as properties text."""
+        return format_properties(to_properties(self.config))
+
+    def update(self, text: str) -> None:
+        """Applies properties text, and keeps it where a file for that is configured.
+
+        Raises:
+            NoPermissionError: a key is black-listed.
+            InvalidParameterError: a key is unknown or fixed while running, or a value is wrong.
+            StoreIOError: the file cannot be written; nothing has changed then.
+        """
+        properties = parse_properties(text)
+        if {*ALWAYS_BLACK_LISTED, *self.config.config_black_list} & properties.keys():
+            raise NoPermissionError("Can not update config in black list.")
+        fixed = [key for key in FIXED_WHILE_RUNNING if key in properties]
+        if fixed:
+            raise InvalidParameterError(f"{', '.join(fixed)} cannot change while running", code=1)
+        try:
+            config, unknown = from_properties(properties, self.config)
+        except ConfigError as error:
+            raise InvalidParameterError(str(error), code=1) from error
+        if unknown:
+            raise InvalidParameterError(
+                f"{', '.join(sorted(unknown))} is no option of this name server", code=1
+            )
+        if config.config_store_path is not None and config != self.config:
+            text = format_properties(to_properties(config))
+            write_atomically(Path(config.config_store_path), text.encode())
+        self.config = config

@@ -1,0 +1,335 @@
+"""A cluster inside the process: the servers' own classes, on free ports, in a folder that goes away.
+
+``LocalCluster`` lives on the caller's event loop; ``LocalCluster.in_thread()`` puts one on a loop
+in a thread of its own, for blocking tests and for any number of loops elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import threading
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from gimbalmq._clock import SYSTEM_CLOCK, Clock
+from gimbalmq.broker.broker import Broker
+from gimbalmq.broker.config import BrokerConfig
+from gimbalmq.errors import ConfigError, StateError
+from gimbalmq.nameserver.config import from_properties as nameserver_from_properties
+from gimbalmq.nameserver.server import NameServer
+from gimbalmq.testing.network import MemoryNetwork
+
+T = TypeVar("T")
+
+HOST = "127.0.0.1"
+NAMESERVER_HOST = "10.0.0.1"
+"""Where the name server lives in a MemoryNetwork; brokers are 10.0.0.11, 10.0.0.12, ..."""
+
+SMALL = {
+    "mappedFileSizeCommitLog": str(64 << 20),
+    "mappedFileSizeConsumeQueue": str(20 * 3000),
+    "maxHashSlotNum": "10000",
+    "maxIndexNum": "40000",
+}
+"""File sizes for tests: a store of a few messages needs no gigabyte, not even a sparse one."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    config: BrokerConfig
+    broker: Broker | None = None
+
+
+class LocalCluster:
+    """A name server and brokers on this event loop.
+
+    Args:
+        brokers: how many; named broker-a, broker-b, ...
+        properties: RocketMQ's broker keys, for all of them.
+        namesrv_properties: RocketMQ's name server keys.
+        store: a folder that is kept; without it everything is deleted at the end.
+        network: run in memory; with a VirtualClock and its loop, in virtual time.
+        clock: what the servers read the time from.
+    """
+
+    def __init__(
+        self,
+        *,
+        brokers: int = 1,
+        properties: Mapping[str, object] | None = None,
+        namesrv_properties: Mapping[str, object] | None = None,
+        store: Path | None = None,
+        network: MemoryNetwork | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        if not 1 <= brokers <= 26:
+            raise ConfigError("brokers", brokers, "use 1 to 26")
+        self._properties = _texts(properties)
+        self._namesrv_properties = _texts(namesrv_properties)
+        self._count = brokers
+        self._kept = store
+        self._network = network
+        self._clock = clock
+        self._folder: Path | None = None
+        self._nameserver: NameServer | None = None
+        self._slots: list[_Slot] = []
+
+    @staticmethod
+    def in_thread(**options: Any) -> ThreadCluster:
+        """The same for blocking callers; takes the arguments of LocalCluster (no clock, no network)."""
+        return ThreadCluster(**options)
+
+    # -- what users read -------------------------------------------------------------
+
+    @property
+    def namesrv(self) -> str:
+        """``host:port`` of the name server: what clients are given."""
+        return self.nameserver.address
+
+    @property
+    def nameserver(self) -> NameServer:
+        if self._nameserver is None:
+            raise StateError("the cluster is not running")
+        return self._nameserver
+
+    @property
+    def broker(self) -> Broker:
+        """The first running broker."""
+        running = self.brokers
+        if not running:
+            raise StateError("no broker of the cluster is running")
+        return running[0]
+
+    @property
+    def brokers(self) -> list[Broker]:
+        """The running brokers."""
+        return [slot.broker for slot in self._slots if slot.broker is not None]
+
+    @property
+    def folder(self) -> Path:
+        """Where the stores lie: one folder per broker name."""
+        if self._folder is None:
+            raise StateError("the cluster is not running")
+        return self._folder
+
+    # -- life ------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Starts the name server, then the brokers; all are registered when it returns."""
+        if self._folder is not None:
+            raise StateError("the cluster was started before")
+        self._folder = self._kept or Path(tempfile.mkdtemp(prefix="gimbalmq-"))
+        try:
+            await self._start_all()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start_all(self) -> None:
+        host = HOST if self._network is None else NAMESERVER_HOST
+        keys = {"bindAddress": host, "listenPort": "0", **self._namesrv_properties}
+        config, unknown = nameserver_from_properties(keys)
+        _refuse(unknown)
+        self._nameserver = NameServer(
+            config, network=None if self._network is None else self._network.host(host), clock=self._clock
+        )
+        await self._nameserver.start()
+        for index in range(self._count):
+            self._slots.append(_Slot(self._broker_config(index)))
+            await self.start_broker(index)
+
+    def _broker_config(self, index: int) -> BrokerConfig:
+        name = f"broker-{chr(ord('a') + index)}"
+        host = HOST if self._network is None else f"10.0.0.{11 + index}"
+        keys = {
+            "brokerName": name,
+            "bindAddress": host,
+            "brokerIP1": host,
+            "brokerIP2": host,
+            "listenPort": "0",
+            "namesrvAddr": self.namesrv,
+            "storePathRootDir": str(self.folder / name),
+            **SMALL,
+            **self._properties,
+        }
+        config, unknown = BrokerConfig.from_properties(keys)
+        _refuse(unknown)
+        return config
+
+    async def close(self) -> None:
+        """Closes everything cleanly and removes the temporary folder."""
+        for slot in reversed(self._slots):
+            broker, slot.broker = slot.broker, None
+            if broker is not None:
+                await broker.close()
+        nameserver, self._nameserver = self._nameserver, None
+        if nameserver is not None:
+            await nameserver.close()
+        self._slots.clear()
+        folder, self._folder = self._folder, None
+        if folder is not None and self._kept is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    # -- what tests do to it ---------------------------------------------------------
+
+    async def start_broker(self, index: int = 0) -> Broker:
+        """Starts a broker that is not running, on the port and folder it had."""
+        slot = self._slots[index]
+        if slot.broker is not None:
+            raise StateError(f"{slot.config.broker_name} is running")
+        network = None if self._network is None else self._network.host(slot.config.bind_address)
+        broker = Broker(slot.config, network=network, clock=self._clock)
+        await broker.start()
+        slot.broker = broker
+        # Clients hold addresses: a broker comes back where it was.
+        slot.config = replace(slot.config, listen_port=broker.port)
+        return broker
+
+    async def stop_broker(self, index: int = 0) -> None:
+        """Closes a broker cleanly."""
+        slot = self._slots[index]
+        broker, slot.broker = slot.broker, None
+        if broker is not None:
+            await broker.close()
+
+    async def restart_broker(self, index: int = 0) -> Broker:
+        """Closes a broker cleanly if it runs, and starts it again."""
+        await self.stop_broker(index)
+        return await self.start_broker(index)
+
+    async def kill_broker(self, index: int = 0) -> None:
+        """Ends a broker as a crash would: connections break, nothing is flushed or unregistered."""
+        slot = self._slots[index]
+        broker, slot.broker = slot.broker, None
+        if broker is not None:
+            await _kill(broker)
+
+
+class ThreadCluster:
+    """A LocalCluster on a loop in its own thread; its methods block."""
+
+    def __init__(self, **options: Any) -> None:
+        self._cluster = LocalCluster(**options)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def namesrv(self) -> str:
+        return self._cluster.namesrv
+
+    @property
+    def broker(self) -> Broker:
+        """The first running broker: read its address and port, but await nothing of it here."""
+        return self._cluster.broker
+
+    @property
+    def brokers(self) -> list[Broker]:
+        return self._cluster.brokers
+
+    @property
+    def folder(self) -> Path:
+        return self._cluster.folder
+
+    def start(self) -> None:
+        if self._thread is not None:
+            raise StateError("the cluster was started before")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="gimbalmq-cluster", daemon=True)
+        self._thread.start()
+        try:
+            self._call(self._cluster.start())
+        except BaseException:
+            self._end_thread()
+            raise
+
+    def close(self) -> None:
+        if self._thread is not None:
+            try:
+                self._call(self._cluster.close())
+            finally:
+                self._end_thread()
+
+    def start_broker(self, index: int = 0) -> None:
+        self._call(self._cluster.start_broker(index))
+
+    def stop_broker(self, index: int = 0) -> None:
+        self._call(self._cluster.stop_broker(index))
+
+    def restart_broker(self, index: int = 0) -> None:
+        self._call(self._cluster.restart_broker(index))
+
+    def kill_broker(self, index: int = 0) -> None:
+        self._call(self._cluster.kill_broker(index))
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            work.close()
+            raise StateError("the cluster is not running")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _end_thread(self) -> None:
+        loop, thread = self._loop, self._thread
+        self._loop = self._thread = None
+        if loop is None or thread is None:
+            return
+        with contextlib.suppress(Exception):
+            asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result(5.0)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _kill(broker: Broker) -> None:
+    """Takes a broker's parts away from under it.
+
+    The nearest thing to SIGKILL inside a process. What has been written to files stays, as it
+    does in the kernel's cache; what was only in memory is gone, and the abort marker remains.
+    """
+    broker._started = False
+    broker.metrics.close()
+    broker.topics.changed = None
+    for part in (broker.topics, broker.groups):
+        if part.saving._scheduled is not None:
+            part.saving._scheduled.cancel()
+    servers = (broker._server, broker._fast_server)
+    for channel in [*servers[0].channels, *servers[1].channels, *broker._pool._channels.values()]:
+        channel.abort()
+    await broker._tasks.close()
+    for server in servers:
+        await server.close()
+    await broker._pool.close()
+    await broker.commit.close()
+    broker.store._release()
+
+
+def _texts(properties: Mapping[str, object] | None) -> dict[str, str]:
+    """Property values as files have them: True is ``true``."""
+    return {
+        key: str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in (properties or {}).items()
+    }
+
+
+def _refuse(unknown: list[str]) -> None:
+    """A test that sets a key nobody reads tests nothing."""
+    if unknown:
+        raise ConfigError("properties", ", ".join(unknown), "not an option here")

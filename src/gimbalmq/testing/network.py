@@ -1,0 +1,327 @@
+"""A network in memory: hosts by name, seeded delays and losses, cables that can be cut.
+
+It behaves as TCP does. Bytes arrive in order or not at all; a lost segment shows as a pause (it
+is sent again after 0.2 s, 0.4 s, ...), a cut cable as silence until it is mended. Every choice
+comes from one seeded generator, so equal seeds give equal runs; ``trace`` records them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from gimbalmq.errors import ConnectError
+
+RESEND_SECONDS = 0.2
+LONGEST_RESEND_SECONDS = 3.2
+HIGH_WATER_BYTES = 256 * 1024
+
+
+class MemoryNetwork:
+    """Wires between named hosts.
+
+    Args:
+        seed: of all random choices.
+        delay: seconds a segment travels, from and to.
+        loss: chance that a segment is lost and has to be sent again.
+
+    Attributes:
+        trace: (time, from, to, what) of everything that arrived.
+    """
+
+    def __init__(self, seed: int = 0, *, delay: tuple[float, float] = (0.0002, 0.001), loss: float = 0.0) -> None:
+        self.seed = seed
+        self.delay = delay
+        self.loss = loss
+        self.trace: list[tuple[float, str, str, str]] = []
+        self._random = random.Random(seed)
+        self._listeners: dict[tuple[str, int], _MemoryListener] = {}
+        self._cuts: set[frozenset[str]] = set()
+        self._wires: dict[_Wire, None] = {}  # a set that keeps its order
+        self._next_port = 40_000
+
+    def host(self, name: str) -> HostNetwork:
+        """The network as one host sees it; give it to the servers and clients that live there."""
+        return HostNetwork(self, name)
+
+    def cut(self, one: Iterable[str] | str, other: Iterable[str] | str) -> None:
+        """Parts two hosts (or two sets of them): what is sent waits, connecting times out."""
+        for pair in _pairs(one, other):
+            self._cuts.add(pair)
+
+    def mend(self) -> None:
+        """Removes all cuts; what waited goes on its way."""
+        self._cuts.clear()
+        for wire in list(self._wires):
+            wire.wake()
+
+    def reset(self, host: str) -> None:
+        """Breaks every connection of a host, as a crash of it would."""
+        for wire in list(self._wires):
+            if host in (wire.source, wire.target):
+                wire.sender.break_now()
+
+    def is_cut(self, one: str, other: str) -> bool:
+        return frozenset((one, other)) in self._cuts
+
+    # -- for the parts below ---------------------------------------------------------
+
+    def travel_seconds(self) -> float:
+        seconds = self._random.uniform(*self.delay)
+        pause = RESEND_SECONDS
+        while self.loss and self._random.random() < self.loss:
+            seconds += pause
+            pause = min(2 * pause, LONGEST_RESEND_SECONDS)
+        return seconds
+
+    def note(self, source: str, target: str, what: str) -> None:
+        self.trace.append((asyncio.get_running_loop().time(), source, target, what))
+
+    def free_port(self) -> int:
+        self._next_port += 1
+        return self._next_port
+
+
+class HostNetwork:
+    """A ``transport.network.Network`` for one host of a MemoryNetwork."""
+
+    def __init__(self, whole: MemoryNetwork, name: str) -> None:
+        self._whole = whole
+        self.name = name
+
+    async def connect(
+        self, factory: Callable[[], asyncio.Protocol], host: str, port: int, timeout: float
+    ) -> asyncio.Protocol:
+        whole = self._whole
+        if whole.is_cut(self.name, host):
+            await asyncio.sleep(timeout)
+            raise ConnectError(f"{host}:{port} did not accept a connection within {timeout:g} s")
+        seconds = whole.travel_seconds()
+        await asyncio.sleep(min(seconds, timeout))
+        if seconds > timeout:
+            raise ConnectError(f"{host}:{port} did not accept a connection within {timeout:g} s")
+        listener = whole._listeners.get((host, port))
+        if listener is None:
+            whole.note(self.name, host, f"refused {port}")
+            raise ConnectError(f"cannot connect to {host}:{port}: connection refused")
+        whole.note(self.name, host, f"connected {port}")
+        here, there = factory(), listener.factory()
+        mine = (self.name, whole.free_port())
+        near = MemoryTransport(here, mine, (host, port))
+        far = MemoryTransport(there, (host, port), mine)
+        near.join(_Wire(whole, near, far, self.name, host))
+        far.join(_Wire(whole, far, near, host, self.name))
+        there.connection_made(far)
+        here.connection_made(near)
+        return here
+
+    async def listen(self, factory: Callable[[], asyncio.Protocol], host: str, port: int) -> _MemoryListener:
+        port = port or self._whole.free_port()
+        address = (self.name, port)
+        if address in self._whole._listeners:
+            raise ConnectError(f"cannot listen on {self.name}:{port}: address already in use")
+        listener = _MemoryListener(self._whole, address, factory)
+        self._whole._listeners[address] = listener
+        return listener
+
+
+class _MemoryListener:
+    def __init__(
+        self, whole: MemoryNetwork, address: tuple[str, int], factory: Callable[[], asyncio.Protocol]
+    ) -> None:
+        self._whole = whole
+        self._address = address
+        self.factory = factory
+
+    @property
+    def port(self) -> int:
+        return self._address[1]
+
+    def close(self) -> None:
+        self._whole._listeners.pop(self._address, None)
+
+
+class _Wire:
+    """One direction of a connection: segments under way, in order."""
+
+    def __init__(
+        self, whole: MemoryNetwork, sender: MemoryTransport, receiver: MemoryTransport, source: str, target: str
+    ) -> None:
+        self.whole = whole
+        self.sender = sender
+        self.receiver = receiver
+        self.source = source
+        self.target = target
+        self.bytes_under_way = 0
+        self._segments: deque[tuple[float, bytes | Exception | None]] = deque()
+        self._last_due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        whole._wires[self] = None
+
+    def put(self, segment: bytes | Exception | None) -> None:
+        """Sends bytes, the end of the stream (None) or its breaking (an exception)."""
+        loop = asyncio.get_running_loop()
+        self._last_due = max(self._last_due, loop.time() + self.whole.travel_seconds())
+        self._segments.append((self._last_due, segment))
+        if isinstance(segment, bytes):
+            self.bytes_under_way += len(segment)
+        if self._timer is None:
+            self._timer = loop.call_at(self._last_due, self._arrive)
+
+    def wake(self) -> None:
+        if self._segments and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(max(loop.time(), self._segments[0][0]), self._arrive)
+
+    def drop_all(self) -> None:
+        self._segments.clear()
+        self.bytes_under_way = 0
+
+    def _arrive(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        while (
+            self._segments
+            and self._segments[0][0] <= now
+            and not self.whole.is_cut(self.source, self.target)
+            and (self.receiver.is_reading() or self.receiver.is_closing())
+        ):
+            segment = self._segments.popleft()[1]
+            if isinstance(segment, bytes):
+                self.bytes_under_way -= len(segment)
+                self.whole.note(self.source, self.target, f"{len(segment)} bytes")
+                self.receiver.receive(segment)
+                self.sender.drained(self.bytes_under_way)
+            else:
+                self.whole.note(self.source, self.target, "end" if segment is None else "broken")
+                self.receiver.ended(segment)
+                self.drop_all()
+                self.whole._wires.pop(self, None)
+        if self._segments and self._segments[0][0] > now:
+            self.wake()
+
+
+class MemoryTransport(asyncio.Transport):
+    """One end of a connection in memory."""
+
+    def __init__(self, protocol: asyncio.Protocol, here: tuple[str, int], peer: tuple[str, int]) -> None:
+        super().__init__({"sockname": here, "peername": peer})
+        self._protocol = protocol
+        self._wire: _Wire | None = None
+        self._reading = True
+        self._closing = False
+        self._lost = False
+        self._paused_writer = False
+        self._high, self._low = HIGH_WATER_BYTES, HIGH_WATER_BYTES // 4
+
+    def join(self, wire: _Wire) -> None:
+        self._wire = wire
+
+    # -- asyncio.Transport -----------------------------------------------------------
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        if self._closing or not data:
+            return
+        assert self._wire is not None
+        self._wire.put(bytes(data))
+        if self._wire.bytes_under_way > self._high and not self._paused_writer:
+            self._paused_writer = True
+            self._protocol.pause_writing()
+
+    def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self._send_last(None)
+            asyncio.get_running_loop().call_soon(self._lose, None)
+
+    def abort(self) -> None:
+        if not self._lost:
+            if not self._closing:
+                self._closing = True
+                if self._wire is not None:
+                    self._wire.drop_all()
+                self._send_last(ConnectionResetError("reset by the peer"))
+            asyncio.get_running_loop().call_soon(self._lose, None)
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def pause_reading(self) -> None:
+        self._reading = False
+
+    def resume_reading(self) -> None:
+        self._reading = True
+        if self._wire is not None:
+            back = self._wire.receiver._wire
+            if back is not None:
+                back.wake()
+
+    def is_reading(self) -> bool:
+        return self._reading and not self._closing
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        assert isinstance(protocol, asyncio.Protocol)
+        self._protocol = protocol
+
+    def get_write_buffer_size(self) -> int:
+        return 0 if self._wire is None else self._wire.bytes_under_way
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high = HIGH_WATER_BYTES if high is None else high
+        self._low = self._high // 4 if low is None else low
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._low, self._high
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    # -- the wire's side -------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        if not self._closing:
+            self._protocol.data_received(data)
+
+    def ended(self, error: Exception | None) -> None:
+        if error is None and not self._closing and self._protocol.eof_received():
+            return
+        if not self._closing:
+            self._closing = True
+            self._send_last(None)
+        self._lose(error)
+
+    def drained(self, bytes_under_way: int) -> None:
+        if self._paused_writer and bytes_under_way <= self._low:
+            self._paused_writer = False
+            if not self._closing:
+                self._protocol.resume_writing()
+
+    def break_now(self) -> None:
+        """Ends this side with a reset that nobody sent."""
+        if not self._lost:
+            self._closing = True
+            if self._wire is not None:
+                self._wire.drop_all()
+                self._wire.whole._wires.pop(self._wire, None)
+            asyncio.get_running_loop().call_soon(self._lose, ConnectionResetError("the connection broke"))
+
+    def _send_last(self, segment: Exception | None) -> None:
+        if self._wire is not None:
+            self._wire.put(segment)
+
+    def _lose(self, error: Exception | None) -> None:
+        if not self._lost:
+            self._lost = True
+            self._protocol.connection_lost(error)
+
+
+def _pairs(one: Iterable[str] | str, other: Iterable[str] | str) -> list[frozenset[str]]:
+    left = [one] if isinstance(one, str) else list(one)
+    right = [other] if isinstance(other, str) else list(other)
+    return [frozenset((a, b)) for a in left for b in right if a != b]

@@ -1,0 +1,38 @@
+"""Fixtures for projects that use RocketMQ; registered with pytest when the package is installed.
+
+Nothing but pytest itself is imported until a test asks for a fixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from gimbalmq.testing.cluster import ThreadCluster
+
+
+@pytest.fixture(scope="session")
+def gimbalmq_options() -> dict[str, Any]:
+    """Arguments of LocalCluster for both fixtures; override it in your conftest.py."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def gimbalmq_server(gimbalmq_options: dict[str, Any]) -> Iterator[ThreadCluster]:
+    """One name server and broker for the whole test run."""
+    from gimbalmq.testing.cluster import LocalCluster
+
+    with LocalCluster.in_thread(**gimbalmq_options) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def gimbalmq_cluster(gimbalmq_options: dict[str, Any]) -> Iterator[ThreadCluster]:
+    """A name server and broker of this test's own; it may stop, kill and restart them."""
+    from gimbalmq.testing.cluster import LocalCluster
+
+    with LocalCluster.in_thread(**gimbalmq_options) as cluster:
+        yield cluster

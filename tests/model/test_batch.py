@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gimbalmq.errors import LocalProtocolError, MessageIllegalError
+from gimbalmq.model.batch import BatchItem, encode_batch, split_batch
+
+VECTOR = bytes.fromhex(
+    "00000036 00000000 00000000 00000000 00000005 68656c6c6f 001b"
+    "4b455953016b310257414954017472756502544147530154616741"
+)
+ITEM = (0, b"hello", b"KEYS\x01k1\x02WAIT\x01true\x02TAGS\x01TagA")
+items = st.lists(
+    st.tuples(st.integers(-(2**31), 2**31 - 1), st.binary(max_size=40), st.binary(max_size=40)), max_size=5
+)
+
+
+def test_the_bytes_java_writes() -> None:
+    assert encode_batch([ITEM]) == VECTOR
+    assert split_batch(VECTOR) == [BatchItem(*ITEM)]
+
+
+@given(items)
+def test_round_trip(messages: list[tuple[int, bytes, bytes]]) -> None:
+    assert split_batch(encode_batch(messages)) == messages
+
+
+def test_every_cut_is_noticed() -> None:
+    data = encode_batch([ITEM, ITEM])
+    for end in range(1, len(data)):
+        if end != len(VECTOR):
+            with pytest.raises(MessageIllegalError):
+                split_batch(data[:end])
+
+
+@given(st.binary(max_size=80))
+def test_garbage_never_escapes_as_another_error(data: bytes) -> None:
+    try:
+        split_batch(data)
+    except MessageIllegalError:
+        pass
+
+
+def test_properties_that_do_not_fit() -> None:
+    with pytest.raises(LocalProtocolError):
+        encode_batch([(0, b"", b"x" * 32768)])

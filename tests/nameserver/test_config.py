@@ -1,0 +1,119 @@
+"""Options and RocketMQ's names for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gimbalmq.errors import ConfigError
+from gimbalmq.nameserver.config import (
+    NameServerConfig,
+    format_properties,
+    from_properties,
+    parse_properties,
+    to_properties,
+)
+
+
+def test_defaults_are_java_s_but_for_the_loopback_and_the_files() -> None:
+    config = NameServerConfig()
+    assert (config.host, config.port, config.kv_config_path) == ("127.0.0.1", 9876, None)
+    assert (config.scan_interval, config.broker_expiry, config.idle_timeout) == (5.0, 120.0, 120.0)
+    assert not config.order_message_enable
+    assert config.enable_all_topic_list
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("port", -1),
+        ("port", 65536),
+        ("scan_interval", 0),
+        ("broker_expiry", -1.0),
+        ("idle_timeout", float("nan")),
+        ("wait_for_service", -0.1),
+        ("kv_config_path", ""),
+        ("config_store_path", ""),
+    ],
+)
+def test_unusable_value_is_refused_by_name(option: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        NameServerConfig(**{option: value})
+    assert caught.value.option == option
+
+
+def test_properties_use_rocketmq_s_names_and_unknown_ones_are_told() -> None:
+    config, unknown = from_properties(
+        {
+            "listenPort": " 19876 ",
+            "bindAddress": "0.0.0.0",
+            "kvConfigPath": "/data/kvConfig.json",
+            "orderMessageEnable": "TRUE",
+            "scanNotActiveBrokerInterval": "2500",
+            "waitSecondsForService": "7",
+            "needWaitForService": "true",
+            "supportActingMaster": "true",
+            "deleteTopicWithBrokerRegistration": "true",
+            "enableAllTopicList": "false",
+            "configBlackList": "a; b",
+            "serverWorkerThreads": "8",
+            "nonsense": "x",
+        }
+    )
+    assert config == NameServerConfig(
+        host="0.0.0.0",
+        port=19876,
+        kv_config_path="/data/kvConfig.json",
+        order_message_enable=True,
+        scan_interval=2.5,
+        wait_for_service=7,
+        need_wait_for_service=True,
+        support_acting_master=True,
+        delete_topic_with_broker_registration=True,
+        enable_all_topic_list=False,
+        config_black_list=("a", "b"),
+    )
+    assert unknown == ["serverWorkerThreads", "nonsense"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("listenPort", "many"), ("orderMessageEnable", "yes"), ("scanNotActiveBrokerInterval", "5s")],
+)
+def test_unusable_property_is_refused_by_its_rocketmq_name(key: str, value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_properties({key: value})
+    assert (caught.value.option, caught.value.value) == (key, value)
+
+
+def test_configuration_survives_its_own_text() -> None:
+    config = NameServerConfig(port=1, kv_config_path="/x", scan_interval=0.5, config_black_list=("a", "b"))
+    text = format_properties(to_properties(config))
+    assert "listenPort=1\n" in text
+    assert from_properties(parse_properties(text)) == (config, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a=1\nb = two words \n", {"a": "1", "b": "two words"}),
+        ("# no\n! no\n\n  a : b\n", {"a": "b"}),
+        ("a b\n", {"a": "b"}),
+        ("a=\n", {"a": ""}),
+        ("alone", {"alone": ""}),
+        ("a=b=c", {"a": "b=c"}),
+        ("a=x\\\n   y", {"a": "xy"}),
+        ("k\\=1=\\u4e3b\\t\\\\", {"k=1": "主\t\\"}),
+        ("a=1\r\nb=2", {"a": "1", "b": "2"}),
+    ],
+)
+def test_java_s_properties_format_is_read(text: str, found: dict[str, str]) -> None:
+    assert parse_properties(text) == found
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_read_as_some_properties(text: str) -> None:
+    parse_properties(text)

@@ -1,0 +1,158 @@
+"""The body of request 103 in all its forms."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gimbalmq.errors import RemoteProtocolError, ResponseError
+from gimbalmq.nameserver import registration as module
+from gimbalmq.nameserver.registration import Registration, read_registration
+from gimbalmq.protocol.bodies import DataVersion, TopicConfig
+from gimbalmq.protocol.headers.nameserver import RegisterBroker
+from tests.golden.frames import decode, exchanges
+
+VERSION = DataVersion(counter=3, state_version=1, timestamp=99)
+
+
+def header(*, compressed: bool = False, crc: int = 0) -> RegisterBroker:
+    return RegisterBroker(
+        broker_name="a",
+        broker_addr="10.0.0.1:10911",
+        cluster_name="C",
+        ha_server_addr="10.0.0.1:10912",
+        compressed=compressed,
+        body_crc32=crc,
+        heartbeat_timeout_millis=7000,
+    )
+
+
+def block(data: bytes) -> bytes:
+    return struct.pack(">i", len(data)) + data
+
+
+def packed(*texts: str, mappings: list[object] | None = None, filters: bytes = b"[]") -> bytes:
+    """A compressed body as Java's RegisterBrokerBody.encode(true) writes it."""
+    data = block(VERSION.dump()) + struct.pack(">i", len(texts))
+    data += b"".join(block(text.encode()) for text in texts) + block(filters)
+    if mappings is not None:
+        data += struct.pack(">i", len(mappings))
+        data += b"".join(block(json.dumps(mapping).encode()) for mapping in mappings)
+    return zlib.compress(data, 9)
+
+
+def read(body: bytes, version: int = 479, *, compressed: bool = True) -> Registration:
+    return read_registration(header(compressed=compressed), body, version)
+
+
+def test_registration_of_a_java_broker_is_read_whole() -> None:
+    (exchange,) = [found for found in exchanges() if found.code == 103]
+    request = decode(exchange.request)
+    found = read_registration(
+        RegisterBroker.from_ext(request.ext_fields), bytes(request.body), request.version
+    )
+    assert found.broker_addr == "127.0.0.1:20911"
+    assert found.enable_acting_master is False
+    assert found.expiry is None
+    assert found.data_version == DataVersion(counter=0, state_version=0, timestamp=1794729884618)
+    assert found.topics["BenchmarkTest"].read_queue_nums == 1024
+    assert found.topics["TBW102"].perm == 7
+    assert all(name == topic.topic_name for name, topic in found.topics.items())
+
+
+def test_wrong_check_sum_is_refused_and_zero_is_not_checked() -> None:
+    body = b'{"topicConfigSerializeWrapper":{}}'
+    assert read_registration(header(crc=0), body, 479).topics == {}
+    read_registration(header(crc=zlib.crc32(body) & 0x7FFFFFFF), body, 479)
+    with pytest.raises(ResponseError, match="crc32 not match") as caught:
+        read_registration(header(crc=5), body, 479)
+    assert caught.value.code == 1
+
+
+@pytest.mark.parametrize("version", [0, 36, 37, 409, 479])
+def test_no_body_is_an_empty_table(version: int) -> None:
+    found = read(b"", version)
+    assert (found.topics, found.data_version, found.expiry) == ({}, DataVersion(), 7.0)
+
+
+def test_brokers_before_3_0_11_send_the_bare_table() -> None:
+    table = (
+        b'{"dataVersion":{"counter":3,"timestamp":99},"topicConfigTable":{"T":{"topicName":"T","perm":4}}}'
+    )
+    found = read(table, 36, compressed=False)
+    assert found.topics == {"T": TopicConfig(topic_name="T", perm=4)}
+    assert found.data_version == DataVersion(counter=3, timestamp=99)
+    wrapped = b'{"filterServerList":[],"topicConfigSerializeWrapper":' + table + b"}"
+    assert read(wrapped, 37, compressed=False).topics == found.topics
+
+
+def test_compressed_body_of_4_9_has_neither_attributes_nor_mappings() -> None:
+    found = read(packed("T 4 8 6 SINGLE_TAG", "%RETRY%g 1 1 6 SINGLE_TAG"), 409)
+    assert found.topics == {
+        "T": TopicConfig(topic_name="T", read_queue_nums=4, write_queue_nums=8, perm=6),
+        "%RETRY%g": TopicConfig(topic_name="%RETRY%g", read_queue_nums=1, write_queue_nums=1, perm=6),
+    }
+    assert found.data_version == VERSION
+
+
+def test_compressed_body_of_5_x_has_both() -> None:
+    mapping = {"topic": "T", "bname": "a", "totalQueues": 4}
+    text = 'T 4 8 6 SINGLE_TAG {"+message.type":"DELAY x"}'
+    found = read(packed(text, "U 1 1 6 SINGLE_TAG {}", "V 1 1 6 SINGLE_TAG ", mappings=[mapping]))
+    assert list(found.topics) == ["T", "U", "V"]
+    assert found.topics["T"].write_queue_nums == 8
+    assert found.queue_mappings == {"T": mapping}
+
+
+def test_mapping_section_is_required_from_5_0_on_and_passed_over_before() -> None:
+    with pytest.raises(RemoteProtocolError, match="queue mapping"):
+        read(packed("T 4 8 6 SINGLE_TAG"), 413)
+    assert read(packed("T 4 8 6 SINGLE_TAG", mappings=[]), 412).queue_mappings == {}
+
+
+def test_plain_body_of_5_x_brings_its_mappings() -> None:
+    body = json.dumps({"topicConfigSerializeWrapper": {"topicQueueMappingInfoMap": {"T": {"bname": "a"}}}})
+    assert read(body.encode(), compressed=False).queue_mappings == {"T": {"bname": "a"}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"no zlib",
+        zlib.compress(b""),
+        zlib.compress(struct.pack(">i", -1)),
+        zlib.compress(struct.pack(">i", 2**31 - 1)),
+        zlib.compress(block(VERSION.dump()) + struct.pack(">i", -1)),
+        zlib.compress(block(VERSION.dump()) + struct.pack(">i", 5)),
+        zlib.compress(block(b"[]")),
+        packed("T 4 8 6", mappings=[]),
+        packed("T four 8 6 SINGLE_TAG", mappings=[]),
+        packed(mappings=[5]),
+        packed(mappings=[{"bname": "a"}]),
+        packed("T 4 8 6 SINGLE_TAG", mappings=[])[:-20],
+        zlib.compress(block(VERSION.dump()) + struct.pack(">i", 1) + block(b"\xff 1 1 6 SINGLE_TAG")),
+    ],
+)
+def test_broken_compressed_body_is_a_protocol_error(body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        read(body)
+
+
+def test_bomb_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_INFLATED_BYTES", 1000)
+    with pytest.raises(RemoteProtocolError, match="past 1000 bytes"):
+        read(zlib.compress(bytes(100_000)))
+
+
+@given(st.binary(max_size=200), st.booleans(), st.sampled_from([0, 36, 37, 409, 413, 479]))
+def test_random_bodies_are_read_or_refused(body: bytes, compressed: bool, version: int) -> None:
+    for data in (body, zlib.compress(body)):
+        try:
+            read(data, version, compressed=compressed)
+        except (RemoteProtocolError, ResponseError):
+            pass

@@ -1,0 +1,171 @@
+"""The JSON dialect of Java's bodies: bare keys, object keys, references."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gimbalmq.errors import RemoteProtocolError
+from gimbalmq.model.queues import MessageQueue
+from gimbalmq.protocol import fastjson
+from gimbalmq.protocol.bodies import BrokerData, ClusterInfo, DataVersion, TopicList, TopicRoute
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("{0:5}", {"0": 5}),
+        ("{-1:5, 2:7}", {"-1": 5, "2": 7}),
+        ('{"brokerAddrs":{0:"127.0.0.1:10911",1:"b"}}', {"brokerAddrs": {"0": "127.0.0.1:10911", "1": "b"}}),
+        ('{"offsetTable":{"TopicA@g":{0:5,1:7}}}', {"offsetTable": {"TopicA@g": {"0": 5, "1": 7}}}),
+        ("{a:1,b:{c:[true,false,null]}}", {"a": 1, "b": {"c": [True, False, None]}}),
+        ("{1:'single'}", {"1": "single"}),
+        ("{1:2L,3:4.5,5:1e2}", {"1": 2, "3": 4.5, "5": 100.0}),
+        ('{1:"a\\u0001\\"b\\n"}', {"1": 'a\x01"b\n'}),
+        ("{1:[{},[],{2:{}}]}", {"1": [{}, [], {"2": {}}]}),
+        ("{1:1,,2:2,}", {"1": 1, "2": 2}),
+        (" { 1 : [ 1 , 2 ] } ", {"1": [1, 2]}),
+        ('{1:"主题"}', {"1": "主题"}),
+    ],
+)
+def test_dialect_is_read(text: str, value: object) -> None:
+    assert fastjson.loads(text) == value
+    assert fastjson.loads(text.encode()) == value
+
+
+def test_object_key_comes_back_as_its_text_and_names_a_queue() -> None:
+    one, two = '{"brokerName":"b","queueId":3,"topic":"T"}', '{"queueId":4,"topic":"T","brokerName":"b"}'
+    text = '{"offsetTable":{' + one + ":5," + two + ":6}}"
+    table = fastjson.loads(text)["offsetTable"]
+    assert {fastjson.queue_key(key): value for key, value in table.items()} == {
+        MessageQueue("T", "b", 3): 5,
+        MessageQueue("T", "b", 4): 6,
+    }
+
+
+def test_quoted_object_key_names_a_queue_too() -> None:
+    queue = MessageQueue("T", "b", 3)
+    written = fastjson.dumps({fastjson.queue_text(queue): 5})
+    (key,) = json.loads(written)
+    assert fastjson.queue_key(key) == queue
+    assert fastjson.queue_key(fastjson.queue_object(queue)) == queue
+
+
+@pytest.mark.parametrize(
+    "key", ["5", "[]", '{"topic":"T"}', '{"topic":"T","brokerName":"b","queueId":"x"}', 5]
+)
+def test_key_that_is_no_queue_is_refused(key: object) -> None:
+    with pytest.raises(RemoteProtocolError, match="no message queue"):
+        fastjson.queue_key(key)
+
+
+def test_reference_to_an_earlier_object_is_followed() -> None:
+    text = '{"a":{"b":[{"c":1},{"d":2}]},"x":{"$ref":"$.a.b[1]"},"y":[{"$ref":"$.a.b[0]"}],0:1}'
+    value = fastjson.loads(text)
+    assert value["x"] == {"d": 2}
+    assert value["y"] == [{"c": 1}]
+
+
+@pytest.mark.parametrize("path", ["$", "@", "..", "$.nothing", "$.list[7]", "$.list.name", "$.self"])
+def test_reference_that_leads_nowhere_or_round_is_null(path: str) -> None:
+    value = fastjson.loads(json.dumps({"list": [1], "self": {"inner": {"$ref": path}}}))
+    assert value["self"]["inner"] is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "{1",
+        "{1:",
+        "{1:}",
+        "[1",
+        "{1:'a}",
+        '{1:"a}',
+        "{1:nope}",
+        "{1:1} 2",
+        "{:1}",
+        "{1 2}",
+        "{1:\x00}",
+    ],
+)
+def test_broken_document_is_a_protocol_error(text: str) -> None:
+    with pytest.raises(RemoteProtocolError):
+        fastjson.loads(text)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xfe",
+        b"{1:" * 100,
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"{1:" + b"9" * 10_000 + b"}",
+        b'{1:"\\ud800"}',
+        b'{{"a":"\\ud800"}:1}',
+        b'{1:1,"a":{"$ref":"$.\\ud800"}}',
+    ],
+)
+def test_hostile_document_is_a_protocol_error_or_a_value(data: bytes) -> None:
+    try:
+        value = fastjson.loads(data)
+    except RemoteProtocolError:
+        return
+    fastjson.dumps(value)
+
+
+words = st.text(st.characters(codec="utf-8"), max_size=8)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | words,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(values)
+def test_what_is_written_is_read_back(value: Any) -> None:
+    assert fastjson.loads(fastjson.dumps(value)) == value
+    assert fastjson.loads(fastjson.dumps_pretty(value)) == value
+
+
+@given(values)
+def test_scanner_reads_standard_json_like_everybody(value: Any) -> None:
+    standard = json.dumps(value, ensure_ascii=False)
+    assert fastjson._Scanner(standard).document() == value
+
+
+@given(st.text(alphabet="{}[]:,\"'\\u0aL.-$ref1e tn", max_size=40) | st.binary(max_size=40))
+def test_random_text_is_a_value_or_a_protocol_error(text: str | bytes) -> None:
+    try:
+        fastjson.loads(text)
+    except RemoteProtocolError:
+        pass
+
+
+def test_bodies_read_either_dialect_and_write_standard_json() -> None:
+    bare = b'{"brokerAddrTable":{"a":{"brokerAddrs":{0:"x:1",1:"y:2"},"brokerName":"a","cluster":"C"}}}'
+    quoted = bare.replace(b'{0:"', b'{"0":"').replace(b',1:"', b',"1":"')
+    assert json.loads(quoted)
+    info = ClusterInfo.parse(bare)
+    assert info == ClusterInfo.parse(quoted)
+    assert info.broker_addr_table["a"] == BrokerData(
+        broker_addrs={0: "x:1", 1: "y:2"}, broker_name="a", cluster="C"
+    )
+    assert json.loads(info.dump())["brokerAddrTable"]["a"]["brokerAddrs"] == {"0": "x:1", "1": "y:2"}
+
+
+def test_absent_values_are_left_out_of_bodies() -> None:
+    assert TopicList(topic_list=["a"]).dump() == b'{"topicList":["a"]}'
+    assert b"orderTopicConf" not in TopicRoute().dump()
+    assert DataVersion(counter=1, timestamp=2).dump() == b'{"counter":1,"stateVersion":0,"timestamp":2}'
+
+
+def test_body_of_the_wrong_shape_is_refused_by_name() -> None:
+    with pytest.raises(RemoteProtocolError, match="TopicList"):
+        TopicList.parse(b'{"topicList":5}')

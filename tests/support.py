@@ -1,0 +1,56 @@
+"""What many tests need: running a coroutine strictly, and a clock that stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T], seconds: float = 20.0) -> T:
+    """Runs a coroutine in asyncio's debug mode, with a time limit.
+
+    What the loop would only log (an error in a callback, a task's error that nobody fetched)
+    fails the test.
+    """
+    reported: list[dict[str, Any]] = []
+
+    async def limited() -> T:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+        async with asyncio.timeout(seconds):
+            result = await work
+        gc.collect()
+        return result
+
+    result = asyncio.run(limited(), debug=True)
+    if reported:
+        context = reported[0]
+        raise AssertionError(f"the loop reported: {context.get('message')}") from context.get("exception")
+    return result
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Lets the loop turn until the condition holds; the time limit of ``run`` ends a vain wait."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+class ManualClock:
+    """A clock that only the test moves."""
+
+    def __init__(self, now: float = 1000.0, wall_ms: int = 1_700_000_000_000) -> None:
+        self.now = now
+        self.wall = wall_ms
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall_ms(self) -> int:
+        return self.wall
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        self.wall += round(seconds * 1000)
