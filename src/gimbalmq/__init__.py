@@ -34,7 +34,7 @@ _HOMES = {
     "TransportError": "gimbalmq.errors",
 }
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:

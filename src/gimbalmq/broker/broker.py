@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from pathlib import Path
@@ -99,11 +100,15 @@ class Broker:
             await self._server.close()
             raise
         self._started = True
-        await self._start_fast_port(config)
-        self._schedule()
-        await self._registration.start(self.address)
-        if config.metrics_prom_exporter_port:
-            self.metrics.start(config.bind_address, config.metrics_prom_exporter_port)
+        try:
+            if config.metrics_prom_exporter_port:
+                self.metrics.start(config.bind_address, config.metrics_prom_exporter_port)
+            await self._start_fast_port(config)
+            self._schedule()
+            await self._registration.start(self.address)
+        except BaseException:
+            await self.close()
+            raise
 
     def _build(self, config: BrokerConfig) -> None:
         """The parts, from the store up; each gets what it needs and no more."""
@@ -230,7 +235,7 @@ class Broker:
         every(SAMPLE_SECONDS, self.stats.sample, "statistics")
         every(
             lambda: live.now.clean_resource_interval / 1000,
-            lambda: self.store.delete_expired(self._clock.wall_ms()),
+            self._clean_up,
             "clean-up",
             first=min(60.0, live.now.clean_resource_interval / 1000),
         )
@@ -244,6 +249,17 @@ class Broker:
     def _flush_queues(self) -> None:
         self.store.build_index()
         self.store.flush_queues()
+
+    def _clean_up(self) -> None:
+        config = self.live.now
+        self.store.config = dataclasses.replace(
+            self.store.config,
+            delete_when_hours=config.delete_hours(),
+            file_reserved_hours=config.file_reserved_time,
+            disk_max_used_ratio=config.disk_max_used_space_ratio / 100,
+            clean_forcibly=config.clean_file_forcibly_enable,
+        )
+        self.store.delete_expired(self._clock.wall_ms())
 
     def _save_delays(self) -> None:
         self.delays.save()

@@ -7,6 +7,7 @@ connection its heartbeat came by.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers.groups import GroupOnly
 from gimbalmq.transport.channel import Channel
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -54,6 +57,14 @@ class ConsumerGroup:
         self.message_model = data.message_model
         self.consume_from_where = data.consume_from_where
         known = self.members.get(member.channel)
+        if known is not None and known.client_id != member.client_id:
+            log.warning(
+                "%s of group %s was client %s and is %s now",
+                member.channel.address,
+                self.name,
+                known.client_id,
+                member.client_id,
+            )
         self.members[member.channel] = member
         return known is None
 

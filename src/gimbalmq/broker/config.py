@@ -49,6 +49,13 @@ _FIXED_AT_START = frozenset(
         "message_delay_level",
         "metrics_prom_exporter_port",
         "flush_disk_type",
+        "default_topic_queue_nums",
+        "trace_topic_enable",
+        "tls_server_mode",
+        "tls_server_cert_path",
+        "tls_server_key_path",
+        "tls_server_trust_cert_path",
+        "tls_server_need_client_auth",
     }
 )
 """Changing these needs a restart; a request to change one is refused by name."""
@@ -145,6 +152,8 @@ class BrokerConfig:
             ("transaction_check_interval", 100, 86_400_000),
             ("flush_interval_commit_log", 1, 60_000),
             ("sync_flush_timeout", 1, 600_000),
+            ("flush_consumer_offset_interval", 1, 3_600_000),
+            ("flush_delay_offset_interval", 1, 3_600_000),
             ("clean_resource_interval", 100, 86_400_000),
         ):
             if not low <= getattr(self, name) <= high:
@@ -253,9 +262,9 @@ class LiveConfig:
         Raises:
             ConfigError: a value is wrong, or the key can only be set at start.
         """
+        current = self.now.to_properties()
         for key, text in properties.items():
-            field = _FIELD_BY_PROPERTY.get(key)
-            if field in _FIXED_AT_START and str(getattr(self.now, field)) != text.strip():
+            if _FIELD_BY_PROPERTY.get(key) in _FIXED_AT_START and current.get(key) != text.strip():
                 raise ConfigError(key, text, "can only be set when the broker starts")
         self.now, unknown = BrokerConfig.from_properties(properties, self.now)
         self.version += 1

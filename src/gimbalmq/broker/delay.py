@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 import logging
 from pathlib import Path
+from typing import Any
 
 from gimbalmq._clock import Clock
 from gimbalmq.broker.json_file import JsonFile
@@ -52,6 +53,14 @@ def redelivery(record: Record) -> Draft | None:
     )
 
 
+def _read_levels(document: Any) -> dict[int, int]:
+    return {int(level): int(offset) for level, offset in (document.get("offsetTable") or {}).items()}
+
+
+def _read_timers(document: Any) -> tuple[int, set[int]]:
+    return int(document.get("first", 0)), {int(offset) for offset in document.get("delivered", [])}
+
+
 class DelayLevels:
     """The levels of messageDelayLevel (Java: ScheduleMessageService)."""
 
@@ -63,9 +72,7 @@ class DelayLevels:
         self._offsets: dict[int, int] = {}
 
     def load(self) -> None:
-        document = self._file.load() or {}
-        for level, offset in (document.get("offsetTable") or {}).items():
-            self._offsets[int(level)] = int(offset)
+        self._offsets = self._file.load(_read_levels) or {}
 
     def save(self) -> None:
         self._file.save(self.document())
@@ -105,7 +112,7 @@ class DelayLevels:
         looked = 0
         for commitlog_offset, _, due in entries:
             # A clock that was set back must not keep a message longer than its level.
-            if min(due, now + delay_ms) > now:
+            if now < due <= now + delay_ms:
                 break
             looked += 1
             draft = self._load(commitlog_offset)
@@ -148,9 +155,8 @@ class Timers:
         return len(self._heap)
 
     def load(self) -> None:
-        document = self._file.load() or {}
-        self._first = self._read_to = int(document.get("first", 0))
-        self._delivered = {int(offset) for offset in document.get("delivered", [])}
+        first, self._delivered = self._file.load(_read_timers) or (0, set())
+        self._first = self._read_to = first
 
     def save(self) -> None:
         self._file.save({"first": self._first, "delivered": sorted(self._delivered)})

@@ -7,13 +7,20 @@ broker keeps it and as it reads back when the file itself is missing or empty.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gimbalmq.errors import ProtocolError, StoreIOError
 from gimbalmq.protocol import fastjson
+
+log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 5.0
+
+T = TypeVar("T")
 
 
 class JsonFile:
@@ -24,8 +31,8 @@ class JsonFile:
         self._backup = path.with_name(path.name + ".bak")
         self._last: bytes | None = None
 
-    def load(self) -> Any:
-        """The document, or its backup, or None.
+    def load(self, read: Callable[[Any], T]) -> T | None:
+        """What ``read`` makes of the document, or of its backup, or None where there is neither.
 
         Raises:
             StoreIOError: there is text, but none of it can be read.
@@ -41,8 +48,8 @@ class JsonFile:
             if not text.strip():
                 continue
             try:
-                document = fastjson.loads(text)
-            except ProtocolError as error:
+                document = read(fastjson.loads(text))
+            except (ProtocolError, ValueError, TypeError, AttributeError) as error:
                 problem = problem or error
                 continue
             self._last = text
@@ -100,12 +107,15 @@ class CoalescedSave:
         await waiter
 
     def now(self) -> None:
-        """Writes at once, for shutdown."""
+        """Writes at once, for shutdown; raises StoreIOError."""
         if self._scheduled is not None:
             self._scheduled.cancel()
-            self._run()
-        else:
-            self._file.save(self._document())
+            self._scheduled = None
+        self._file.save(self._document())
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
 
     def _run(self) -> None:
         self._scheduled = None
@@ -113,11 +123,11 @@ class CoalescedSave:
         try:
             self._file.save(self._document())
         except StoreIOError as error:
+            log.error("%s; tried again in %g s", error, _RETRY_SECONDS)
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_exception(error)
-            if not waiters:
-                raise
+            self._scheduled = asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._run)
             return
         for waiter in waiters:
             if not waiter.done():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -45,9 +46,8 @@ class Topics:
         """Told of every change, so that the name servers learn of it at once."""
 
     def load(self) -> None:
-        document = self._file.load()
-        if document is not None:
-            loaded = TopicTable.of(document)
+        loaded = self._file.load(TopicTable.of)
+        if loaded is not None:
             self._table = loaded.topic_config_table
             self.version = loaded.data_version
         for config in _system_topics(self._live.now):
@@ -175,9 +175,8 @@ class Groups:
         self.version = DataVersion(timestamp=clock.wall_ms())
 
     def load(self) -> None:
-        document = self._file.load()
-        if document is not None:
-            loaded = GroupTable.of(document)
+        loaded = self._file.load(GroupTable.of)
+        if loaded is not None:
             self._table = loaded.subscription_group_table
             self._forbidden = loaded.forbidden_table
             self.version = loaded.data_version
@@ -242,6 +241,14 @@ class Groups:
         self.saving.soon()
 
 
+def _read_offsets(document: Any) -> dict[tuple[str, str], dict[int, int]]:
+    table = {}
+    for key, offsets in (document.get("offsetTable") or {}).items():
+        topic, _, group = key.partition("@")
+        table[topic, group] = {int(queue): int(offset) for queue, offset in offsets.items()}
+    return table
+
+
 class ConsumerOffsets:
     """How far each group has consumed each queue (Java: ConsumerOffsetManager).
 
@@ -257,10 +264,7 @@ class ConsumerOffsets:
         self._dirty = False
 
     def load(self) -> None:
-        document = self._file.load() or {}
-        for key, offsets in (document.get("offsetTable") or {}).items():
-            topic, _, group = key.partition("@")
-            self._table[topic, group] = {int(queue): int(offset) for queue, offset in offsets.items()}
+        self._table = self._file.load(_read_offsets) or {}
 
     def save(self) -> None:
         if self._dirty:
@@ -302,13 +306,14 @@ class ConsumerOffsets:
         return self._pulled.get((topic, group), {}).get(queue_id, -1)
 
     def topics_of(self, group: str) -> set[str]:
-        return {topic for topic, owner in self._table if owner == group}
+        return {topic for topic, owner in list(self._table) if owner == group}
 
     def groups_of(self, topic: str) -> set[str]:
         return {group for owned, group in self._table if owned == topic}
 
     def all_groups(self) -> set[str]:
-        return {group for _, group in self._table}
+        # A copy first: the metrics' thread asks this while the loop changes the table.
+        return {group for _, group in list(self._table)}
 
     def queues(self, group: str, topic: str) -> dict[int, int]:
         return dict(self._table.get((topic, group), {}))

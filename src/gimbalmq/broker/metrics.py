@@ -8,6 +8,7 @@ from gimbalmq.broker.clients import Consumers, Producers
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.metadata import ConsumerOffsets, Topics
 from gimbalmq.broker.stats import Stats
+from gimbalmq.errors import ConnectError
 from gimbalmq.store.message_store import MessageStore
 
 
@@ -46,7 +47,13 @@ class MetricsServer:
 
         registry = CollectorRegistry()
         registry.register(_Collector())
-        server, thread = start_http_server(port, host, registry)
+        try:
+            server, thread = start_http_server(port, host, registry)
+        except OSError as error:
+            raise ConnectError(
+                f"the metrics cannot be served on {host}:{port}: {error.strerror or error}; "
+                "choose another metricsPromExporterPort"
+            ) from error
         self.port = server.server_address[1]
 
         def stop() -> None:

@@ -40,15 +40,17 @@ class Registration:
         self._known: dict[str, Channel] = {}
         """The connection by which a name server got the whole table."""
         self._failing: set[str] = set()
+        self._loop: asyncio.Task[object] | None = None
 
     async def start(self, address: str) -> None:
         """Registers everywhere once, then keeps doing so in the background."""
         self.address = address
         if not self._live.now.namesrv_addresses:
             return
-        await self.register_all()
+        # Listens first: what changes while the whole table is on its way must follow it.
         self._topics.changed = self.topics_changed
-        self._tasks.spawn(self._run(), "registration")
+        await self.register_all()
+        self._loop = self._tasks.spawn(self._run(), "registration")
 
     def topics_changed(self, configs: Iterable[TopicConfig]) -> None:
         for config in configs:
@@ -133,6 +135,12 @@ class Registration:
 
     async def goodbye(self) -> None:
         """Takes the broker out of every name server, at shutdown."""
+        if self._loop is not None:
+            # Else it might announce the broker again.
+            self._loop.cancel()
+            await asyncio.gather(self._loop, return_exceptions=True)
+        if not self.address:
+            return
         config = self._live.now
         header = BrokerIdentity(
             broker_name=config.broker_name,

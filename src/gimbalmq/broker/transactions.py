@@ -21,7 +21,7 @@ from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.delay import redelivery
 from gimbalmq.broker.metadata import ConsumerOffsets
 from gimbalmq.broker.writer import Draft, Placed, Writer
-from gimbalmq.errors import ResponseError
+from gimbalmq.errors import MessageIllegalError, ResponseError
 from gimbalmq.model import properties as prop
 from gimbalmq.model import topics
 from gimbalmq.model.flags import TRANSACTION_COMMIT, TRANSACTION_MASK
@@ -69,11 +69,17 @@ class Transactions:
     def load(self) -> None:
         self._walked_to = max(0, self._offsets.get(topics.TRANS_GROUP, topics.HALF_TOPIC, 0))
         self._op_read_to = max(0, self._offsets.get(topics.TRANS_GROUP, topics.OP_HALF_TOPIC, 0))
+        self._read_ops()
 
     # -- what clients ask --------------------------------------------------------------
 
     def prepare(self, draft: Draft) -> Placed:
         """Stores a half message instead of the message itself."""
+        for name in (prop.DELAY, prop.TIMER_DELAY_SEC, prop.TIMER_DELAY_MS, prop.TIMER_DELIVER_MS):
+            if draft.properties.get(name, "0") != "0":
+                raise MessageIllegalError(
+                    f"a transactional message cannot be delayed: send it without property {name}"
+                )
         draft.properties[prop.REAL_TOPIC] = draft.topic
         draft.properties[prop.REAL_QUEUE_ID] = str(draft.queue_id)
         draft.topic, draft.queue_id = topics.HALF_TOPIC, 0
@@ -173,7 +179,8 @@ class Transactions:
             self._writer.put(self._again(half, topics.TRANS_CHECK_MAX_TOPIC))
             return True
         immunity = _int(half.properties.get(prop.CHECK_IMMUNITY_SECONDS), 0) * 1000
-        if began - half.born_timestamp <= (immunity or config.transaction_time_out):
+        # A client whose clock is ahead is asked at once: waiting would hold up all behind it.
+        if 0 <= age_ms <= (immunity or config.transaction_time_out):
             # One that asked for more time must not hold up those behind it.
             if immunity and half.store_timestamp < began - config.transaction_time_out:
                 self._writer.put(self._again(half, topics.HALF_TOPIC))

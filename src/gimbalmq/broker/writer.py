@@ -8,6 +8,7 @@ transaction, passes through here.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -111,6 +112,12 @@ class Writer:
                         draft.prepared_offset,
                     )
                 )
+        except struct.error as error:
+            group.abort()
+            raise MessageIllegalError(
+                "a number of the message does not fit a record: flag, sysFlag and reconsumeTimes "
+                f"have 32 bits, bornTimestamp 64 ({error})"
+            ) from error
         except BaseException:
             group.abort()
             raise

@@ -36,7 +36,7 @@ examples:
   gimbalmq server                        name server on 9876 and broker on 10911, for this machine only
   gimbalmq server --store ./data         the same, messages kept in ./data
   gimbalmq namesrv --host 0.0.0.0        a name server that other machines reach
-  gimbalmq broker --host 10.0.0.5 --namesrv 10.0.0.1:9876;10.0.0.2:9876 -c broker.properties
+  gimbalmq broker --host 10.0.0.5 --namesrv '10.0.0.1:9876;10.0.0.2:9876' -c broker.properties
 
 `gimbalmq COMMAND --help` lists the options of a command.
 """
@@ -66,7 +66,7 @@ _BROKER_EPILOG = (
     """\
 examples:
   gimbalmq broker --namesrv 127.0.0.1:9876 --store ./data
-  gimbalmq broker --namesrv '10.0.0.1:9876;10.0.0.2:9876' --host 0.0.0.0 --advertise 10.0.0.5 -c broker.properties
+  gimbalmq broker --namesrv '10.0.0.1:9876;10.0.0.2:9876' --host 0.0.0.0 --advertise 10.0.0.5
 
 """
     + _FILE_HELP
@@ -126,7 +126,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
 
     server = _command(commands, "server", "name server and broker in one process", _SERVER_EPILOG)
-    server.add_argument("--namesrv-port", type=_port, metavar="N", help="port of the name server (default: 9876)")
+    server.add_argument(
+        "--namesrv-port", type=_port, metavar="N", help="port of the name server (default: 9876)"
+    )
     server.add_argument(
         "--data", type=Path, metavar="DIR", help="folder of the name server's files (default: STORE/namesrv)"
     )
@@ -175,8 +177,20 @@ def _broker_options(parser: argparse.ArgumentParser, namesrv_help: str) -> None:
 def _common_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-c", "--config", type=Path, metavar="FILE", help="configuration file, .properties or .toml")
-    add("--set", type=_pair, action="append", default=[], metavar="KEY=VALUE", help="any key of the file; repeatable")
-    add("--log-level", choices=LEVELS, default="info", help="least important log lines to write (default: info)")
+    add(
+        "--set",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any key of the file; repeatable",
+    )
+    add(
+        "--log-level",
+        choices=LEVELS,
+        default="info",
+        help="least important log lines to write (default: info)",
+    )
     add("--log-file", type=Path, metavar="FILE", help="append logs to a file instead of stderr")
     add("--debug", action="store_true", help="log everything, show tracebacks, check asyncio's rules")
 
@@ -271,7 +285,9 @@ def _usable(folder: str, option: str) -> None:
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise ConfigError(option, folder, f"{error.strerror or error}; name a folder that can be made") from error
+        raise ConfigError(
+            option, folder, f"{error.strerror or error}; name a folder that can be made"
+        ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(option, folder, "the folder may not be written by this user")
 

@@ -28,7 +28,9 @@ def start_logging(level: str, file: Path | None) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    handler = logging.StreamHandler(sys.stderr) if file is None else logging.FileHandler(file, encoding="utf-8")
+    handler = (
+        logging.StreamHandler(sys.stderr) if file is None else logging.FileHandler(file, encoding="utf-8")
+    )
     handler.setFormatter(LogLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 

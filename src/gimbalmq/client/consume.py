@@ -43,7 +43,7 @@ class ConsumeResult(Enum):
 
     SUCCESS = "success"
     LATER = "later"
-    SUSPEND = "later"
+    SUSPEND = "later"  # noqa: PIE796 - the same verdict, in the words of ordered handlers
     """Ordered handlers: the queue waits a moment and the same messages come again."""
     COMMIT = "commit"
     """Ordered handlers without auto commit: everything up to here is done."""
@@ -56,7 +56,7 @@ class ConsumeContext:
 
     Attributes:
         queue: where the messages come from.
-        delay_level: when failed messages come again: 0 the broker's choice, -1 never (dead letters), n level n.
+        delay_level: when failed messages come again: 0 the broker's choice, -1 never (dead letters), a level.
         ack_index: of a batch that succeeded, the last message that did; those after it come again.
         auto_commit: ordered: success commits.
         suspend: ordered: seconds to wait before another try; None is the consumer's setting.
@@ -144,7 +144,7 @@ class Outcome:
         verdict = _RESULTS.get(result) if isinstance(result, ConsumeResult | bool | None) else None
         if verdict is None:
             log.error(
-                "a handler of %s returned %r, which is taken as success; return None, True, False or a ConsumeResult",
+                "a handler of %s returned %r, taken as success; return None, True, False or a ConsumeResult",
                 context.queue,
                 result,
             )
@@ -555,7 +555,7 @@ class OrderedConsumption:
                 else:
                     outcome = await self._threads.run(listener.run, messages, context)
                 process_queue.last_consume = self._host.clock.monotonic()
-                # Settled before the consume lock is free: a removal that waits for it finds the progress noted.
+                # Settled before the consume lock is free: a removal waiting for it finds the progress noted.
                 return await self._settle(process_queue, messages, outcome, context)
             finally:
                 process_queue.end(batch)

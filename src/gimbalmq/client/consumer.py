@@ -23,6 +23,7 @@ from gimbalmq.client import events
 from gimbalmq.client.config import DEFAULT_INSTANCE
 from gimbalmq.client.consumer_config import TAG, ConsumeFromWhere, ConsumerConfig, subscription_for
 from gimbalmq.client.events import BalanceEvent, Events
+from gimbalmq.client.events import Callback as EventCallback
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.lease import QueueLocks, hand_over
 from gimbalmq.client.offsets import (
@@ -59,7 +60,8 @@ QueueListener = Callable[
 ]
 """Called with the topic, all its queues, our queues of it, and why they changed."""
 
-_HEARTBEAT_TRIES = 50
+_HEARTBEAT_TRIES = 200
+_ROUTE_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0)
 
 
 class Consumer(ABC, Generic[C]):
@@ -176,7 +178,7 @@ class Consumer(ABC, Generic[C]):
         """Balance events from now on."""
         return self._events.stream()
 
-    def on_event(self, callback: events.Callback) -> Callable[[], None]:
+    def on_event(self, callback: EventCallback) -> Callable[[], None]:
         """Calls back with every balance event; the result ends that."""
         return self._events.on_event(callback)
 
@@ -243,6 +245,8 @@ class Consumer(ABC, Generic[C]):
                 self._loop = RebalanceLoop.of(joined)
                 await self.rebalance("start")
                 self._loop.join(self)
+            await self._after_start()
+            self._tasks.spawn(self._find_missing_routes(), "missing routes")
         except BaseException:
             await self.close()
             raise
@@ -289,6 +293,8 @@ class Consumer(ABC, Generic[C]):
 
     async def _start_parts(self) -> None: ...
 
+    async def _after_start(self) -> None: ...
+
     async def _stop_consuming(self) -> None: ...
 
     async def _close_parts(self) -> None: ...
@@ -314,6 +320,19 @@ class Consumer(ABC, Generic[C]):
 
         await asyncio.gather(*(refresh(topic) for topic in self.subscribed_topics()))
 
+    async def _find_missing_routes(self) -> None:
+        """Brokers make the retry topic when they first hear of the group: its route comes a moment later."""
+        for pause in _ROUTE_PAUSES:
+            await asyncio.sleep(pause)
+            missing = [topic for topic in self.subscribed_topics() if self.instance.route(topic) is None]
+            if not missing:
+                return
+            for topic in missing:
+                try:
+                    await self.instance.refresh_route(topic)
+                except RocketMQError as error:
+                    log.debug("no route for %s yet: %s", topic, error)
+
     async def _check_subscriptions(self) -> None:
         """Asks one broker of each topic whether it can filter so; tags every broker can."""
         for data in list(self._subscriptions.values()):
@@ -331,7 +350,7 @@ class Consumer(ABC, Generic[C]):
         for _ in range(_HEARTBEAT_TRIES):
             if await self.instance.heartbeat():
                 break
-            await asyncio.sleep(0.02)  # another is under way and may carry what was before
+            await asyncio.sleep(0.005)  # another is under way and may carry what was before
         self._announced.update(versions)
 
     # -- subscriptions ---------------------------------------------------------------
@@ -384,7 +403,11 @@ class Consumer(ABC, Generic[C]):
         if self.config.rebalance_on_route_change and self.is_balanced_by_group:
             known = self.balance.all_queues(topic)
             if set(known) != set(subscribe_queues(topic, route)):
-                self.wake(f"the queues of {topic} changed")
+                self._tasks.spawn(self._announce_and_wake(f"the queues of {topic} changed"), "route changed")
+
+    async def _announce_and_wake(self, reason: str) -> None:
+        await self._announce()  # a broker that is new to the topic does not know us yet
+        self.wake(reason)
 
     def wake_rebalance(self) -> None:
         self.wake("a broker said that members changed")
@@ -592,9 +615,9 @@ class Consumer(ABC, Generic[C]):
             return
         if theirs != self._unequal:
             log.error(
-                "members of group %s subscribe differently: here %s, elsewhere %s. Queues are shared out among all "
-                "members, so some will be read by nobody. Give all members the same subscriptions, or those with "
-                "others another group",
+                "members of group %s subscribe differently: here %s, elsewhere %s. Queues are shared out "
+                "among all members, so some will be read by nobody. Give all members the same subscriptions, "
+                "or those with others another group",
                 self.group,
                 ours,
                 theirs,

@@ -29,7 +29,7 @@ class MessageModel(Enum):
 
 
 class ConsumeFromWhere(Enum):
-    """Where a group that has no progress yet begins. The last three are Java's deprecated twins of the first."""
+    """Where a group without progress begins. The last three are Java's deprecated twins of the first."""
 
     LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
@@ -51,8 +51,8 @@ class ConsumerConfig(ClientConfig):
         pull_batch_size: messages asked for at once.
         pull_threshold_for_queue, pull_threshold_size_for_queue: messages and MiB one queue may have cached.
         max_span: distance between the oldest and newest cached offset that still lets a queue be pulled.
-        handover: "java" moves a queue at once, with some messages delivered twice; "lease" has the loser finish
-            and commit before the gainer begins, by the broker's queue locks.
+        handover: "java" moves a queue at once, with some messages delivered twice; "lease" has the loser
+            finish and commit before the gainer begins, by the broker's queue locks.
         lease_orphan_grace: how long a gainer waits for the lock of a member that has left without a word.
         ramp_up: after a queue was taken, pulls grow to their full size over this time; 0 is at once.
         member_name: a fixed name of this member. A restart keeps its client id, so nothing moves.
@@ -60,6 +60,8 @@ class ConsumerConfig(ClientConfig):
         rebalance_interval: rounds run at least this often.
         rebalance_min_interval: and at most this often (5.x: 1 s; 4.9: no limit).
         rebalance_on_route_change: a changed queue set starts a round at once (Java waits for the timer).
+        unbalanced_delay: pause before another round where one left queues untaken (5.2+: 1 s); None waits for
+            the timer, as 4.9 does.
         check_group_interval: how often the group's subscriptions are compared with ours; 0 is never.
         first_pull_delay: pause before a taken queue's first pull (5.x: 0.5 s; 4.9: none).
         pull_idle: a queue without a begun pull for longer is dropped and taken again.
@@ -86,7 +88,7 @@ class ConsumerConfig(ClientConfig):
     rebalance_interval: float = 20.0
     rebalance_min_interval: float = 0.0
     rebalance_on_route_change: bool = True
-    unbalanced_delay: float | None = None
+    unbalanced_delay: float | None = 1.0
     check_group_interval: float = 20.0
     first_pull_delay: float = 0.0
     pull_idle: float = 120.0
@@ -177,7 +179,7 @@ class PushConsumerConfig(ConsumerConfig):
         max_reconsume_times: -1 is 16 for concurrent and without end for ordered handlers.
         consume_timeout: messages in work for longer are sent back for another try.
         pull_threshold_for_topic, pull_threshold_size_for_topic: limits shared by all held queues; -1 is off.
-        await_termination: how long close() waits for handlers at work (Java: 0, which repeats what they had in hand).
+        await_termination: how long close() waits for handlers at work (Java: 0, and they come again).
     """
 
     consume_threads: int = 20
@@ -220,9 +222,8 @@ class PullConsumerConfig(ConsumerConfig):
 
     Attributes:
         auto_commit: progress is written away inside poll(), every ``auto_commit_interval``.
-        pull_threads: pulls under way at the same time.
         pull_threshold_for_all: messages all queues together may have cached.
-        metadata_check_interval: how often watched topics are looked at for new queues.
+        offset_failure_delay: pause where the place to begin could not be found out.
     """
 
     pull_batch_size: int = 10
@@ -231,11 +232,9 @@ class PullConsumerConfig(ConsumerConfig):
     auto_commit: bool = True
     auto_commit_interval: float = 5.0
     poll_timeout: float = 5.0
-    pull_threads: int = 20
     pull_threshold_for_all: int = 10_000
     pause_delay: float = 1.0
     offset_failure_delay: float = 3.0
-    metadata_check_interval: float = 30.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -243,7 +242,6 @@ class PullConsumerConfig(ConsumerConfig):
             raise ConfigError("auto_commit_interval", self.auto_commit_interval, "1 second or more")
         if self.broker_suspend >= self.pull_timeout:
             raise ConfigError("pull_timeout", self.pull_timeout, "must be longer than broker_suspend")
-        self._between("pull_threads", 1, 1000)
         self._between("pull_threshold_for_all", 1, 6_553_500)
 
 

@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 
 FIRST_ROUTE_POLL = 0.01
 FIRST_HEARTBEAT = 1.0
+GREET_DELAY = 0.1
 LOG_EVERY_HEARTBEAT = 20
 _REJOIN_PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 15.0)
 
@@ -180,6 +181,8 @@ class ClientInstance:
         self._asking: dict[tuple[str, str | None], asyncio.Task[bool]] = {}
         self._heartbeat_running = False
         self._heartbeat_count = 0
+        self._greeting = False
+        self._greeted: set[str] = set()
         self._rejoining: set[str] = set()
         self._channel_addresses: dict[int, str] = {}
         self._started = False
@@ -445,7 +448,6 @@ class ClientInstance:
             return False
         self._routes[topic] = route
         self._subscribe.pop(topic, None)
-        before = self._addresses()
         self._brokers.update(broker_addresses(route))
         log.info("route of %s: %s", topic, ", ".join(_told(route)) or "no queues")
         for producer in list(self._producers.values()):
@@ -454,16 +456,20 @@ class ClientInstance:
             consumer.route_changed(topic, route)
         for listener in list(self.route_listeners):
             listener(topic, route)
-        if (
-            self._started
-            and not self.closed
-            and before
-            and self._addresses() - before
-            and self._has_members()
-        ):
-            # A broker that has just appeared should not wait half a minute to hear of us.
-            self.tasks.spawn(self.heartbeat(), "heartbeat to a new broker")
+        if self._started and not self.closed and not self._greeting:
+            self._greeting = True
+            self.tasks.spawn(self._greet(), "greet new brokers")
         return True
+
+    async def _greet(self) -> None:
+        """A broker that has just appeared should not wait half a minute to hear of us.
+
+        After a moment, not at once: a consumer that starts sends its own heartbeat and waits for it.
+        """
+        await asyncio.sleep(GREET_DELAY)
+        self._greeting = False
+        if any(address not in self._greeted for _, address in self.heartbeat_targets()):
+            await self.heartbeat()
 
     def known_topics(self) -> set[str]:
         """Topics that members want routes of."""
@@ -488,9 +494,6 @@ class ClientInstance:
                 raise outcome
 
     # -- brokers ----------------------------------------------------------------------
-
-    def _addresses(self) -> set[str]:
-        return {address for replicas in self._brokers.values() for address in replicas.values()}
 
     @property
     def brokers(self) -> Mapping[str, Mapping[int, str]]:
@@ -629,6 +632,7 @@ class ClientInstance:
             log.warning("heartbeat to broker %s at %s failed: %s", broker_name, address, error)
             return False
         self.broker_versions.setdefault(broker_name, {})[address] = version
+        self._greeted.add(address)
         if self._heartbeat_count % LOG_EVERY_HEARTBEAT == 0:
             log.info("heartbeat to broker %s at %s succeeded", broker_name, address)
         self._heartbeat_count += 1
@@ -637,6 +641,8 @@ class ClientInstance:
     def _channel_closed(self, channel: Channel) -> None:
         """A broker forgets the members of a broken connection: tell it anew, soon."""
         address = self._channel_addresses.pop(id(channel), None)
+        if address is not None:
+            self._greeted.discard(address)
         if (
             address is None
             or self.closed

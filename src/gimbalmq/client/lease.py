@@ -4,8 +4,8 @@ A broker grants a queue to one client id of a group at a time, for 60 s after ea
 given back (42). Java uses that for ordered consumers only. With ``handover="lease"`` every kind of consumer
 does: the loser of a queue finishes what it has begun, commits and waits for the answer, and gives the lock
 back; the gainer begins with the lock in its hand and reads the offset after that. So on a planned change no
-message is delivered twice, and no queue has two readers. It needs nothing of the broker that Apache's does not
-have; members that do not use leases are not held back by them.
+message is delivered twice, and no queue has two readers. It needs nothing of the broker that Apache's does
+not have; members that do not use leases are not held back by them.
 """
 
 from __future__ import annotations

@@ -140,6 +140,7 @@ class Producer:
         self.group = config.group
         self._instance: ClientInstance | None = None
         self._publish: dict[str, PublishQueues] = {}
+        self._searches: dict[str, asyncio.Task[PublishQueues]] = {}
         self._templates: dict[MessageQueue, tuple[bytes, bytes]] = {}
         self._faults: FaultStrategy | None = None
         self._tracer: Tracer | None = None
@@ -598,7 +599,7 @@ class Producer:
         queues = publish_queues(topic, route)
         instance = self._instance
         if not queues or instance is None:
-            # What was known stays in use until something better is (Java: isUpdateTopicRouteInfo...ok).
+            # The next send asks again.
             log.warning("the route of %s has no queue that may be written", topic)
             self._publish.pop(topic, None)
             return None
@@ -609,19 +610,33 @@ class Producer:
         return made
 
     async def _find_publish(self, topic: str, limit: float) -> PublishQueues:
-        """The topic's queues: known, or asked for, or those of the topic that new ones are made after."""
+        """The topic's queues: known, or asked for, or those of the topic that new ones are made after.
+
+        A thousand first sends of a topic wait for one search.
+        """
+        searching = self._searches.get(topic)
+        if searching is None:
+            searching = self._searches[topic] = self._own(self._search(topic))
+            searching.add_done_callback(lambda task: self._searched(topic, task))
+        done, _ = await asyncio.wait((searching,), timeout=limit)
+        if not done:
+            raise RequestTimeoutError(
+                f"no name server told the route of {topic} within {limit:g} s; this message was not sent"
+            )
+        return searching.result()
+
+    def _searched(self, topic: str, task: asyncio.Task[PublishQueues]) -> None:
+        self._searches.pop(topic, None)
+        if not task.cancelled():
+            task.exception()  # every sender may have given up; asyncio would complain of an unread error
+
+    async def _search(self, topic: str) -> PublishQueues:
         instance = self.instance
         try:
-            async with asyncio.timeout(limit):
-                try:
-                    await instance.refresh_route(topic)
-                except TopicRouteNotFoundError:
-                    if instance.route(topic) is None:
-                        await self._use_default_route(instance, topic)
-        except TimeoutError as error:
-            raise RequestTimeoutError(
-                f"no name server told the route of {topic} within {limit:g} s"
-            ) from error
+            await instance.refresh_route(topic)
+        except TopicRouteNotFoundError:
+            if instance.route(topic) is None:
+                await self._use_default_route(instance, topic)
         route = instance.route(topic)
         found = None if route is None else self._take_route(topic, route)
         if found is None:

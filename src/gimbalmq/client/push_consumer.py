@@ -16,8 +16,8 @@ from gimbalmq.client.config import check_options
 from gimbalmq.client.consume import (
     ConcurrentConsumption,
     ConsumeContext,
-    Consumption,
     ConsumeResult,
+    Consumption,
     Handler,
     HandlerThreads,
     Listener,

@@ -4,8 +4,8 @@ Every member of a group computes its own share from the same two sorted lists (q
 from a broker). A round compares that share with the table of held queues; what is lost is dropped and
 committed, what is gained gets a start offset and is read from there. Nobody hands out assignments.
 
-``Rebalancer`` is one consumer's table and its rounds; ``RebalanceLoop`` calls the rounds of all consumers of a
-client instance: by timer, and at once when something changed.
+``Rebalancer`` is one consumer's table and its rounds; ``RebalanceLoop`` calls the rounds of all consumers of
+a client instance: by timer, and at once when something changed.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from gimbalmq.transport.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
+_NO_ROUTE = "no route for the topic is known"
 CLAIM_LEASE_SECONDS = 0.1
 CLAIM_ORDERED_SECONDS = 0.5
 """How often a refused queue lock is asked for again (5.x: 500 ms; 4.9: in the next round)."""
@@ -135,7 +136,7 @@ class Rebalancer:
     # -- rounds ----------------------------------------------------------------------
 
     async def run(self, reason: str) -> bool:
-        """One round over all topics; True when every queue that is ours is held. Never runs twice at a time."""
+        """One round over all topics, never two at a time; True when every queue that is ours is held."""
         async with self._busy:
             host = self._host
             began = host.clock.monotonic()
@@ -184,13 +185,13 @@ class Rebalancer:
         queues = host.subscribed_queues(topic)
         if host.config.broadcasting:
             if queues is None:
-                self._skip(topic, "no route for the topic is known")
-                return False
+                self._skip(topic, _NO_ROUTE)
+                return True
             return await self._apply(topic, queues, queues, reason, changed)
-        members = await self._member_ids(topic)
         if queues is None:
-            self._skip(topic, "no route for the topic is known")
-            return False
+            self._skip(topic, _NO_ROUTE)
+            return True
+        members = await self._member_ids(topic)
         if members is None:
             self._skip(topic, "the group's members could not be read from a broker")
             return False
@@ -204,8 +205,7 @@ class Rebalancer:
         for topic in host.topics():
             queues = host.subscribed_queues(topic)
             if queues is None:
-                self._skip(topic, "no route for the topic is known")
-                balanced = False
+                self._skip(topic, _NO_ROUTE)
             else:
                 known[topic] = queues
         members = None
@@ -214,7 +214,9 @@ class Rebalancer:
             if members is not None:
                 break
         everything = [queue for queues in known.values() for queue in queues]
-        if members is None or not everything:
+        if not everything:
+            return balanced
+        if members is None:
             for topic in known:
                 self._skip(topic, "the group's members could not be read from a broker")
             return False
@@ -267,8 +269,8 @@ class Rebalancer:
         count = found.count(host.client_id)
         if count > 1 and self._twins_seen:
             log.error(
-                "group %s: %d connections use the client id %s, so both members read the same queues. Give each "
-                "process its own instance_name or member_name",
+                "group %s: %d connections use the client id %s, so both members read the same queues. Give "
+                "each process its own instance_name or member_name",
                 host.group,
                 count,
                 host.client_id,
@@ -325,7 +327,6 @@ class Rebalancer:
         return False
 
     async def _drop_all(self, queues: Sequence[MessageQueue], mine: set[MessageQueue], reason: str) -> bool:
-        host = self._host
         items = [self.table[queue] for queue in queues]
         for item in items:
             if not (item.dropped or item.draining):

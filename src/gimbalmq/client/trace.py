@@ -182,6 +182,23 @@ class Tracer:
             )
         )
 
+    def ended(self, message: Message, result: SendResult, state: str) -> None:
+        """A transaction was decided; the state is by Java's name."""
+        if result.trace_on:
+            self.add(
+                end_transaction_line(
+                    message,
+                    msg_id=result.msg_id,
+                    group=self._producer.group,
+                    region=result.region_id,
+                    store_host=_store_host(result),
+                    transaction_id=result.transaction_id,
+                    state=state,
+                    from_check=False,
+                    now_ms=self._instance.clock.wall_ms(),
+                )
+            )
+
     async def flush(self) -> None:
         """Sends what has gathered."""
         async with self._flushing:

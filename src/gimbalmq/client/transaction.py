@@ -25,6 +25,12 @@ from gimbalmq.rpc import messages as calls
 
 log = logging.getLogger(__name__)
 
+_JAVA_STATES = {
+    TransactionState.COMMIT: "COMMIT_MESSAGE",
+    TransactionState.ROLLBACK: "ROLLBACK_MESSAGE",
+    TransactionState.UNKNOWN: "UNKNOW",
+}
+
 Outcome = TransactionState | None
 Local = Callable[[Message], Outcome | Awaitable[Outcome]]
 Check = Callable[[MessageView], Outcome | Awaitable[Outcome]]

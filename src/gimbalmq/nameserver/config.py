@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
@@ -181,34 +180,3 @@ def from_properties(
 def to_properties(config: NameServerConfig) -> dict[str, str]:
     """The configuration under RocketMQ's property names."""
     return {key: known.write(getattr(config, known.option)) for key, known in _PROPERTIES.items()}
-
-
-_PAIR = re.compile(r"((?:\\.|[^\\=:\s])+)\s*[=:\s]?\s*(.*)", re.DOTALL)
-_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
-_NAMED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-
-
-def parse_properties(text: str) -> dict[str, str]:
-    """Reads Java's properties format: comments, escapes and continued lines included."""
-    found: dict[str, str] = {}
-    for line in re.sub(r"(?<!\\)((?:\\\\)*)\\\r?\n[ \t]*", r"\1", text).splitlines():
-        line = line.strip()
-        if not line or line[0] in "#!":
-            continue
-        match = _PAIR.fullmatch(line)
-        if match is not None:
-            found[_unescape(match.group(1))] = _unescape(match.group(2))
-    return found
-
-
-def _unescape(text: str) -> str:
-    def plain(match: re.Match[str]) -> str:
-        what = match.group(1)
-        return chr(int(what[1:], 16)) if len(what) == 5 else _NAMED.get(what, what)
-
-    return _ESCAPE.sub(plain, text)
-
-
-def format_properties(properties: Mapping[str, str]) -> str:
-    """One ``key=value`` per line, as RocketMQ answers request 319."""
-    return "".join(f"{key}={value}\n" for key, value in properties.items())

@@ -231,7 +231,7 @@ class NameServerRequests:
         return request.reply()
 
     def get_config(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
-        return request.reply(body=self._settings.describe().encode())
+        return request.reply(body=self._settings.describe())
 
 
 def _header(request: RemotingCommand, cls: type[H]) -> H:

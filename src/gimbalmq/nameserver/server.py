@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.errors import StateError
@@ -81,6 +82,7 @@ class NameServer:
         )
         await remoting.start(config.host, config.port)
         self._remoting = remoting
+        self._settings.config = replace(config, port=remoting.port)
         self._tasks.every(lambda: self.config.scan_interval, self.drop_silent_brokers, "broker expiry")
         log.info("name server listens on %s", self.address)
 

@@ -9,12 +9,11 @@ from gimbalmq.nameserver.config import (
     ALWAYS_BLACK_LISTED,
     FIXED_WHILE_RUNNING,
     NameServerConfig,
-    format_properties,
     from_properties,
-    parse_properties,
     to_properties,
 )
 from gimbalmq.nameserver.kv import write_atomically
+from gimbalmq.protocol import properties_text
 
 
 class Settings:
@@ -23,9 +22,9 @@ class Settings:
     def __init__(self, config: NameServerConfig) -> None:
         self.config = config
 
-    def describe(self) -> str:
+    def describe(self) -> bytes:
         """All options as properties text."""
-        return format_properties(to_properties(self.config))
+        return properties_text.dumps(to_properties(self.config))
 
     def update(self, text: str) -> None:
         """Applies properties text, and keeps it where a file for that is configured.
@@ -35,7 +34,10 @@ class Settings:
             InvalidParameterError: a key is unknown or fixed while running, or a value is wrong.
             StoreIOError: the file cannot be written; nothing has changed then.
         """
-        properties = parse_properties(text)
+        try:
+            properties = properties_text.loads(text)
+        except ValueError as error:
+            raise InvalidParameterError(f"the properties cannot be read: {error}", code=1) from error
         if {*ALWAYS_BLACK_LISTED, *self.config.config_black_list} & properties.keys():
             raise NoPermissionError("Can not update config in black list.")
         fixed = [key for key in FIXED_WHILE_RUNNING if key in properties]
@@ -50,6 +52,5 @@ class Settings:
                 f"{', '.join(sorted(unknown))} is no option of this name server", code=1
             )
         if config.config_store_path is not None and config != self.config:
-            text = format_properties(to_properties(config))
-            write_atomically(Path(config.config_store_path), text.encode())
+            write_atomically(Path(config.config_store_path), properties_text.dumps(to_properties(config)))
         self.config = config

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gimbalmq.errors import ConfigError
 from gimbalmq.model.queues import MessageQueue
+from gimbalmq.protocol import properties_text
 from gimbalmq.protocol.bodies import (
     ConsumerConnections,
     GroupConfig,
@@ -357,28 +357,28 @@ async def all_delay_offsets(caller: Caller, address: str, *, timeout: float = TI
 async def broker_config(caller: Caller, address: str, *, timeout: float = TIMEOUT) -> dict[str, str]:
     """26 GET_BROKER_CONFIG."""
     answer = await ask(caller, address, RequestCode.GET_BROKER_CONFIG, timeout=timeout)
-    return parse_properties_text(bytes(answer.body).decode())
+    return properties_text.loads(bytes(answer.body).decode())
 
 
 async def update_broker_config(
     caller: Caller, address: str, settings: Mapping[str, str], *, timeout: float = TIMEOUT
 ) -> None:
     """25 UPDATE_BROKER_CONFIG."""
-    body = properties_text(settings).encode()
+    body = properties_text.dumps(settings)
     await ask(caller, address, RequestCode.UPDATE_BROKER_CONFIG, None, body, timeout=timeout)
 
 
 async def nameserver_config(caller: Caller, address: str, *, timeout: float = TIMEOUT) -> dict[str, str]:
     """319 GET_NAMESRV_CONFIG."""
     answer = await ask(caller, address, RequestCode.GET_NAMESRV_CONFIG, timeout=timeout)
-    return parse_properties_text(bytes(answer.body).decode())
+    return properties_text.loads(bytes(answer.body).decode())
 
 
 async def update_nameserver_config(
     caller: Caller, address: str, settings: Mapping[str, str], *, timeout: float = TIMEOUT
 ) -> None:
     """318 UPDATE_NAMESRV_CONFIG."""
-    body = properties_text(settings).encode()
+    body = properties_text.dumps(settings)
     await ask(caller, address, RequestCode.UPDATE_NAMESRV_CONFIG, None, body, timeout=timeout)
 
 
@@ -464,25 +464,3 @@ async def clean_unused_topics(caller: Caller, address: str, *, timeout: float = 
 async def delete_expired_commitlog(caller: Caller, address: str, *, timeout: float = 30.0) -> None:
     """329 DELETE_EXPIRED_COMMITLOG."""
     await ask(caller, address, RequestCode.DELETE_EXPIRED_COMMITLOG, timeout=timeout)
-
-
-# --- properties text -----------------------------------------------------------------------------
-
-
-def properties_text(settings: Mapping[str, str]) -> str:
-    """``key=value`` lines; raises ConfigError for a name or value that is no single line."""
-    for key, value in settings.items():
-        if not key or "=" in key or "\n" in key or "\n" in value:
-            raise ConfigError(key, value, "use one line, and a name without =")
-    return "".join(f"{key}={value}\n" for key, value in settings.items())
-
-
-def parse_properties_text(text: str) -> dict[str, str]:
-    """``key=value`` lines, as Java's Properties writes them; comments and blank lines are passed over."""
-    settings: dict[str, str] = {}
-    for line in text.splitlines():
-        line = line.strip()
-        if line and not line.startswith(("#", "!")):
-            key, _, value = line.partition("=")
-            settings[key.strip()] = value.strip()
-    return settings

@@ -6,18 +6,22 @@ from the record alone, for recovery and for whatever else reads the log in order
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import NamedTuple
+from zlib import crc32
 
 from gimbalmq.model.flags import enters_index, enters_queue
 from gimbalmq.model.javahash import tag_hash
-from gimbalmq.model.record import MAGIC_BLANK, MAGIC_V1, check_record, find_property
+from gimbalmq.model.record import CRC_MASK, MAGIC_BLANK, MAGIC_V1, check_record, find_property
 from gimbalmq.store.consumequeue import QueueFiles, QueueLog
 from gimbalmq.store.index import KeyIndex
 from gimbalmq.store.segments import Segments
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 _FLUSH_EVERY = 100_000
+_BLANK = MAGIC_BLANK.to_bytes(4, "big")
+_HEAD = struct.Struct(">iIIiiqqiq8sq8siqi")
 
 
 class Found(NamedTuple):
@@ -41,9 +45,8 @@ class LogScanner:
         reason: after the walk, why it ended there.
     """
 
-    def __init__(self, segments: Segments, start: int, *, check_crc: bool = True) -> None:
+    def __init__(self, segments: Segments, start: int) -> None:
         self._segments = segments
-        self._check_crc = check_crc
         self.end = start
         self.reason = ""
         self.records = 0
@@ -64,13 +67,15 @@ class LogScanner:
         room = len(view)
         while position + 8 <= room:
             offset = base + position
-            if int.from_bytes(view[position + 4 : position + 8], "big") == MAGIC_BLANK:
+            if view[position + 4 : position + 8] == _BLANK:
                 return True
-            why = check_record(view, position, commitlog_offset=offset, check_crc=self._check_crc)
-            if why is not None:
-                self.reason = why
-                return False
-            found = read_found(view, position, offset)
+            found = _read_plain(view, position, offset) if position + _HEAD.size < room else None
+            if found is None:
+                why = check_record(view, position, commitlog_offset=offset)
+                if why is not None:
+                    self.reason = why
+                    return False
+                found = read_found(view, position, offset)
             position += found.size
             if _fades_out(found) and not any(view[position : position + 64]):
                 self.reason = "the last record ends in zeros"
@@ -88,6 +93,30 @@ def _fades_out(found: Found) -> bool:
     sender ends a property with NUL; if nothing follows either, the rest never reached the disk.
     """
     return found.properties.endswith(b"\0") or found.topic.endswith("\0")
+
+
+def _read_plain(view: memoryview, position: int, offset: int) -> Found | None:
+    """Checks and reads the usual record (V1, IPv4 hosts) in one go; None if it is not one, or not valid.
+
+    A scan is as long as the log written since the last checkpoint: this makes it twice as fast.
+    """
+    (size, magic, crc, queue_id, _, queue_offset, says, sys_flag, _, _, stored, _, _, _, body_size) = (
+        _HEAD.unpack_from(view, position)
+    )
+    end = position + size
+    topic_at = position + _HEAD.size + body_size
+    if magic != MAGIC_V1 or says != offset or sys_flag & 0x30 or body_size < 0 or end > len(view):
+        return None
+    if topic_at + 3 > end:
+        return None
+    topic_end = topic_at + 1 + view[topic_at]
+    if topic_end + 2 > end or topic_end + 2 + (view[topic_end] << 8 | view[topic_end + 1]) != end:
+        return None
+    if crc32(view[position + _HEAD.size : topic_at]) & CRC_MASK != crc:
+        return None
+    topic = str(view[topic_at + 1 : topic_end], "utf-8", "replace")
+    properties = bytes(view[topic_end + 2 : end])
+    return Found(offset, size, topic, queue_id, queue_offset, sys_flag, stored, properties)
 
 
 def read_found(view: bytes | memoryview, position: int, offset: int) -> Found:

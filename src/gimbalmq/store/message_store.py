@@ -109,7 +109,7 @@ class MessageStore:
             if not report.clean or report.redispatched:
                 self.checkpoint()
         except BaseException:
-            self._release()
+            self.abandon()
             raise
         return report
 
@@ -155,9 +155,10 @@ class MessageStore:
                 with translated(self._abort_path):
                     self._files.remove(self._abort_path)
         finally:
-            self._release()
+            self.abandon()
 
-    def _release(self) -> None:
+    def abandon(self) -> None:
+        """Lets go of the folder as a crash would: nothing is written, the abort marker stays."""
         self.log.close()
         self._queue_files.close()
         if self._index is not None:
@@ -289,7 +290,12 @@ class MessageStore:
         """
         done = 0
         while self._dirty and done != max_queues:
-            self._write_tail(next(iter(self._dirty)))
+            queue = self._dirty.pop()  # not next(iter()), which would step over all that went before
+            try:
+                self._write_tail(queue)
+            except StoreError:
+                self._dirty.add(queue)
+                raise
             done += 1
         return done
 

@@ -21,7 +21,7 @@ _HOMES = {
     "run_virtual": "gimbalmq.testing.loop",
 }
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:

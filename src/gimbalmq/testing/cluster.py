@@ -318,7 +318,7 @@ async def _kill(broker: Broker) -> None:
         await server.close()
     await broker._pool.close()
     await broker.commit.close()
-    broker.store._release()
+    broker.store.abandon()
 
 
 def _texts(properties: Mapping[str, object] | None) -> dict[str, str]:

@@ -32,7 +32,9 @@ class MemoryNetwork:
         trace: (time, from, to, what) of everything that arrived.
     """
 
-    def __init__(self, seed: int = 0, *, delay: tuple[float, float] = (0.0002, 0.001), loss: float = 0.0) -> None:
+    def __init__(
+        self, seed: int = 0, *, delay: tuple[float, float] = (0.0002, 0.001), loss: float = 0.0
+    ) -> None:
         self.seed = seed
         self.delay = delay
         self.loss = loss
@@ -148,7 +150,12 @@ class _Wire:
     """One direction of a connection: segments under way, in order."""
 
     def __init__(
-        self, whole: MemoryNetwork, sender: MemoryTransport, receiver: MemoryTransport, source: str, target: str
+        self,
+        whole: MemoryNetwork,
+        sender: MemoryTransport,
+        receiver: MemoryTransport,
+        source: str,
+        target: str,
     ) -> None:
         self.whole = whole
         self.sender = sender

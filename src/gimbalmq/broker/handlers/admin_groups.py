@@ -20,7 +20,7 @@ from gimbalmq.errors import (
     SubscriptionGroupNotExistError,
     TopicNotExistError,
 )
-from gimbalmq.model.ids import parse_offset_id
+from gimbalmq.model.ids import ip_text, parse_offset_id
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.topics import group_problem, retry_topic
 from gimbalmq.protocol import fastjson
@@ -179,6 +179,10 @@ class GroupAdminHandlers:
     def _key(self, topic: str, queue_id: int) -> str:
         return fastjson.queue_text(MessageQueue(topic, self._live.now.broker_name, queue_id))
 
+    def _address(self) -> str:
+        host = self._store.config.store_host
+        return f"{ip_text(host[:-4])}:{int.from_bytes(host[-4:], 'big')}"
+
     def progress_of_all(self, channel: Channel, request: RemotingCommand) -> Answer:
         found: list[dict[str, list[object]]] = []
         total = 0
@@ -190,7 +194,7 @@ class GroupAdminHandlers:
                 found.append({group: [stats]})
                 total += sum(row["brokerOffset"] - row["consumerOffset"] for row in table.values())
         body = {
-            "brokerAddr": f"{self._live.now.broker_ip1}:{self._live.now.listen_port}",
+            "brokerAddr": self._address(),
             "consumeStatsList": found,
             "totalDiff": total,
             "totalInflightDiff": 0,

@@ -13,6 +13,7 @@ import asyncio
 import json
 import logging
 import random
+import struct
 
 import msgspec
 
@@ -126,11 +127,9 @@ class SendHandlers:
         self._unique_ids = unique_ids
         self._clock = clock
         self._id_prefix = store_host.hex().upper()
-        self._plain: dict[tuple[str, int], QueueLog | None] = {}
+        self._plain: dict[tuple[str, int], QueueLog] = {}
         self._plain_of = (-1, -1)
-        region = json.dumps(live.now.region_id)
-        trace = str(live.now.trace_on).lower()
-        self._answer_head = f'"extFields":{{"MSG_REGION":{region},"TRACE_ON":"{trace}","msgId":"'
+        self._answer_head = ""
         self._answer_tail = f',"serializeTypeCurrentRPC":"JSON","version":{OUR_VERSION}}}'
         self._cluster_property = f"{prop.CLUSTER}\x01{live.now.broker_cluster_name}\x02"
 
@@ -155,6 +154,8 @@ class SendHandlers:
         if self._plain_of != (self._topics.generation, self._live.version):
             self._plain.clear()
             self._plain_of = (self._topics.generation, self._live.version)
+            region, trace = json.dumps(config.region_id), str(config.trace_on).lower()
+            self._answer_head = f'"extFields":{{"MSG_REGION":{region},"TRACE_ON":"{trace}","msgId":"'
         plain = self._plain
         group: AppendGroup | None = None
         done: list[_Answered] = []
@@ -180,9 +181,11 @@ class SendHandlers:
                     and "TIMER_" not in text
                     and "TRAN_MSG\x01" not in text
                     and "CLUSTER\x01" not in text
+                    and "\x01\x02" not in text
+                    and text[-1] != "\x01"
                     and len(text) < MAX_PROPERTIES_BYTES // 4
                 ):
-                    queue = plain[key] if key in plain else self._find_plain(key)
+                    queue = plain.get(key) or self._find_plain(key)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 pass
             if queue is not None and group is None:
@@ -194,7 +197,7 @@ class SendHandlers:
             if queue is None or group is None:
                 if group is not None:
                     self._finish(channel, group, done, counts)
-                    group, done = None, []
+                    group, done, counted = None, [], ""
                 channel.handle_frame(frame)
                 continue
             unique_end = text.find("\x02", unique_at)
@@ -206,25 +209,32 @@ class SendHandlers:
             if tag_at >= 0:
                 tag_end = text.find("\x02", tag_at)
                 tags_code = tag_hash(text[tag_at + 5 :] if tag_end < 0 else text[tag_at + 5 : tag_end])
-            commitlog_offset, queue_offset = group.add(
-                queue,
-                body,
-                (text + suffix if text[-1] == "\x02" else text + "\x02" + suffix).encode(),
-                tags_code,
-                fields.h,
-                fields.f,
-                fields.g,
-                host,
-                fields.j,
-                0,
-            )
+            try:
+                commitlog_offset, queue_offset = group.add(
+                    queue,
+                    body,
+                    (text + suffix if text[-1] == "\x02" else text + "\x02" + suffix).encode(),
+                    tags_code,
+                    fields.h,
+                    fields.f,
+                    fields.g,
+                    host,
+                    fields.j,
+                    0,
+                )
+            except (StoreError, struct.error):
+                # It fits no record. The general way says why; the group so far stands.
+                self._finish(channel, group, done, counts)
+                group, done, counted = None, [], ""
+                channel.handle_frame(frame)
+                continue
             if topic != counted:
                 count = counts.setdefault(topic, [0, 0])
                 counted = topic
             count[0] += 1
             count[1] += len(body)
             if not header.flag & ONEWAY_FLAG:
-                waits = sync and "WAIT\x01false" not in text
+                waits = sync and prop.find(text, prop.WAIT) != "false"
                 done.append((header.opaque, fields.e, unique, waits, commitlog_offset, queue_offset))
         if group is not None:
             self._finish(channel, group, done, counts)
@@ -233,7 +243,6 @@ class SendHandlers:
         """The queue of a topic that needs no further thought; None sends the message the other way."""
         topic, queue_id = key
         config = self._topics.find(topic)
-        queue = None
         if (
             config is not None
             and config.perm & PERM_WRITE
@@ -243,9 +252,9 @@ class SendHandlers:
             and topic != names.TIMER_TOPIC
             and not topic.startswith(names.RETRY_PREFIX)
         ):
-            queue = self._store.queue(topic, queue_id)
-        self._plain[key] = queue
-        return queue
+            queue = self._plain[key] = self._store.queue(topic, queue_id)
+            return queue
+        return None
 
     def _finish(
         self,
@@ -342,7 +351,7 @@ class SendHandlers:
             if header.batch
             else [self._draft(channel, request, header, target, queue_id, properties)]
         )
-        if properties.get(prop.TRAN_MSG) == "true" and not header.batch:
+        if properties.get(prop.TRAN_MSG) == "true" and not header.batch and not _is_retry(header, properties):
             if self._live.now.reject_transaction_message:
                 raise NoPermissionError(
                     f"the broker[{self._live.now.broker_ip1}] sending transaction message is forbidden"
@@ -582,6 +591,11 @@ class SendHandlers:
         original = properties[prop.RETRY_TOPIC]
         self._stats.item("SNDBCK_PUT_NUMS", f"{original}@{header.group}").add()
         return request.reply()
+
+
+def _is_retry(header: SendMessage | SendMessageV2, properties: dict[str, str]) -> bool:
+    """A consumer before 4.6.1 sends a failed message back with all its properties, this one included."""
+    return bool(header.reconsume_times) and prop.DELAY in properties
 
 
 def _send_header(request: RemotingCommand) -> SendMessage | SendMessageV2:
