@@ -5,17 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gimbalmq.errors import ConfigError
-from gimbalmq.nameserver.config import (
-    NameServerConfig,
-    format_properties,
-    from_properties,
-    parse_properties,
-    to_properties,
-)
+from gimbalmq.nameserver.config import NameServerConfig, from_properties, to_properties
+from gimbalmq.protocol import properties_text
 
 
 def test_defaults_are_java_s_but_for_the_loopback_and_the_files() -> None:
@@ -91,29 +84,6 @@ def test_unusable_property_is_refused_by_its_rocketmq_name(key: str, value: str)
 
 def test_configuration_survives_its_own_text() -> None:
     config = NameServerConfig(port=1, kv_config_path="/x", scan_interval=0.5, config_black_list=("a", "b"))
-    text = format_properties(to_properties(config))
+    text = properties_text.dumps(to_properties(config)).decode()
     assert "listenPort=1\n" in text
-    assert from_properties(parse_properties(text)) == (config, [])
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("a=1\nb = two words \n", {"a": "1", "b": "two words"}),
-        ("# no\n! no\n\n  a : b\n", {"a": "b"}),
-        ("a b\n", {"a": "b"}),
-        ("a=\n", {"a": ""}),
-        ("alone", {"alone": ""}),
-        ("a=b=c", {"a": "b=c"}),
-        ("a=x\\\n   y", {"a": "xy"}),
-        ("k\\=1=\\u4e3b\\t\\\\", {"k=1": "主\t\\"}),
-        ("a=1\r\nb=2", {"a": "1", "b": "2"}),
-    ],
-)
-def test_java_s_properties_format_is_read(text: str, found: dict[str, str]) -> None:
-    assert parse_properties(text) == found
-
-
-@given(st.text(max_size=60))
-def test_any_text_is_read_as_some_properties(text: str) -> None:
-    parse_properties(text)
+    assert from_properties(properties_text.loads(text)) == (config, [])

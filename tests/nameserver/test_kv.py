@@ -66,7 +66,7 @@ def test_answers_are_copies() -> None:
 def test_broken_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "kvConfig.json"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match="kvConfig.json"):
+    with pytest.raises(ConfigError, match=r"kvConfig\.json"):
         KvConfig(str(path)).load()
     assert path.read_bytes() == content
 

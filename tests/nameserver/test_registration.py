@@ -109,6 +109,12 @@ def test_compressed_body_of_5_x_has_both() -> None:
     assert found.queue_mappings == {"T": mapping}
 
 
+def test_compressed_body_is_known_where_the_header_denies_it() -> None:
+    """Seen on the wire: Apache 5.5.0 with compressedRegister=true sends compressed=false."""
+    body = packed("T 4 8 6 SINGLE_TAG {}", mappings=[])
+    assert read(body, 513, compressed=False) == read(body, 513, compressed=True)
+
+
 def test_mapping_section_is_required_from_5_0_on_and_passed_over_before() -> None:
     with pytest.raises(RemoteProtocolError, match="queue mapping"):
         read(packed("T 4 8 6 SINGLE_TAG"), 413)

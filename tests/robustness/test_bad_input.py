@@ -17,7 +17,7 @@ import pytest
 from gimbalmq.errors import RocketMQError
 from gimbalmq.protocol.codes import ResponseCode
 from gimbalmq.protocol.command import BINARY_HEADER, RemotingCommand
-from gimbalmq.protocol.frames import FrameReader
+from gimbalmq.protocol.frames import Frame, FrameReader
 from gimbalmq.protocol.serializers import decode_command, encode_frame
 from gimbalmq.testing import LocalCluster
 from gimbalmq.transport.pool import ChannelPool
@@ -72,7 +72,7 @@ async def say(address: str, data: bytes, *, wait: float = 0.5) -> bytes | None:
         while True:
             chunk = await asyncio.wait_for(reader.read(65536), wait)
             if not chunk:
-                return None if not received else received
+                return received or None
             received += chunk
     except TimeoutError:
         return received
@@ -118,7 +118,7 @@ def frame(length: int, header_word: int, rest: bytes = b"") -> bytes:
     ],
 )
 def test_illegal_frame_closes_its_connection_and_no_other(data: bytes) -> None:
-    async def scene(cluster: LocalCluster, _: Account) -> None:
+    async def scene(cluster: LocalCluster, _account: Account) -> None:
         assert await say(cluster.broker.address, data, wait=5.0) is None
         assert await say(cluster.namesrv, data, wait=5.0) is None
 
@@ -126,7 +126,7 @@ def test_illegal_frame_closes_its_connection_and_no_other(data: bytes) -> None:
 
 
 def test_unknown_codes_and_wrong_headers_are_answered() -> None:
-    async def scene(cluster: LocalCluster, _: Account) -> None:
+    async def scene(cluster: LocalCluster, _account: Account) -> None:
         pool = ChannelPool()
         for kind in (0, BINARY_HEADER):
             for code in (-1, 0, 1, 999, 9999, 32767):
@@ -173,7 +173,7 @@ def test_flipped_bytes_of_real_requests_hurt_nobody_else(seed: int) -> None:
             data[:4] = (len(data) - 4).to_bytes(4, "big")
         return bytes(data)
 
-    async def scene(cluster: LocalCluster, _: Account) -> None:
+    async def scene(cluster: LocalCluster, _account: Account) -> None:
         for _ in range(40):
             flood = b"".join(mutate() for _ in range(rng.randrange(1, 6)))
             await say(cluster.broker.address, flood, wait=0.02)
@@ -205,7 +205,7 @@ def test_malformed_properties_are_stored_or_refused_but_never_break_the_store() 
         "UNIQ_KEY\x01a\x02X\x01" + "y" * 100_000 + "\x02",
     ]
 
-    async def scene(cluster: LocalCluster, _: Account) -> None:
+    async def scene(cluster: LocalCluster, _account: Account) -> None:
         pool = ChannelPool()
         stored = 0
         for number, text in enumerate(texts):
@@ -242,7 +242,7 @@ def test_half_frames_and_silent_peers_hold_no_memory_and_block_nobody() -> None:
             await slow.drain()
             await asyncio.sleep(0)
         received = FrameReader()
-        frames = []
+        frames: list[Frame] = []
         while not frames:
             frames = received.feed(await reader.read(65536))
         assert decode_command(*frames[0]).code == ResponseCode.SUCCESS
@@ -324,7 +324,7 @@ def test_peer_that_never_reads_is_not_served_without_bound() -> None:
 
 
 def test_connection_that_breaks_in_mid_frame_leaves_nothing_behind() -> None:
-    async def scene(cluster: LocalCluster, _: Account) -> None:
+    async def scene(cluster: LocalCluster, _account: Account) -> None:
         request = encode_frame(send_request(b"broken", 0))
         for cut in range(1, len(request), 7):
             host, _, port = cluster.broker.address.rpartition(":")

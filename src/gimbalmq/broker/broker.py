@@ -166,6 +166,7 @@ class Broker:
                 self.stats,
                 store_host,
                 unique_ids,
+                self._registration.announced,
                 clock,
             ),
             PullHandlers(
@@ -181,7 +182,16 @@ class Broker:
             ClientHandlers(self.consumers, self.producers, self.topics, self.groups, self.locks, live),
             OffsetHandlers(self.store, self.offsets, self.topics, self.groups),
             QueryHandlers(self.store, self.transactions),
-            TopicAdminHandlers(self.store, self.topics, self.offsets, self.consumers, live, self.stats),
+            TopicAdminHandlers(
+                self.store,
+                self.topics,
+                self.offsets,
+                self.consumers,
+                live,
+                self.stats,
+                self._registration.announced,
+                self.commit.checkpoint,
+            ),
             GroupAdminHandlers(
                 self.store,
                 self.topics,

@@ -23,7 +23,8 @@ from gimbalmq.transport.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-_GATHER_SECONDS = 0.01
+_GATHER_SECONDS = 0.005
+_PATIENCE_SECONDS = 2.0
 
 
 class Registration:
@@ -40,6 +41,8 @@ class Registration:
         self._known: dict[str, Channel] = {}
         """The connection by which a name server got the whole table."""
         self._failing: set[str] = set()
+        self._changes = self._changes_told = 0
+        self._told = asyncio.Condition()
         self._loop: asyncio.Task[object] | None = None
 
     async def start(self, address: str) -> None:
@@ -55,7 +58,22 @@ class Registration:
     def topics_changed(self, configs: Iterable[TopicConfig]) -> None:
         for config in configs:
             self._changed[config.topic_name] = config
+        self._changes += 1
         self._wake.set()
+
+    async def announced(self) -> None:
+        """Returns when the topics changed so far are in their file and the name servers know them.
+
+        A name server that cannot be reached is not waited for longer than a moment: the next
+        registration tells it.
+        """
+        await self._topics.saving.saved()
+        wanted = self._changes
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS), self._told:
+                await self._told.wait_for(lambda: self._changes_told >= wanted)
+        except TimeoutError:
+            log.warning("a name server was not told of a topic within %g s", _PATIENCE_SECONDS)
 
     async def _run(self) -> None:
         while True:
@@ -76,9 +94,13 @@ class Registration:
         await self._everywhere(None)
 
     async def _everywhere(self, changed: dict[str, TopicConfig] | None) -> None:
+        covered = self._changes
         await asyncio.gather(
             *(self._register(address, changed) for address in self._live.now.namesrv_addresses)
         )
+        async with self._told:
+            self._changes_told = max(covered, self._changes_told)
+            self._told.notify_all()
 
     async def _register(self, address: str, changed: dict[str, TopicConfig] | None) -> None:
         config = self._live.now

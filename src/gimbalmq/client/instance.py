@@ -180,6 +180,7 @@ class ClientInstance:
         self._brokers: dict[str, dict[int, str]] = {}
         self._asking: dict[tuple[str, str | None], asyncio.Task[bool]] = {}
         self._heartbeat_running = False
+        self._heartbeat_wanted = False
         self._heartbeat_count = 0
         self._greeting = False
         self._greeted: set[str] = set()
@@ -612,18 +613,26 @@ class ClientInstance:
         """One heartbeat to all brokers, at the same time.
 
         Returns:
-            False where nothing was sent: another is under way, or nobody is registered here.
+            False where nothing was sent: nobody is registered here, or another is under way. If that
+            one had left before what it should say changed, it is followed by one that says it.
         """
-        if self._heartbeat_running or not self._has_members():
+        if not self._has_members():
+            return False
+        if self._heartbeat_running:
+            self._heartbeat_wanted = True
             return False
         self._heartbeat_running = True
         try:
             body = self.heartbeat_body().dump()
-            targets = self.heartbeat_targets()
-            await asyncio.gather(*(self._beat_one(name, address, body) for name, address in targets))
+            while True:
+                self._heartbeat_wanted = False
+                targets = self.heartbeat_targets()
+                await asyncio.gather(*(self._beat_one(name, address, body) for name, address in targets))
+                said, body = body, self.heartbeat_body().dump()
+                if not self._heartbeat_wanted or said == body or self.closed:
+                    return True
         finally:
             self._heartbeat_running = False
-        return True
 
     async def _beat_one(self, broker_name: str, address: str, body: bytes) -> bool:
         try:

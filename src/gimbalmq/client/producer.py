@@ -25,6 +25,7 @@ from gimbalmq.client.trace import Tracer
 from gimbalmq.errors import (
     MessageIllegalError,
     NoWritableQueueError,
+    RemoteProtocolError,
     RequestTimeoutError,
     ResponseError,
     RocketMQError,
@@ -76,35 +77,23 @@ _SEND_REPLY = int(RequestCode.SEND_REPLY_MESSAGE_V2)
 _encode = msgspec.json.Encoder().encode
 _STATUS = {code: SendStatus(code) for code in STORED}
 _BATCH_ITEM_BYTES = 22
+_TICK = 0.001
+"""Less than this is no time left: Java counts in milliseconds."""
 
 
-class _Prepared:
+class _Prepared(msgspec.Struct, gc=False):
     """One message as all its attempts send it."""
 
-    __slots__ = (
-        "body",
-        "code",
-        "flag",
-        "max_reconsume",
-        "msg_id",
-        "properties",
-        "reconsume",
-        "sys_flag",
-        "topic",
-    )
-
-    def __init__(
-        self, code: int, topic: str, body: bytes, properties: str, sys_flag: int, flag: int, msg_id: str
-    ) -> None:
-        self.code = code
-        self.topic = topic
-        self.body = body
-        self.properties = properties
-        self.sys_flag = sys_flag
-        self.flag = flag
-        self.msg_id = msg_id
-        self.reconsume = 0
-        self.max_reconsume: int | None = None
+    code: int
+    topic: str
+    body: bytes
+    properties: str
+    sys_flag: int
+    flag: int
+    msg_id: str
+    born_ms: int
+    reconsume: int = 0
+    max_reconsume: int | None = None
 
 
 class Producer:
@@ -143,6 +132,7 @@ class Producer:
         self._searches: dict[str, asyncio.Task[PublishQueues]] = {}
         self._templates: dict[MessageQueue, tuple[bytes, bytes]] = {}
         self._faults: FaultStrategy | None = None
+        self._records = config.latency_fault
         self._tracer: Tracer | None = None
         self._in_flight = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -186,6 +176,12 @@ class Producer:
             self._instance = None
         for task in list(self._tasks):
             task.cancel()
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_exception(
+                    StateError(f"producer {self.group} was closed; this message was not sent")
+                )
+        self._waiting.clear()
         await instance.unregister_producer(self.group)
 
     async def __aenter__(self) -> Self:
@@ -244,7 +240,7 @@ class Producer:
             if bound:
                 chosen = self._bind(publish, message, queue, selector, argument)
                 remaining = limit - (self._loop.time() - started)
-                result = await self._attempt_recorded(prepared, chosen, max(0.001, remaining))
+                result = await self._attempt_recorded(prepared, chosen, max(_TICK, remaining))
             else:
                 result = await self._send_anywhere(prepared, publish, limit, started)
         except RocketMQError:
@@ -271,8 +267,8 @@ class Producer:
             last_broker = chosen.broker_name
             elapsed = self._loop.time() - started
             # The common case keeps the round number: calls of equal timeouts share one deadline queue.
-            remaining = limit - elapsed if elapsed > 0.001 else limit
-            if remaining <= 0:
+            remaining = limit - elapsed if elapsed > _TICK else limit
+            if remaining < _TICK:
                 break
             try:
                 result = await self._attempt_recorded(prepared, chosen, remaining)
@@ -292,7 +288,7 @@ class Producer:
         if unsafe is not None:
             return unsafe
         failed = SendFailedError(prepared.topic, failures)
-        if self._loop.time() - started >= limit and len(failures) <= self.config.retry_times:
+        if self._loop.time() - started >= limit - _TICK:
             raise RequestTimeoutError(f"the time of {limit:g} s is up: {failed}") from failed
         raise failed
 
@@ -339,34 +335,37 @@ class Producer:
     def _start_soon(
         self, prepared: _Prepared, chosen: MessageQueue, channel: Channel, limit: float
     ) -> asyncio.Future[SendResult]:
-        loop = self._loop
-        future: asyncio.Future[SendResult] = loop.create_future()
-        started = loop.time()
-        self._in_flight += 1
+        future: asyncio.Future[SendResult] = self._loop.create_future()
+        started = self._loop.time()
 
         def answered(call: asyncio.Future[RemotingCommand]) -> None:
             self._in_flight -= 1
             if self._waiting:
                 self._next_turn()
-            if future.done():
-                call.exception()
-                return
             error = call.exception()
             if error is None:
-                self._record(chosen.broker_name, started, failed=False)
                 try:
-                    future.set_result(self._result(prepared, chosen, call.result(), channel.address))
+                    result = self._result(prepared, chosen, call.result(), channel.address)
                 except RocketMQError as refused:
-                    self._record(chosen.broker_name, started, failed=True, reachable=False)
-                    future.set_exception(refused)
+                    error = refused
+                else:
+                    if self._records:
+                        self._record(chosen.broker_name, started, failed=False)
+                    if not future.done():
+                        future.set_result(result)
+                    return
+            unanswered = isinstance(error, TransportError)
+            self._record(chosen.broker_name, started, failed=True, reachable=unanswered)
+            if future.done():
                 return
-            self._record(chosen.broker_name, started, failed=True)
-            if self._instance is None or not isinstance(error, RocketMQError):
+            if isinstance(error, TransportError) and self._instance is not None:
+                remaining = limit - (self._loop.time() - started)
+                self._own(self._resend(future, prepared, chosen, error, remaining))
+            else:
                 future.set_exception(error)
-                return
-            self._own(self._resend(future, prepared, chosen, error, limit - (loop.time() - started)))
 
         channel.start_call(self._command(prepared, chosen), limit).add_done_callback(answered)
+        self._in_flight += 1
         return future
 
     async def _resend(
@@ -382,6 +381,10 @@ class Producer:
         except RocketMQError as failure:
             if not future.done():
                 future.set_exception(failure)
+        except asyncio.CancelledError:
+            if not future.done():
+                future.set_exception(error)
+            raise
         else:
             if not future.done():
                 future.set_result(result)
@@ -395,7 +398,7 @@ class Producer:
         publish = self._publish.get(prepared.topic)
         for _ in range(self.config.retry_times_async):
             remaining = deadline - self._loop.time()
-            if remaining <= 0 or publish is None:
+            if remaining < _TICK or publish is None:
                 break
             other = self._select(publish, chosen.broker_name)
             chosen = MessageQueue(chosen.topic, other.broker_name, chosen.queue_id)
@@ -430,7 +433,7 @@ class Producer:
                 chosen = self._bind(publish, message, queue, selector, argument)
             remaining = limit - (self._loop.time() - started)
             try:
-                result = await self._attempt_recorded(prepared, chosen, max(0.001, remaining))
+                result = await self._attempt_recorded(prepared, chosen, max(_TICK, remaining))
             except TransportError as error:
                 remaining = limit - (self._loop.time() - started)
                 result = await self._again(prepared, chosen, error, remaining)
@@ -511,9 +514,10 @@ class Producer:
         if not 0 < len(body) <= self.config.max_message_size:
             raise _wrong_size(len(body), self.config.max_message_size)
         known = message.system_properties
+        now_ms = instance.clock.wall_ms()
         msg_id = known.get(names.UNIQ_KEY)
         if msg_id is None:
-            msg_id = known[names.UNIQ_KEY] = instance.unique_ids.next(instance.clock.wall_ms())
+            msg_id = known[names.UNIQ_KEY] = instance.unique_ids.next(now_ms)
         sys_flag = 0
         if len(body) >= self.config.compress_over:
             body = compress(body, self._compression, self.config.compression_level)
@@ -522,7 +526,7 @@ class Producer:
             sys_flag |= TRANSACTION_PREPARED
         code = _SEND if known.get(names.MESSAGE_TYPE) != "reply" else _SEND_REPLY
         prepared = _Prepared(
-            code, message.topic, body, message.properties_text(), sys_flag, message.flag, msg_id
+            code, message.topic, body, message.properties_text(), sys_flag, message.flag, msg_id, now_ms
         )
         if message.topic.startswith(RETRY_PREFIX):
             self._move_retry_fields(message, prepared)
@@ -582,6 +586,7 @@ class Producer:
                 0,
                 0,
                 ",".join(item_ids),
+                now_ms,
             )
             for items, item_ids in zip(pieces, ids, strict=True)
         ]
@@ -623,6 +628,8 @@ class Producer:
             raise RequestTimeoutError(
                 f"no name server told the route of {topic} within {limit:g} s; this message was not sent"
             )
+        if searching.cancelled():
+            raise StateError(f"producer {self.group} was closed; this message was not sent")
         return searching.result()
 
     def _searched(self, topic: str, task: asyncio.Task[PublishQueues]) -> None:
@@ -656,13 +663,11 @@ class Producer:
             ) from error
 
     def _select(self, publish: PublishQueues, last_broker: str | None) -> MessageQueue:
-        faults = self._faults
-        assert faults is not None
-        if not faults.enabled:
-            return publish.next_queue_avoiding(last_broker)
-        instance = self.instance
-        return faults.select(
-            publish, now_ms=self._loop.time() * 1000, rng=instance.rng, last_broker=last_broker
+        if not self._records:
+            return publish.next_queue() if last_broker is None else publish.next_queue_avoiding(last_broker)
+        assert self._faults is not None
+        return self._faults.select(
+            publish, now_ms=self._loop.time() * 1000, rng=self.instance.rng, last_broker=last_broker
         )
 
     def _bind(
@@ -685,10 +690,9 @@ class Producer:
         return select_by_hash(publish.queues, message.sharding_key)
 
     def _record(self, broker_name: str, started: float, *, failed: bool, reachable: bool = True) -> None:
-        faults = self._faults
-        if faults is not None and faults.enabled:
+        if self._records and self._faults is not None:
             now = self._loop.time()
-            faults.record(
+            self._faults.record(
                 broker_name,
                 (now - started) * 1000,
                 failed=failed,
@@ -708,7 +712,7 @@ class Producer:
             channel = None if address is None else instance.pool.existing(address)
             if channel is None:
                 channel = await self._channel_of(chosen, timeout)
-                timeout = max(0.001, timeout - (self._loop.time() - started))
+                timeout = max(_TICK, timeout - (self._loop.time() - started))
             answer = await channel.start_call(self._command(prepared, chosen), timeout)
             result = self._result(prepared, chosen, answer, channel.address)
         except ResponseError:
@@ -720,7 +724,8 @@ class Producer:
         except RouteError:
             self._record(chosen.broker_name, started, failed=False)
             raise
-        self._record(chosen.broker_name, started, failed=False)
+        if self._records:
+            self._record(chosen.broker_name, started, failed=False)
         return result
 
     async def _channel_of(self, chosen: MessageQueue, timeout: float) -> Channel:
@@ -739,7 +744,7 @@ class Producer:
         if instance is None:
             raise StateError(f"producer {self.group} is closed")
         if instance.signer is None and prepared.code == _SEND and prepared.max_reconsume is None:
-            return self._quick_command(prepared, chosen, instance.clock.wall_ms())
+            return self._quick_command(prepared, chosen)
         header = headers.SendMessageV2(
             producer_group=self.group,
             topic=prepared.topic,
@@ -747,7 +752,7 @@ class Producer:
             default_topic_queue_nums=self.config.default_topic_queue_nums,
             queue_id=chosen.queue_id,
             sys_flag=prepared.sys_flag,
-            born_timestamp=instance.clock.wall_ms(),
+            born_timestamp=prepared.born_ms,
             flag=prepared.flag,
             properties=prepared.properties,
             reconsume_times=prepared.reconsume,
@@ -761,7 +766,7 @@ class Producer:
             instance.signer.sign(command)
         return command
 
-    def _quick_command(self, prepared: _Prepared, chosen: MessageQueue, now_ms: int) -> RemotingCommand:
+    def _quick_command(self, prepared: _Prepared, chosen: MessageQueue) -> RemotingCommand:
         """The same header from a template: of fourteen fields a plain send changes five.
 
         The ext-fields are handed on as finished JSON, which the header's encoder copies.
@@ -772,7 +777,7 @@ class Producer:
         fields = b'%b%d","g":"%d","h":"%d","i":%b,"j":"%d"%b' % (
             ends[0],
             prepared.sys_flag,
-            now_ms,
+            prepared.born_ms,
             prepared.flag,
             _encode(prepared.properties),
             prepared.reconsume,
@@ -801,14 +806,18 @@ class Producer:
         if status is None:
             raise ResponseError.for_code(answer.code, answer.remark, address)
         fields = answer.ext_fields or {}
-        queue_id = int(fields.get("queueId", chosen.queue_id))
+        try:
+            queue_id = int(fields.get("queueId", chosen.queue_id))
+            queue_offset = int(fields.get("queueOffset", -1))
+        except ValueError as error:
+            raise RemoteProtocolError(f"{address} answered a send with {error}") from error
         if queue_id != chosen.queue_id:
             chosen = MessageQueue(chosen.topic, chosen.broker_name, queue_id)
         return SendResult(
             status,
             prepared.msg_id,
             chosen,
-            int(fields.get("queueOffset", -1)),
+            queue_offset,
             fields.get("msgId", ""),
             fields.get("transactionId"),
             fields.get("MSG_REGION", "DefaultRegion"),

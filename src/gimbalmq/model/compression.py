@@ -23,6 +23,7 @@ from gimbalmq.model.flags import (
 )
 
 LEVEL = 5
+_ZSTD_STEP = 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """What one body may grow to when it is unpacked: 16 times the largest a broker stores by default."""
 
@@ -93,17 +94,18 @@ def _unlz4(body: bytes, limit: int) -> bytes:
 
 
 def _unzstd(body: bytes, limit: int) -> bytes:
-    # Java leaves the content size out, so the frame has to be read as a stream.
-    with zstandard.ZstdDecompressor().stream_reader(body) as reader:
-        plain = reader.read(limit + 1)
-        _check_size(len(plain), limit)
-        while len(plain) <= limit:
-            more = reader.read(limit + 1 - len(plain))
-            if not more:
-                break
-            plain += more
-            _check_size(len(plain), limit)
-    return plain
+    # Java leaves the content size out, so nothing says beforehand how much will come: go in small steps.
+    unpacker = zstandard.ZstdDecompressor().decompressobj()
+    pieces: list[bytes] = []
+    size = 0
+    for start in range(0, len(body), _ZSTD_STEP):
+        piece = unpacker.decompress(body[start : start + _ZSTD_STEP])
+        size += len(piece)
+        _check_size(size, limit)
+        pieces.append(piece)
+        if unpacker.eof:
+            return b"".join(pieces)
+    raise RemoteProtocolError("the compressed body ends early")
 
 
 def _check_size(size: int, limit: int) -> None:

@@ -26,6 +26,9 @@ from gimbalmq.protocol.headers.nameserver import RegisterBroker
 MAX_INFLATED_BYTES = 256 * 1024 * 1024
 """A compressed table larger than this is refused: no real one comes near."""
 
+ZLIB_BYTE = 0x78
+"""First of every zlib stream with the usual window; JSON never begins so."""
+
 
 class _MappedTopicTable(TopicTable):
     """With the static topics of 5.x (Java: TopicConfigAndMappingSerializeWrapper)."""
@@ -109,7 +112,8 @@ def _read_table(header: RegisterBroker, body: bytes, version: int) -> _MappedTop
         return _MappedTopicTable()
     if version < V3_0_11:
         return _MappedTopicTable.parse(body)
-    if header.compressed:
+    # Apache 5.x brokers with compressedRegister compress the body and say in the header that it is not.
+    if header.compressed or body[0] == ZLIB_BYTE:
         return _inflate(body, with_mappings=version >= V5_0_0)
     return _RegisterBody.parse(body).topic_config_serialize_wrapper
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from msgspec import field
 
 from gimbalmq.broker.clients import Consumers
@@ -38,6 +40,8 @@ class TopicAdminHandlers:
         consumers: Consumers,
         live: LiveConfig,
         stats: Stats,
+        announced: Callable[[], Awaitable[None]],
+        checkpoint: Callable[[], Awaitable[None]],
     ) -> None:
         self._store = store
         self._topics = topics
@@ -45,6 +49,8 @@ class TopicAdminHandlers:
         self._consumers = consumers
         self._live = live
         self._stats = stats
+        self._announced = announced
+        self._checkpoint = checkpoint
 
     def register(self, handlers: Handlers) -> None:
         handlers.add(RequestCode.UPDATE_AND_CREATE_TOPIC, self.create)
@@ -73,7 +79,7 @@ class TopicAdminHandlers:
         )
         self._check(config)
         self._topics.put(config)
-        await self._topics.saving.saved()
+        await self._announced()
         return request.reply()
 
     async def create_list(self, channel: Channel, request: RemotingCommand) -> Answer:
@@ -81,7 +87,7 @@ class TopicAdminHandlers:
         for config in configs:
             self._check(config)
         self._topics.put(*configs)
-        await self._topics.saving.saved()
+        await self._announced()
         return request.reply()
 
     def _check(self, config: TopicConfig) -> None:
@@ -109,7 +115,9 @@ class TopicAdminHandlers:
         self._offsets.forget_topic(topic)
         self._stats.forget_topic(topic)
         self._store.delete_topic(topic)
-        await self._topics.saving.saved()
+        await self._announced()
+        # A crash now must not dispatch its messages anew and so bring it back.
+        await self._checkpoint()
         return request.reply()
 
     def all_topics(self, channel: Channel, request: RemotingCommand) -> Answer:

@@ -14,6 +14,7 @@ import json
 import logging
 import random
 import struct
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -111,6 +112,7 @@ class SendHandlers:
         stats: Stats,
         store_host: bytes,
         unique_ids: UniqueIdGenerator,
+        announced: Callable[[], Awaitable[None]],
         clock: Clock,
     ) -> None:
         self._store = store
@@ -125,6 +127,7 @@ class SendHandlers:
         self._stats = stats
         self._store_host = store_host
         self._unique_ids = unique_ids
+        self._announced = announced
         self._clock = clock
         self._id_prefix = store_host.hex().upper()
         self._plain: dict[tuple[str, int], QueueLog] = {}
@@ -338,6 +341,7 @@ class SendHandlers:
 
     def _send(self, channel: Channel, request: RemotingCommand) -> Answer | asyncio.Future[Answer]:
         header = _send_header(request)
+        known = header.topic in self._topics
         topic = self._topic_for(header)
         queue_id = header.queue_id
         if queue_id < 0:
@@ -359,15 +363,22 @@ class SendHandlers:
             places = [self._transactions.prepare(drafts[0])]
         else:
             places = self._writer.put(*drafts)
-        unique = properties.get(prop.UNIQ_KEY) or drafts[0].properties.get(prop.UNIQ_KEY, "")
-        answer = self._answer(request, places, queue_id, unique, bool(header.batch))
-        if not self._live.now.sync_flush or properties.get(prop.WAIT) == "false":
+        answer = self._answer(request, places, queue_id, properties.get(prop.UNIQ_KEY))
+        durable = None
+        if self._live.now.sync_flush and properties.get(prop.WAIT) != "false":
+            durable = self._commit.wait(places[-1].end)
+        if durable is None and known:
             return answer
-        durable = self._commit.wait(places[-1].end)
-        return asyncio.ensure_future(self._when_durable(answer, durable))
+        return asyncio.ensure_future(self._answer_when(answer, durable, announce=not known))
 
-    async def _when_durable(self, answer: RemotingCommand, durable: asyncio.Future[bool]) -> Answer:
-        answer.code = await self._durability(durable)
+    async def _answer_when(
+        self, answer: RemotingCommand, durable: asyncio.Future[bool] | None, *, announce: bool
+    ) -> Answer:
+        """The first message of a new topic is answered when others can find the topic, too."""
+        if announce:
+            await self._announced()
+        if durable is not None:
+            answer.code = await self._durability(durable)
         return answer
 
     def _topic_for(self, header: SendMessage | SendMessageV2) -> TopicConfig:
@@ -482,14 +493,13 @@ class SendHandlers:
         return drafts
 
     def _answer(
-        self, request: RemotingCommand, places: list[Placed], queue_id: int, unique: str, batch: bool
+        self, request: RemotingCommand, places: list[Placed], queue_id: int, unique: str | None
     ) -> RemotingCommand:
         header = SendMessageReply(
             msg_id=",".join(offset_id(self._store_host, place.commitlog_offset) for place in places),
             queue_id=queue_id,
             queue_offset=places[0].queue_offset,
             transaction_id=unique,
-            batch_uniq_id=unique if batch else None,
         )
         return request.reply(0, None, header.to_ext() | self._trace_fields())
 

@@ -50,7 +50,6 @@ class SendMessageReply(Header):
     queue_id: int
     queue_offset: int
     transaction_id: str | None = None
-    batch_uniq_id: str | None = None
 
 
 class PullMessage(Header):

@@ -1,0 +1,203 @@
+"""Messages to send, and messages received."""
+
+from __future__ import annotations
+
+import zlib
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gimbalmq.errors import CorruptRecordError, MessageIllegalError, RemoteProtocolError
+from gimbalmq.model import properties as names
+from gimbalmq.model.message import Message, MessageView, decode_views
+from gimbalmq.model.queues import MessageQueue
+from gimbalmq.model.record import encode_properties, encode_record, iter_records
+
+QUEUE = MessageQueue("TopicA", "broker-a", 3)
+
+# message-format.md section 2: made by Java
+JAVA_RECORD = bytes.fromhex(
+    "0000006f daa320a7 3610a686 00000003 00000000 0000000000000007 00000000000003e8 00000000"
+    "0000018bcfe56800 0a010203000015b3 0000018bcfe56801 7f00000100002a9f 00000000 0000000000000000"
+    "00000005 68656c6c6f 06 546f70696341 0009 544147530154616741"
+)
+
+
+def test_new_message_has_javas_properties() -> None:
+    message = Message("T", "text", tags="TagA", keys=["k1", "k2"], properties={"own": "v"})
+    assert message.body == b"text"
+    assert message.all_properties() == {"KEYS": "k1 k2", "WAIT": "true", "TAGS": "TagA", "own": "v"}
+    assert (message.tags, message.keys, message.delay_level, message.wait_store_ok) == (
+        "TagA",
+        ("k1", "k2"),
+        0,
+        True,
+    )
+    assert message.msg_id is None
+    assert names.parse(message.properties_text()) == message.all_properties()
+    assert "TagA" in repr(message)
+
+
+def test_ways_to_delay_exclude_each_other() -> None:
+    assert Message("T", b"x", delay_level=18).system_properties["DELAY"] == "18"
+    moment = datetime(2030, 1, 1, tzinfo=UTC)
+    assert Message("T", b"x", deliver_at=moment).system_properties["TIMER_DELIVER_MS"] == "1893456000000"
+    assert Message("T", b"x", delay=0.25).system_properties["TIMER_DELAY_MS"] == "250"
+    with pytest.raises(MessageIllegalError, match="one of"):
+        Message("T", b"x", delay_level=1, delay=1)
+    with pytest.raises(MessageIllegalError, match="levels start at 1"):
+        Message("T", b"x", delay_level=-1)
+    with pytest.raises(MessageIllegalError, match="before it is sent"):
+        Message("T", b"x", delay=-1)
+
+
+@pytest.mark.parametrize(
+    "own", [{"TAGS": "x"}, {"UNIQ_KEY": "x"}, {"": "x"}, {"a": " "}, {"a": "b\x01c"}, {"a\x02": "b"}]
+)
+def test_reserved_and_unspeakable_properties_are_refused(own: dict[str, str]) -> None:
+    with pytest.raises(MessageIllegalError):
+        Message("T", b"x", properties=own)
+
+
+def test_javas_record_is_read() -> None:
+    (view,) = decode_views(JAVA_RECORD, QUEUE)
+    assert (view.topic, view.body, view.tags, view.keys) == ("TopicA", b"hello", "TagA", ())
+    assert (view.queue, view.queue_id, view.queue_offset, view.commitlog_offset) == (QUEUE, 3, 7, 1000)
+    assert (view.born_timestamp, view.store_timestamp) == (1_700_000_000_000, 1_700_000_000_001)
+    assert (view.born_host, view.store_host) == (("10.1.2.3", 5555), ("127.0.0.1", 10911))
+    assert (view.body_size, view.store_size, view.body_crc, view.flag, view.sys_flag) == (
+        5,
+        111,
+        907060870,
+        0,
+        0,
+    )
+    assert (view.reconsume_times, view.prepared_transaction_offset) == (0, 0)
+    assert view.offset_msg_id == view.msg_id == "7F00000100002A9F00000000000003E8"
+    assert view.original_topic == "TopicA" and view.broker_name == "broker-a"
+
+
+def test_properties_are_split_into_the_applications_and_rocketmqs() -> None:
+    raw = encode_properties(
+        {
+            "UNIQ_KEY": "U1",
+            "KEYS": "a b",
+            "own": "v",
+            "RETRY_TOPIC": "T",
+            "DELAY": "3",
+            "__SHARDINGKEY": "s",
+            "__transactionId__": "tx",
+        }
+    )
+    (view,) = decode_views(encode_record(topic="%RETRY%g", body=b"x", properties=raw, reconsume_times=2))
+    assert view.get("own") == "v" and view.get("absent") is None  # before the table is read
+    assert view.properties == {"own": "v"}
+    assert view.all_properties["KEYS"] == "a b"
+    assert view.get("own") == "v" and view.get("absent") is None  # and after
+    assert (view.msg_id, view.keys, view.original_topic, view.topic) == ("U1", ("a", "b"), "T", "%RETRY%g")
+    assert (view.delay_level, view.sharding_key, view.transaction_id) == (3, "s", "tx")
+    assert view.properties_bytes == raw
+    view.all_properties["CONSUME_START_TIME"] = "5"
+    assert view.get("CONSUME_START_TIME") == "5"
+    view.reconsume_times += 1
+    view.topic = view.original_topic
+    assert (view.reconsume_times, view.topic) == (3, "T")
+    assert repr(view) == "<MessageView U1 T queue 0 at 0>"
+
+
+def test_compressed_body_is_unpacked_when_asked_for() -> None:
+    packed = zlib.compress(b"a" * 5000, 5)
+    good, bad = decode_views(
+        encode_record(topic="T", body=packed, sys_flag=0x301)
+        + encode_record(topic="T", body=b"nonsense", sys_flag=1)
+    )
+    assert good.body_size == len(packed)
+    assert good.body == good.body == b"a" * 5000
+    # A message that cannot be unpacked hurts nobody else of its batch.
+    with pytest.raises(RemoteProtocolError, match="compressed body"):
+        _ = bad.body
+
+
+def test_queues_are_made_where_none_is_given() -> None:
+    data = encode_record(topic="A", body=b"x", queue_id=1) + encode_record(topic="B", body=b"y", queue_id=2)
+    one, two = decode_views(data, broker_name="b")
+    assert (one.queue, two.queue) == (MessageQueue("A", "b", 1), MessageQueue("B", "b", 2))
+    assert decode_views(b"") == []
+
+
+@pytest.mark.parametrize("cut", [1, 20, 60, 90, 100, 110])
+def test_cut_record_is_named_with_its_place(cut: int) -> None:
+    with pytest.raises(CorruptRecordError, match="byte 111"):
+        decode_views(JAVA_RECORD + JAVA_RECORD[:cut])
+
+
+@given(st.integers(0, 110), st.integers(0, 255))
+def test_damaged_records_never_raise_anything_else(position: int, value: int) -> None:
+    damaged = bytearray(JAVA_RECORD)
+    damaged[position] = value
+    try:
+        views = decode_views(bytes(damaged) + JAVA_RECORD)
+    except CorruptRecordError:
+        return
+    assert len(views) == 2
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.binary(max_size=50),
+            st.sampled_from(["T", "中文", "x" * 200]),
+            st.dictionaries(st.text("abc", min_size=1), st.text("xyz", min_size=1), max_size=3),
+            st.sampled_from([("10.0.0.1", 1), ("2001:db8::1", 2)]),
+            st.sampled_from([("10.0.0.2", 3), ("2001:db8::2", 4)]),
+            st.integers(0, 2**62),
+        ),
+        max_size=4,
+    )
+)
+def test_views_agree_with_records(
+    items: list[tuple[bytes, str, dict[str, str], tuple[str, int], tuple[str, int], int]],
+) -> None:
+    data = b"".join(
+        encode_record(
+            topic=topic,
+            body=body,
+            properties=encode_properties(own),
+            born_host=born,
+            store_host=store,
+            queue_offset=offset,
+            commitlog_offset=offset,
+            reconsume_times=3,
+            prepared_transaction_offset=9,
+            flag=-5,
+        )
+        for body, topic, own, born, store, offset in items
+    )
+    views, records = decode_views(data), list(iter_records(data))
+    assert len(views) == len(records) == len(items)
+    for view, record in zip(views, records, strict=True):
+        for name in (
+            "topic",
+            "body",
+            "queue_id",
+            "queue_offset",
+            "commitlog_offset",
+            "sys_flag",
+            "flag",
+            "born_timestamp",
+            "born_host",
+            "store_timestamp",
+            "store_host",
+            "reconsume_times",
+            "prepared_transaction_offset",
+            "body_crc",
+        ):
+            assert getattr(view, name) == getattr(record, name), name
+        assert view.all_properties == record.properties and view.store_size == record.total_size
+
+
+def test_view_can_be_built_by_hand() -> None:
+    view = MessageView.build("T", b"x", properties={"a": "1"}, queue=QUEUE, queue_offset=5, reconsume_times=1)
+    assert (view.body, view.properties, view.queue_id, view.queue_offset) == (b"x", {"a": "1"}, 3, 5)
