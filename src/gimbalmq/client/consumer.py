@@ -259,6 +259,7 @@ class Consumer(ABC, Generic[C]):
         instance = self._instance
         if self._loop is not None:
             self._loop.leave(self)
+        self.balance.close()
         await self._stop_consuming()
         try:
             await self._persist_at_close()

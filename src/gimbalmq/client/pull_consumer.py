@@ -400,6 +400,12 @@ class PullConsumer(Consumer[PullConsumerConfig]):
         """The offset that ``commit`` would write for a queue; None where nothing has been handed out yet."""
         return self._positions.get(queue)
 
+    async def _lag_of(self, queue: MessageQueue) -> int:
+        position = self._positions.get(queue)
+        if position is None:
+            return await super()._lag_of(queue)
+        return max(0, await self.max_offset(queue) - position)
+
     # -- moving and holding ----------------------------------------------------------
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:

@@ -113,6 +113,7 @@ class Rebalancer:
         self._members: list[str] = []
         self._former_members: list[str] = []
         self._twins_seen = False
+        self._closed = False
         self.table: dict[MessageQueue, ProcessQueue] = {}
 
     @property
@@ -363,7 +364,7 @@ class Rebalancer:
     async def _take(self, queue: MessageQueue, reason: str) -> bool:
         """Takes one queue; False where it must wait for another round."""
         host = self._host
-        if queue in self.table:
+        if queue in self.table or self._closed:
             return False  # given up, but not free yet
         now = host.clock.monotonic()
         since = self._wanted.setdefault(queue, now)
@@ -388,7 +389,7 @@ class Rebalancer:
                 events.QueueSkipped(group=host.group, queue=queue, reason="its start offset is unknown")
             )
             return False
-        if queue in self.table:
+        if queue in self.table or self._closed:
             return False
         self._wanted.pop(queue, None)
         item.acquired_at = since
@@ -470,6 +471,10 @@ class Rebalancer:
             del self.table[item.queue]
         if item.queue in self._allotted.get(item.queue.topic, ()):
             self._host.wake("a queue that was handed over is ours again")
+
+    def close(self) -> None:
+        """Takes no more queues; a round under way ends without."""
+        self._closed = True
 
     def drop_everything(self) -> None:
         """The end: all cached messages are forgotten."""
