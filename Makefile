@@ -1,0 +1,73 @@
+# Every target sets itself up: a fresh clone needs nothing but Python 3.11+ and make.
+
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: help setup fmt check test unit interop soak cov bench demo wheel docs clean
+
+help:
+	@echo "make demo      name server, broker, producer and consumers on this machine, under a minute"
+	@echo "make check     ruff, mypy --strict, import contracts"
+	@echo "make test      unit tests, wheel included, then interop (skipped where Java or Maven is missing)"
+	@echo "make unit      unit tests only            make interop   Apache RocketMQ as the counterpart only"
+	@echo "make soak      the long forms             make cov       branch coverage of the unit tests"
+	@echo "make bench     benchmarks (ARGS=--quick)  make fmt       format and fix"
+	@echo "make wheel     build dist/*.whl           make docs      write the generated parts of docs/"
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on PATH; install one or say make PYTHON=/path/to/python3"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+fmt: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache >.lint-imports.out || { cat .lint-imports.out; rm -f .lint-imports.out; exit 1; }
+	@tail -2 .lint-imports.out; rm -f .lint-imports.out
+
+# Unit tests in two processes; interop in one, because its tests share JVMs and ports.
+unit: $(READY)
+	$(BIN)/pytest -q -n 2 -m "not interop and not soak" $(ARGS)
+
+interop: $(READY)
+	$(BIN)/pytest -q -m "interop and not soak" $(ARGS)
+
+test: unit interop
+
+soak: $(READY)
+	$(BIN)/pytest -q -m soak --timeout 7200 $(ARGS)
+
+cov: $(READY)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q -m "not interop and not soak" $(ARGS)
+	$(BIN)/coverage report --skip-covered --sort=cover
+
+bench: $(READY)
+	$(BIN)/python benchmarks/report.py $(ARGS)
+
+demo: $(READY)
+	@$(BIN)/python examples/demo.py $(ARGS)
+
+wheel: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+	@ls dist
+
+docs: $(READY)
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf dist build .mypy_cache .ruff_cache .hypothesis .coverage .lint-imports.out
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

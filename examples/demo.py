@@ -1,0 +1,156 @@
+"""GimbalMQ in half a minute: a server, a producer, and consumers that come and go.
+
+    make demo          or          python examples/demo.py
+
+Starts ``gimbalmq server`` on free ports in a temporary folder, makes a topic of eight queues, sends
+a steady stream of orders, and lets two consumers of one group share them. Watch the lines that
+begin with ``queues``: they show who reads which queue before and after each change. At the end
+every order is accounted for.
+
+The group uses the STICKY strategy, which balances all of a group's queues together, its retry queue
+included, and moves as few as it can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+
+from gimbalmq import ConsumeFromWhere, Message, MessageView, Producer, PushConsumer
+from gimbalmq.protocol.bodies import TopicConfig
+from gimbalmq.rpc import management
+from gimbalmq.transport.pool import ChannelPool
+
+TOPIC, GROUP, QUEUES, ORDERS = "orders", "billing", 8, 400
+
+
+class Demo:
+    def __init__(self, namesrv: str, broker: str) -> None:
+        self.namesrv = namesrv
+        self.broker = broker
+        self.received: Counter[str] = Counter()
+        self.by_member: Counter[str] = Counter()
+        self.members: dict[str, PushConsumer] = {}
+        self.begun = asyncio.get_running_loop().time()
+
+    def say(self, text: str) -> None:
+        print(f"{asyncio.get_running_loop().time() - self.begun:5.1f} s  {text}", flush=True)
+
+    def show_queues(self) -> None:
+        shares = []
+        for name, consumer in self.members.items():
+            held = dict(consumer.assignment)
+            numbers = [str(queue.queue_id) for queue in sorted(held.pop(TOPIC, []))]
+            numbers += ["retry"] if any(held.values()) else []
+            shares.append(f"{name} {' '.join(numbers) or '-'}")
+        self.say(f"queues   {'   |   '.join(shares) or 'nobody'}")
+
+    async def join(self, name: str) -> None:
+        self.say(f"{name} joins the group {GROUP}")
+        consumer = PushConsumer(
+            GROUP,
+            self.namesrv,
+            instance_name=name,
+            consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+            strategy="STICKY",
+            handover="lease",
+        )
+
+        async def handle(message: MessageView) -> None:
+            self.received[bytes(message.body).decode()] += 1
+            self.by_member[name] += 1
+
+        consumer.subscribe(TOPIC, "*", handle)
+        await consumer.start()
+        self.members[name] = consumer
+
+    async def leave(self, name: str) -> None:
+        self.say(f"{name} leaves")
+        await self.members.pop(name).close()
+
+    def shared_out(self) -> bool:
+        """Every queue has a reader, and members hold equally many (the group's retry queue counts too)."""
+        held = [consumer.assignment for consumer in self.members.values()]
+        counts = [sum(map(len, queues.values())) for queues in held]
+        return sum(len(queues.get(TOPIC, [])) for queues in held) == QUEUES and max(counts) - min(counts) <= 1
+
+    async def until(self, true: Callable[[], bool], what: str, seconds: float = 15.0) -> None:
+        for _ in range(int(seconds / 0.05)):
+            if true():
+                return
+            await asyncio.sleep(0.05)
+        raise SystemExit(f"demo: {what} did not happen within {seconds:g} s")
+
+
+async def run(namesrv: str, broker: str) -> None:
+    demo = Demo(namesrv, broker)
+    pool = ChannelPool()
+    config = TopicConfig(topic_name=TOPIC, read_queue_nums=QUEUES, write_queue_nums=QUEUES)
+    await management.create_topic(pool, broker, config)
+    await pool.close()
+    demo.say(f"topic {TOPIC} with {QUEUES} queues")
+
+    async def produce() -> None:
+        async with Producer("shop", namesrv) as producer:
+            first = await producer.send(Message(TOPIC, b"order-0", tags="new", keys="order-0"))
+            demo.say(f"first order sent: queue {first.queue.queue_id}, id {first.msg_id}")
+            for number in range(1, ORDERS):
+                await producer.send(Message(TOPIC, f"order-{number}".encode(), tags="new"))
+                await asyncio.sleep(0.02)
+        demo.say(f"all {ORDERS} orders are sent")
+
+    producing = asyncio.ensure_future(produce())
+    await demo.join("anna")
+    await demo.until(demo.shared_out, "sharing the queues out")
+    demo.show_queues()
+    await asyncio.sleep(1.5)
+
+    await demo.join("ben")
+    await demo.until(demo.shared_out, "sharing the queues out")
+    demo.show_queues()
+    await asyncio.sleep(1.5)
+
+    await demo.leave("anna")
+    await demo.until(demo.shared_out, "taking over the queues")
+    demo.show_queues()
+
+    await producing
+    await demo.until(lambda: len(demo.received) == ORDERS, "receiving every order")
+    await demo.leave("ben")
+    twice = sum(count - 1 for count in demo.received.values())
+    shares = ", ".join(f"{name} {count}" for name, count in sorted(demo.by_member.items()))
+    demo.say(f"received {len(demo.received)} of {ORDERS} orders ({shares}); {twice} of them twice")
+
+
+async def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="gimbalmq-demo-") as folder:
+        words = ("server", "--namesrv-port", "0", "--port", "0", "--store", folder, "--log-level", "warning")
+        print(f"$ gimbalmq {' '.join(words)}", flush=True)
+        server = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gimbalmq", *words, stdout=asyncio.subprocess.PIPE
+        )
+        assert server.stdout is not None
+        try:
+            addresses = []
+            for _ in range(2):
+                line = (await asyncio.wait_for(server.stdout.readline(), 30)).decode().rstrip()
+                print(line, flush=True)
+                found = re.search(r"ready on (\S+?:\d+)", line)
+                if found is None:
+                    raise SystemExit("demo: the server did not start")
+                addresses.append(found.group(1))
+            await run(addresses[0], addresses[1])
+        finally:
+            if server.returncode is None:
+                server.terminate()
+            code = await server.wait()
+    print(f"server ended with code {code}; its folder is removed", flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

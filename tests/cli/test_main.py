@@ -1,0 +1,187 @@
+"""Flags and files become configurations; mistakes become one sentence and an exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gimbalmq import __version__
+from gimbalmq.cli import main as cli
+from gimbalmq.cli.serve import Plan
+from gimbalmq.errors import ConfigError
+from tests.cli.commands import environment, gimbalmq
+
+
+def _plan(*words: object) -> Plan:
+    args = cli.build_parser().parse_args([str(word) for word in words])
+    return cli._PLANS[args.command](args)
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIMBALMQ_HOME", str(tmp_path / "home"))
+
+
+# -- what a command line means -------------------------------------------------------
+
+
+def test_server_by_default_serves_this_machine_from_its_home(tmp_path: Path) -> None:
+    plan = _plan("server")
+    assert plan.broker is not None and plan.nameserver is not None
+    assert (plan.nameserver.host, plan.nameserver.port) == ("127.0.0.1", 9876)
+    assert (plan.broker.bind_address, plan.broker.listen_port) == ("127.0.0.1", 10911)
+    assert plan.broker.store_path_root_dir == str(tmp_path / "home" / "store")
+    assert plan.nameserver.kv_config_path == str(tmp_path / "home" / "store" / "namesrv" / "kvConfig.json")
+
+
+def test_flags_win_over_set_which_wins_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "broker.properties"
+    file.write_text("brokerName=from-file\nlistenPort=1\nbrokerClusterName=file-cluster\n")
+    plan = _plan(
+        *("broker", "-c", file, "--store", tmp_path / "s", "--port", 20911),
+        *("--set", "brokerName=from-set", "--set", "listenPort=2"),
+    )
+    assert plan.broker is not None
+    assert plan.broker.listen_port == 20911
+    assert plan.broker.broker_name == "from-set"
+    assert plan.broker.broker_cluster_name == "file-cluster"
+
+
+def test_every_broker_flag_reaches_the_configuration(tmp_path: Path) -> None:
+    plan = _plan(
+        *("broker", "--port", 1234, "--host", "0.0.0.0", "--advertise", "10.0.0.5", "--namesrv", "a:1;b:2"),
+        *(
+            "--store",
+            tmp_path / "s",
+            "--name",
+            "bx",
+            "--cluster",
+            "cx",
+            "--sync-flush",
+            "--metrics-port",
+            9100,
+        ),
+    )
+    config = plan.broker
+    assert config is not None
+    assert (config.listen_port, config.bind_address) == (1234, "0.0.0.0")
+    assert (config.broker_ip1, config.broker_ip2) == ("10.0.0.5", "10.0.0.5")
+    assert config.namesrv_addresses == ["a:1", "b:2"]
+    assert (config.broker_name, config.broker_cluster_name) == ("bx", "cx")
+    assert config.sync_flush and config.metrics_prom_exporter_port == 9100
+    assert config.store_path_root_dir == str(tmp_path / "s")
+
+
+def test_a_broker_advertises_the_address_it_listens_on(tmp_path: Path) -> None:
+    plan = _plan("broker", "--host", "10.1.2.3", "--store", tmp_path / "s")
+    assert plan.broker is not None and plan.broker.broker_ip1 == "10.1.2.3"
+
+
+def test_listening_everywhere_without_an_address_to_tell_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _plan("broker", "--host", "0.0.0.0", "--store", tmp_path / "s")
+    assert "--advertise" in caplog.text
+
+
+def test_server_file_serves_both_and_names_only_keys_unknown_to_both(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text(
+        "listenPort=20911\nbindAddress=127.0.0.2\nbrokerName=b1\norderMessageEnable=true\n"
+        "brokerXyz=1\nnamesrv.listenPort=19876\nnamesrv.nonsense=1\n"
+    )
+    plan = _plan("server", "-c", file, "--store", tmp_path / "s")
+    assert plan.broker is not None and plan.nameserver is not None
+    assert (plan.broker.bind_address, plan.broker.listen_port) == ("127.0.0.2", 20911)
+    assert (plan.nameserver.host, plan.nameserver.port) == ("127.0.0.2", 19876)
+    assert plan.nameserver.order_message_enable
+    warned = [record.getMessage() for record in caplog.records]
+    assert warned == [
+        "brokerXyz is not an option here; passed over",
+        "namesrv.nonsense is not an option here; passed over",
+    ]
+
+
+def test_name_server_keeps_its_files_where_told(tmp_path: Path) -> None:
+    plan = _plan("namesrv", "--port", 0, "--data", tmp_path / "d")
+    assert plan.broker is None and plan.nameserver is not None
+    assert plan.nameserver.kv_config_path == str(tmp_path / "d" / "kvConfig.json")
+    assert plan.nameserver.config_store_path == str(tmp_path / "d" / "namesrv.properties")
+
+
+def test_name_server_takes_rocketmqs_tls_keys(tmp_path: Path) -> None:
+    plan = _plan("namesrv", "--set", "tls.server.mode=disabled")
+    assert plan.nameserver_tls is not None and plan.nameserver_tls.mode.value == "disabled"
+    with pytest.raises(ConfigError, match=r"tls\.server\.certPath"):
+        _plan("namesrv", "--set", f"tls.server.certPath={tmp_path / 'none.pem'}")
+
+
+def test_broken_values_name_key_value_and_remedy(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="flushDiskType='MAYBE' cannot be used: use ASYNC_FLUSH or SYNC_FLUSH"
+    ):
+        _plan("broker", "--set", "flushDiskType=MAYBE", "--store", tmp_path / "s")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--store='.*file/sub' cannot be used: Not a directory"):
+        _plan("broker", "--store", tmp_path / "file" / "sub")
+
+
+# -- what a user sees ----------------------------------------------------------------
+
+
+def test_version_and_help() -> None:
+    assert gimbalmq("--version").stdout == f"gimbalmq {__version__}\n"
+    done = gimbalmq("--help")
+    assert done.returncode == 0
+    for word in ("server", "broker", "namesrv", "examples:"):
+        assert word in done.stdout
+    for command in ("server", "broker", "namesrv"):
+        done = gimbalmq(command, "--help")
+        assert done.returncode == 0 and "examples:" in done.stdout and "Exit codes" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "COMMAND"),
+        (("nonsense",), "nonsense"),
+        (("broker", "--prot", "1"), "--prot"),
+        (("broker", "--port", "many"), "'many' is not a port; use 0 (any free one) to 65535"),
+        (("broker", "--port", "70000"), "'70000' is not a port"),
+        (("broker", "--namesrv", "localhost"), "'localhost' is not HOST:PORT"),
+        (("broker", "--set", "brokerName"), "'brokerName' is not KEY=VALUE"),
+        (
+            ("broker", "-c", "/nowhere/broker.conf"),
+            "-c='/nowhere/broker.conf' cannot be used: cannot be read: No such",
+        ),
+        (("namesrv", "--set", "listenPort=x"), "listenPort='x' cannot be used"),
+        (("namesrv", "--data", "/dev/null/x"), "--data='/dev/null/x' cannot be used: Not a directory"),
+        (("namesrv", "--log-file", "/nowhere/x.log"), "--log-file /nowhere/x.log: No such file"),
+    ],
+)
+def test_misuse_is_exit_code_2_and_a_sentence(words: tuple[str, ...], told: str) -> None:
+    done = gimbalmq(*words)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert done.stdout == "" and "Traceback" not in done.stderr
+
+
+def test_refuses_to_run_without_assertions() -> None:
+    done = gimbalmq("--version", flags=("-O",))
+    assert done.returncode == 2 and "-O" in done.stderr
+
+
+def test_help_imports_no_server() -> None:
+    script = (
+        "import sys\n"
+        "from gimbalmq.cli.main import build_parser\n"
+        "build_parser().format_help()\n"
+        "print([m for m in ('asyncio', 'msgspec', 'numpy', 'uvloop', 'ssl', 'email') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment())
+    assert done.stdout == "[]\n", done.stderr

@@ -1,0 +1,165 @@
+"""Servers from start to end: ready lines, signals, exit codes, errors a person can act on."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import gimbalmq, serving
+
+
+def _accepts(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), 5):
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_name_server_says_ready_and_ends_cleanly(number: signal.Signals, tmp_path: Path) -> None:
+    with serving("namesrv", "--port", 0, "--data", tmp_path) as server:
+        assert _accepts(server.ready_address())
+        assert server.end(number) == 0
+        assert f"{number.name}: shutting down" in server.errors
+
+
+def test_second_signal_ends_a_server_that_hangs(tmp_path: Path) -> None:
+    hanging = (
+        "import sys, time\n"
+        "from gimbalmq.nameserver.server import NameServer\n"
+        "async def close(self):\n"
+        "    print('closing and ready to hang', flush=True)\n"
+        "    while True: time.sleep(0.01)\n"
+        "NameServer.close = close\n"
+        "from gimbalmq.cli.main import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    with serving("namesrv", "--port", 0, "--data", tmp_path, code=hanging) as server:
+        server.ready()
+        server.process.send_signal(signal.SIGTERM)
+        server.ready()
+        assert server.end() == 1
+        assert "ending at once" in server.errors
+
+
+def test_port_in_use_is_exit_code_1_with_a_remedy(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = gimbalmq("namesrv", "--port", port, "--data", tmp_path)
+    assert done.returncode == 1
+    assert f"127.0.0.1:{port}" in done.stderr and "choose another port" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_unknown_keys_are_named_and_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "namesrv.properties"
+    file.write_text("clusterTestXyz=1\nserverWorkerThreads=8\n")
+    with serving("namesrv", "--port", 0, "--data", tmp_path, "-c", file) as server:
+        server.ready()
+        server.end()
+        assert "clusterTestXyz is not an option here; passed over" in server.errors
+
+
+def test_logs_go_to_a_file_when_told(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    with serving("namesrv", "--port", 0, "--data", tmp_path, "--log-file", log) as server:
+        server.ready()
+        server.end()
+        assert server.errors == ""
+    assert "nameserver.server: name server listens on" in log.read_text()
+
+
+def test_log_level_leaves_only_what_matters(tmp_path: Path) -> None:
+    with serving("namesrv", "--port", 0, "--data", tmp_path, "--log-level", "warning") as server:
+        server.ready()
+        assert server.end() == 0
+        assert server.errors == ""
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = gimbalmq("namesrv", "--set", "listenPort=x", "--debug", "--data", tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+
+
+# -- with a broker -------------------------------------------------------------------
+
+
+def test_server_says_ready_twice_and_ends_cleanly(tmp_path: Path) -> None:
+    with serving("server", "--namesrv-port", 0, "--port", 0, "--store", tmp_path / "store") as server:
+        first, second = server.ready(), server.ready()
+        assert first.startswith("name server ready on 127.0.0.1:")
+        assert second.startswith("broker broker-a ready on 127.0.0.1:")
+        assert f"store {tmp_path / 'store'}" in second
+        assert _accepts(second.split()[4].rstrip(","))
+        assert (tmp_path / "store" / "abort").exists()
+        assert server.end() == 0
+        assert not (tmp_path / "store" / "abort").exists()
+        assert "Traceback" not in server.errors and "ERROR" not in server.errors
+
+
+def test_server_without_folder_uses_its_home(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with serving("server", "--namesrv-port", 0, "--port", 0, home=home) as server:
+        server.ready()
+        assert f"store {home / 'store'}" in server.ready()
+        assert server.end() == 0
+
+
+def test_a_store_in_use_is_refused_with_its_owner(tmp_path: Path) -> None:
+    with serving("server", "--namesrv-port", 0, "--port", 0, "--store", tmp_path) as server:
+        server.ready()
+        server.ready()
+        done = gimbalmq("broker", "--port", 0, "--store", tmp_path)
+        assert done.returncode == 1
+        assert str(tmp_path) in done.stderr and f"process {server.process.pid}" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert (tmp_path / "abort").exists(), "the refused broker must not touch the other one's files"
+        assert server.end() == 0
+
+
+def test_broker_port_in_use_leaves_a_clean_store(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = gimbalmq("broker", "--port", port, "--store", tmp_path)
+        assert done.returncode == 1
+        assert f"127.0.0.1:{port}" in done.stderr and "choose another port" in done.stderr
+    assert not (tmp_path / "abort").exists()
+
+
+def test_broker_registers_with_a_name_server_elsewhere(tmp_path: Path) -> None:
+    with serving("namesrv", "--port", 0, "--data", tmp_path / "ns") as namesrv:
+        address = namesrv.ready_address()
+        words = ("broker", "--port", 0, "--namesrv", address, "--store", tmp_path / "s", "--name", "b7")
+        with serving(*words) as broker:
+            assert broker.ready().startswith("broker b7 ready on ")
+            assert broker.end() == 0
+        namesrv.end()
+        assert "b7" in namesrv.errors
+
+
+def test_a_killed_server_recovers_and_says_so(tmp_path: Path) -> None:
+    words = ("server", "--namesrv-port", 0, "--port", 0, "--store", tmp_path)
+    with serving(*words) as server:
+        server.ready()
+        server.ready()
+        assert server.end(signal.SIGKILL) == -signal.SIGKILL
+    assert (tmp_path / "abort").exists()
+    with serving(*words) as server:
+        server.ready()
+        assert "after an unclean end" in server.ready()
+        assert server.end() == 0
+
+
+def test_an_idle_server_is_small(tmp_path: Path) -> None:
+    with serving("server", "--namesrv-port", 0, "--port", 0, "--store", tmp_path) as server:
+        server.ready()
+        server.ready()
+        assert server.memory_mb() < 65
+        assert server.end() == 0

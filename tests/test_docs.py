@@ -1,0 +1,76 @@
+"""Pages that cannot lie: tables equal the code, links lead somewhere, examples in the README run."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gimbalmq.testing import LocalCluster
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_generated_tables_are_up_to_date() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_make_targets_named_in_pages_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        named = set(re.findall(r"`make ([a-z]+)", page.read_text()))
+        assert named <= targets, page.name
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_readme_programs_run(tmp_path: Path) -> None:
+    programs = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    produce, consume, test = programs
+    with LocalCluster.in_thread() as cluster:
+        for name, text in (("produce", produce), ("consume", consume)):
+            (tmp_path / f"{name}.py").write_text(text.replace("127.0.0.1:9876", cluster.namesrv))
+
+        async def both() -> None:
+            consumer = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-u", tmp_path / "consume.py"), stdout=asyncio.subprocess.PIPE
+            )
+            assert consumer.stdout is not None
+            try:
+                producer = await asyncio.create_subprocess_exec(
+                    sys.executable, tmp_path / "produce.py", stdout=asyncio.subprocess.PIPE
+                )
+                out, _ = await producer.communicate()
+                assert b"SEND_OK" in out, out
+                line = await asyncio.wait_for(consumer.stdout.readline(), 30)
+                assert b"hello" in line, line
+            finally:
+                consumer.terminate()
+                await consumer.wait()
+
+        asyncio.run(both())
+    (tmp_path / "test_readme.py").write_text(test)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path / "test_readme.py"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

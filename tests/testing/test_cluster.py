@@ -1,0 +1,210 @@
+"""A cluster in the test's own process, on its loop, in a thread, and in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gimbalmq.errors import ConfigError, RocketMQError, StateError
+from gimbalmq.protocol.codes import RequestCode
+from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.rpc import nameserver as rpc
+from gimbalmq.testing import LocalCluster, MemoryNetwork, VirtualClock, run_virtual
+from gimbalmq.transport.network import Network
+from gimbalmq.transport.pool import ChannelPool
+
+
+async def _send(
+    pool: ChannelPool, address: str, topic: str, body: bytes, timeout: float = 3.0
+) -> RemotingCommand:
+    """One message into queue 0, by hand: this level is below the client."""
+    fields = {
+        "producerGroup": "pg",
+        "topic": topic,
+        "defaultTopic": "TBW102",
+        "defaultTopicQueueNums": "4",
+        "queueId": "0",
+        "sysFlag": "0",
+        "bornTimestamp": "1700000000000",
+        "flag": "0",
+        "properties": "",
+    }
+    answer = await pool.call(address, RemotingCommand(RequestCode.SEND_MESSAGE, fields, body), timeout)
+    assert answer.code == 0, answer
+    return answer
+
+
+async def _max_offset(pool: ChannelPool, address: str, topic: str) -> int:
+    fields = {"topic": topic, "queueId": "0"}
+    answer = await pool.call(address, RemotingCommand(RequestCode.GET_MAX_OFFSET, fields), 3.0)
+    assert answer.code == 0, answer
+    return int((answer.ext_fields or {})["offset"])
+
+
+async def _brokers(pool: ChannelPool, namesrv: str) -> list[str]:
+    return sorted((await rpc.cluster_info(pool, namesrv)).broker_addr_table)
+
+
+def test_cluster_is_registered_when_it_is_entered() -> None:
+    async def main() -> Path:
+        async with LocalCluster(brokers=2) as cluster:
+            pool = ChannelPool()
+            assert await _brokers(pool, cluster.namesrv) == ["broker-a", "broker-b"]
+            assert [broker.live.now.broker_name for broker in cluster.brokers] == ["broker-a", "broker-b"]
+            await _send(pool, cluster.broker.address, "T", b"hello")
+            await pool.close()
+            return cluster.folder
+
+    assert not asyncio.run(main()).exists()
+
+
+def test_kept_store_survives_the_cluster(tmp_path: Path) -> None:
+    async def once() -> int:
+        async with LocalCluster(store=tmp_path) as cluster:
+            pool = ChannelPool()
+            await _send(pool, cluster.broker.address, "T", b"hello")
+            found = await _max_offset(pool, cluster.broker.address, "T")
+            await pool.close()
+            return found
+
+    assert asyncio.run(once()) == 1
+    assert asyncio.run(once()) == 2
+    assert not (tmp_path / "broker-a" / "abort").exists()
+
+
+def test_restarted_broker_keeps_address_and_messages() -> None:
+    async def main() -> None:
+        async with LocalCluster() as cluster:
+            pool = ChannelPool()
+            before = cluster.broker.address
+            await _send(pool, before, "T", b"hello")
+            await cluster.restart_broker()
+            assert cluster.broker.address == before
+            assert cluster.broker.recovery is not None and cluster.broker.recovery.clean
+            assert await _max_offset(pool, before, "T") == 1
+            await pool.close()
+
+    asyncio.run(main())
+
+
+def test_killed_broker_leaves_a_folder_to_recover_and_a_name_server_that_noticed() -> None:
+    async def main() -> None:
+        async with LocalCluster() as cluster:
+            pool = ChannelPool()
+            address = cluster.broker.address
+            for _ in range(10):
+                await _send(pool, address, "T", b"hello")
+            await cluster.kill_broker()
+            assert cluster.brokers == []
+            with pytest.raises(StateError):
+                _ = cluster.broker
+            assert (cluster.folder / "broker-a" / "abort").exists()
+            assert await _brokers(pool, cluster.namesrv) == []
+            with pytest.raises(RocketMQError):
+                await _send(pool, address, "T", b"nobody there")
+            broker = await cluster.start_broker()
+            assert broker.recovery is not None and not broker.recovery.clean
+            assert await _max_offset(pool, address, "T") == 10
+            await pool.close()
+
+    asyncio.run(main())
+
+
+def test_misspelt_properties_are_refused() -> None:
+    async def main() -> None:
+        async with LocalCluster(properties={"autoCreateTopicEnabled": False}):
+            raise AssertionError("must not start")
+
+    with pytest.raises(ConfigError, match="autoCreateTopicEnabled"):
+        asyncio.run(main())
+
+
+def test_in_thread_serves_blocking_callers() -> None:
+    with LocalCluster.in_thread(properties={"autoCreateTopicEnable": True}) as cluster:
+
+        async def talk() -> int:
+            pool = ChannelPool()
+            await _send(pool, cluster.broker.address, "T", b"hello")
+            found = await _max_offset(pool, cluster.broker.address, "T")
+            await pool.close()
+            return found
+
+        assert asyncio.run(talk()) == 1
+        cluster.restart_broker()
+        assert asyncio.run(talk()) == 2
+        cluster.kill_broker()
+        cluster.start_broker()
+        assert asyncio.run(talk()) == 3
+        cluster.stop_broker()
+        folder = cluster.folder
+    assert not folder.exists()
+    with pytest.raises(StateError):
+        cluster.restart_broker()
+
+
+def test_failed_start_in_thread_raises_and_leaves_no_thread() -> None:
+    cluster = LocalCluster.in_thread(properties={"flushDiskType": "MAYBE"})
+    with pytest.raises(ConfigError):
+        cluster.start()
+    assert cluster._thread is None
+
+
+# -- virtual time --------------------------------------------------------------------
+
+
+def test_a_whole_cluster_lives_in_virtual_time(tmp_path: Path) -> None:
+    async def main(clock: VirtualClock) -> float:
+        network = MemoryNetwork(seed=4)
+        async with LocalCluster(brokers=2, network=network, clock=clock, store=tmp_path) as cluster:
+            view: Network = network.host("10.0.0.99")
+            pool = ChannelPool(network=view)
+            assert await _brokers(pool, cluster.namesrv) == ["broker-a", "broker-b"]
+            await _send(pool, cluster.broker.address, "T", b"hello")
+            await asyncio.sleep(600)
+            assert await _brokers(pool, cluster.namesrv) == ["broker-a", "broker-b"]
+            assert await _max_offset(pool, cluster.broker.address, "T") == 1
+            await pool.close()
+        return clock.monotonic()
+
+    assert run_virtual(main) > 600
+
+
+def test_a_broker_behind_a_cut_cable_is_dropped_and_comes_back(tmp_path: Path) -> None:
+    async def main(clock: VirtualClock) -> None:
+        network = MemoryNetwork(seed=9)
+        async with LocalCluster(network=network, clock=clock, store=tmp_path) as cluster:
+            pool = ChannelPool(network=network.host("10.0.0.99"))
+            network.cut("10.0.0.1", "10.0.0.11")
+            await asyncio.sleep(100)
+            assert await _brokers(pool, cluster.namesrv) == ["broker-a"]
+            await asyncio.sleep(30)  # 120 s of silence and one look
+            assert await _brokers(pool, cluster.namesrv) == []
+            network.mend()
+            await asyncio.sleep(60)
+            assert await _brokers(pool, cluster.namesrv) == ["broker-a"]
+            await pool.close()
+
+    run_virtual(main)
+
+
+def _run(seed: int, folder: Path) -> list[tuple[float, str, str, str]]:
+    network = MemoryNetwork(seed=seed, delay=(0.001, 0.1), loss=0.02)
+
+    async def main(clock: VirtualClock) -> None:
+        async with LocalCluster(network=network, clock=clock, store=folder) as cluster:
+            pool = ChannelPool(network=network.host("10.0.0.99"))
+            for number in range(10):
+                await _send(pool, cluster.broker.address, "T", bytes(number + 1), 60.0)
+            await asyncio.sleep(60)
+            await pool.close()
+
+    run_virtual(main)
+    return network.trace
+
+
+def test_equal_seeds_give_equal_cluster_runs(tmp_path: Path) -> None:
+    first = _run(21, tmp_path / "a")
+    assert first == _run(21, tmp_path / "b")
+    assert first != _run(22, tmp_path / "c")

@@ -1,0 +1,189 @@
+"""The network in memory behaves as TCP between hosts, and repeats by its seed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from gimbalmq.errors import ConnectError, ConnectionLostError, RequestTimeoutError
+from gimbalmq.nameserver.config import NameServerConfig
+from gimbalmq.nameserver.server import NameServer
+from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.rpc import nameserver as rpc
+from gimbalmq.testing.loop import VirtualClock, run_virtual
+from gimbalmq.testing.network import MemoryNetwork
+from gimbalmq.transport.channel import Channel, Handlers
+from gimbalmq.transport.pool import ChannelPool
+from gimbalmq.transport.server import RemotingServer
+
+SERVER, CLIENT, OTHER = "10.0.0.1", "10.0.0.2", "10.0.0.3"
+
+
+def _echo(_: Channel, request: RemotingCommand) -> RemotingCommand:
+    answer = request.reply(0)
+    answer.body = request.body
+    return answer
+
+
+class _Pair:
+    """An echo server and a client on two hosts."""
+
+    def __init__(self, network: MemoryNetwork, client: str = CLIENT) -> None:
+        handlers = Handlers()
+        handlers.add(1, _echo)
+        self.server = RemotingServer(handlers, network=network.host(SERVER))
+        self.pool = ChannelPool(network=network.host(client))
+
+    async def __aenter__(self) -> _Pair:
+        await self.server.start(SERVER, 9000)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.pool.close()
+        await self.server.close()
+
+    async def echo(self, body: bytes, timeout: float = 3.0) -> bytes:
+        command = RemotingCommand(1, None, body)
+        return bytes((await self.pool.call(f"{SERVER}:9000", command, timeout)).body)
+
+
+def test_calls_arrive_and_time_is_the_wires() -> None:
+    async def main(clock: VirtualClock) -> float:
+        async with _Pair(MemoryNetwork(delay=(0.01, 0.01))) as pair:
+            assert await pair.echo(b"hello") == b"hello"
+            return clock.monotonic()
+
+    assert run_virtual(main) == pytest.approx(0.03)  # connect, there, back
+
+
+def test_big_bodies_pass_through_flow_control_in_order() -> None:
+    body = bytes(range(256)) * 8000
+
+    async def main(_: VirtualClock) -> None:
+        async with _Pair(MemoryNetwork(seed=3, loss=0.2)) as pair:
+            answers = await asyncio.gather(*(pair.echo(body + bytes([n]), 60.0) for n in range(5)))
+            assert [answer[-1] for answer in answers] == list(range(5))
+            assert all(answer[:-1] == body for answer in answers)
+
+    run_virtual(main)
+
+
+def test_loss_is_a_pause_not_a_gap() -> None:
+    async def main(clock: VirtualClock) -> float:
+        async with _Pair(MemoryNetwork(seed=1, loss=0.5)) as pair:
+            for number in range(20):
+                assert await pair.echo(bytes([number]), 60.0) == bytes([number])
+            return clock.monotonic()
+
+    assert run_virtual(main) > 0.2
+
+
+def test_cut_cable_times_calls_out_and_mending_delivers() -> None:
+    async def main(_: VirtualClock) -> None:
+        network = MemoryNetwork()
+        async with _Pair(network) as pair:
+            await pair.echo(b"first")
+            network.cut(SERVER, CLIENT)
+            with pytest.raises(RequestTimeoutError):
+                await pair.echo(b"lost?")
+            network.mend()
+            assert await pair.echo(b"again") == b"again"
+
+    run_virtual(main)
+
+
+def test_connecting_over_a_cut_cable_takes_the_whole_timeout() -> None:
+    async def main(clock: VirtualClock) -> float:
+        network = MemoryNetwork()
+        network.cut([SERVER], [CLIENT, OTHER])
+        async with _Pair(network) as pair:
+            with pytest.raises(ConnectError, match="did not accept"):
+                await pair.echo(b"x")
+        return clock.monotonic()
+
+    assert run_virtual(main) == pytest.approx(3.0)
+
+
+def test_nobody_listening_is_refused() -> None:
+    async def main(_: VirtualClock) -> None:
+        pool = ChannelPool(network=MemoryNetwork().host(CLIENT))
+        with pytest.raises(ConnectError, match="refused"):
+            await pool.channel("10.0.0.9:1")
+
+    run_virtual(main)
+
+
+def test_a_port_is_taken_once() -> None:
+    async def main(_: VirtualClock) -> None:
+        network = MemoryNetwork()
+        async with _Pair(network):
+            with pytest.raises(ConnectError, match="in use"):
+                await network.host(SERVER).listen(asyncio.Protocol, SERVER, 9000)
+            other = await network.host(OTHER).listen(asyncio.Protocol, OTHER, 9000)
+            other.close()
+
+    run_virtual(main)
+
+
+def test_reset_breaks_calls_on_both_sides() -> None:
+    async def main(_: VirtualClock) -> None:
+        network = MemoryNetwork(delay=(0.1, 0.1))
+        async with _Pair(network) as pair:
+            await pair.echo(b"up")
+            call = asyncio.ensure_future(pair.echo(b"under way"))
+            await asyncio.sleep(0.05)
+            network.reset(SERVER)
+            with pytest.raises(ConnectionLostError):
+                await call
+            await asyncio.sleep(1)
+            assert not pair.server.channels
+
+    run_virtual(main)
+
+
+def test_close_lets_written_answers_leave() -> None:
+    async def main(_: VirtualClock) -> None:
+        network = MemoryNetwork(delay=(0.1, 0.1))
+        async with _Pair(network) as pair:
+            await pair.echo(b"up")
+            call = asyncio.ensure_future(pair.echo(b"last"))
+            await asyncio.sleep(0.15)  # the server has answered, the answer is on its way
+            await pair.server.close()
+            assert await call == b"last"
+
+    run_virtual(main)
+
+
+def _chatter(seed: int) -> list[tuple[float, str, str, str]]:
+    network = MemoryNetwork(seed=seed, delay=(0.001, 0.2), loss=0.1)
+
+    async def main(_: VirtualClock) -> None:
+        async with _Pair(network) as pair:
+            for number in range(30):
+                with contextlib.suppress(RequestTimeoutError):
+                    await pair.echo(bytes(number + 1), 0.5)
+
+    run_virtual(main)
+    return network.trace
+
+
+def test_equal_seeds_give_equal_network_traces() -> None:
+    assert _chatter(11) == _chatter(11)
+    assert _chatter(11) != _chatter(12)
+
+
+def test_name_server_runs_in_virtual_time() -> None:
+    async def main(clock: VirtualClock) -> None:
+        network = MemoryNetwork(seed=5)
+        config = NameServerConfig(host=SERVER, port=9876)
+        async with NameServer(config, network=network.host(SERVER), clock=clock) as server:
+            pool = ChannelPool(network=network.host(CLIENT))
+            await rpc.put_kv(pool, server.address, "ns", "key", "value")
+            assert await rpc.get_kv(pool, server.address, "ns", "key") == "value"
+            await asyncio.sleep(3600)  # the idle connection is closed meanwhile, a new one is made
+            assert await rpc.get_kv(pool, server.address, "ns", "key") == "value"
+            await pool.close()
+
+    run_virtual(main)
