@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gimbalmq.cli.config_file import parse_properties, parse_toml, read
+from gimbalmq.cli.config_file import parse_toml, read
 from gimbalmq.errors import ConfigError
+from gimbalmq.protocol import properties_text
 
 
 @pytest.mark.parametrize(
@@ -44,12 +45,12 @@ from gimbalmq.errors import ConfigError
     ],
 )
 def test_properties_are_read_as_java_reads_them(text: str, expected: dict[str, str]) -> None:
-    assert parse_properties(text) == expected
+    assert properties_text.loads(text) == expected
 
 
 def test_a_broken_escape_is_named_with_its_line() -> None:
     with pytest.raises(ValueError, match="line 2"):
-        parse_properties("a=b\nc=\\u12")
+        properties_text.loads("a=b\nc=\\u12")
 
 
 def _java_escaped(text: str, key: bool) -> str:
@@ -74,7 +75,7 @@ _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 @given(st.dictionaries(_TEXT.filter(bool), _TEXT, max_size=6))
 def test_what_java_stores_is_read_back(table: dict[str, str]) -> None:
     text = "".join(f"{_java_escaped(k, True)}={_java_escaped(v, False)}\n" for k, v in table.items())
-    assert parse_properties(text) == table
+    assert properties_text.loads(text) == table
 
 
 def test_toml_has_the_same_keys() -> None:

@@ -290,11 +290,7 @@ class Broker:
         self.topics.changed = None
         await self._registration.goodbye()
         self.long_poll.wake_all()
-        await self._server.close()
-        await self._fast_server.close()
-        await self._tasks.close()
-        await self._pool.close()
-        await self.commit.close()
+        await self._stop_serving()
         for save in (
             self.topics.saving.now,
             self.groups.saving.now,
@@ -306,3 +302,28 @@ class Broker:
             except StoreError as error:
                 log.error("shutdown: %s", error)
         self.store.close()
+
+    async def abandon(self) -> None:
+        """Ends as a crash would, as far as a process can do that to a part of itself.
+
+        What was written to files stays, as it does in the system's cache; what was only in
+        memory is gone, nobody is told, and the abort marker remains.
+        """
+        if not self._started:
+            return
+        self._started = False
+        self.metrics.close()
+        self.topics.changed = None
+        for saving in (self.topics.saving, self.groups.saving):
+            saving.abandon()
+        for server in (self._server, self._fast_server):
+            server.abort_all()
+        await self._stop_serving()
+        self.store.abandon()
+
+    async def _stop_serving(self) -> None:
+        await self._server.close()
+        await self._fast_server.close()
+        await self._tasks.close()
+        await self._pool.close()
+        await self.commit.close()

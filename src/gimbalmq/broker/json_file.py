@@ -117,6 +117,12 @@ class CoalescedSave:
                 waiter.set_result(None)
         self._waiters.clear()
 
+    def abandon(self) -> None:
+        """Forgets what was to be written."""
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
+
     def _run(self) -> None:
         self._scheduled = None
         waiters, self._waiters = self._waiters, []

@@ -56,9 +56,7 @@ def topic_problem(topic: str) -> str | None:
     if not topic.strip():
         return "The specified topic is blank."
     if not _LEGAL.fullmatch(topic):
-        return (
-            f"The specified topic[{topic}] contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
-        )
+        return f"The specified topic[{topic}] contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
     limit = 255 if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) else MAX_TOPIC_LENGTH
     if len(topic) > limit:
         return f"The specified topic is longer than topic max length {limit}."

@@ -214,7 +214,7 @@ class LocalCluster:
         slot = self._slots[index]
         broker, slot.broker = slot.broker, None
         if broker is not None:
-            await _kill(broker)
+            await broker.abandon()
 
 
 class ThreadCluster:
@@ -296,29 +296,6 @@ class ThreadCluster:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
-
-
-async def _kill(broker: Broker) -> None:
-    """Takes a broker's parts away from under it.
-
-    The nearest thing to SIGKILL inside a process. What has been written to files stays, as it
-    does in the kernel's cache; what was only in memory is gone, and the abort marker remains.
-    """
-    broker._started = False
-    broker.metrics.close()
-    broker.topics.changed = None
-    for part in (broker.topics, broker.groups):
-        if part.saving._scheduled is not None:
-            part.saving._scheduled.cancel()
-    servers = (broker._server, broker._fast_server)
-    for channel in [*servers[0].channels, *servers[1].channels, *broker._pool._channels.values()]:
-        channel.abort()
-    await broker._tasks.close()
-    for server in servers:
-        await server.close()
-    await broker._pool.close()
-    await broker.commit.close()
-    broker.store.abandon()
 
 
 def _texts(properties: Mapping[str, object] | None) -> dict[str, str]:

@@ -54,6 +54,11 @@ class RemotingServer:
                 log.info("closing %s: idle for %.0f s", channel.address, self._idle_seconds)
                 channel.abort()
 
+    def abort_all(self) -> None:
+        """Breaks every connection at once."""
+        for channel in list(self.channels):
+            channel.abort()
+
     async def close(self) -> None:
         """Stops accepting, lets written answers leave, closes every connection."""
         if self._listener is not None:
@@ -68,8 +73,7 @@ class RemotingServer:
             )
             for waiter in stuck:
                 waiter.cancel()
-            for channel in list(self.channels):
-                channel.abort()
+            self.abort_all()
 
 
 class _ServerChannel(Channel):
