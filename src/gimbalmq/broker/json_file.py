@@ -92,11 +92,17 @@ class CoalescedSave:
         self._document = document
         self._delay = delay
         self._scheduled: asyncio.TimerHandle | None = None
+        self._failed = False
         self._waiters: list[asyncio.Future[None]] = []
 
     def soon(self) -> None:
         """The change will be in the file shortly."""
+        if self._scheduled is not None and self._failed:
+            # Whoever asks now need not wait for the next try of the last failure.
+            self._scheduled.cancel()
+            self._scheduled = None
         if self._scheduled is None:
+            self._failed = False
             self._scheduled = asyncio.get_running_loop().call_later(self._delay, self._run)
 
     async def saved(self) -> None:
@@ -133,6 +139,7 @@ class CoalescedSave:
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_exception(error)
+            self._failed = True
             self._scheduled = asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._run)
             return
         for waiter in waiters:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gimbalmq import __version__
+from gimbalmq.cli import balance
 from gimbalmq.cli.output import LEVELS, complain, start_logging
 from gimbalmq.errors import ConfigError, RocketMQError
 
@@ -37,6 +38,7 @@ examples:
   gimbalmq server --store ./data         the same, messages kept in ./data
   gimbalmq namesrv --host 0.0.0.0        a name server that other machines reach
   gimbalmq broker --host 10.0.0.5 --namesrv '10.0.0.1:9876;10.0.0.2:9876' -c broker.properties
+  gimbalmq balance preview --topic orders=16 --members a,b,c --join d --strategy all
 
 `gimbalmq COMMAND --help` lists the options of a command.
 """
@@ -145,6 +147,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for command in (server, broker, namesrv):
         _common_options(command)
+    balance.add_commands(commands)
     return parser
 
 
@@ -359,6 +362,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain(f"--log-file {args.log_file}: {error.strerror or error}; name a file that can be written")
         return MISUSED
     try:
+        if args.command not in _PLANS:
+            return int(args.run(args))
         plan = _PLANS[args.command](args)
         from gimbalmq.cli.serve import run
 

@@ -98,26 +98,47 @@ class Listener:
     def run(self, messages: list[MessageView], context: ConsumeContext) -> Outcome:
         """Calls a plain function; in a thread of the pool."""
         outcome = Outcome()
-        for part in [messages] if self.batch else [[message] for message in messages]:
-            given: Any = part if self.batch else part[0]
+        function, extra = self.function, (context,) if self.wants_context else ()
+        if self.batch:
             try:
-                result = self.function(given, context) if self.wants_context else self.function(given)
+                result = function(messages, *extra)
             except Exception:
-                outcome.failed_by_exception(part, context)
+                outcome.failed_by_exception(messages, context)
             else:
-                outcome.add(result, part, context)
+                if result is not None or extra:
+                    outcome.add(result, messages, context)
+            return outcome
+        for message in messages:
+            try:
+                result = function(message, *extra)
+            except Exception:
+                outcome.failed_by_exception([message], context)
+            else:
+                if result is not None:
+                    outcome.add(result, [message], context)
         return outcome
 
     async def run_async(self, messages: list[MessageView], context: ConsumeContext) -> Outcome:
+        """Awaits an ``async def`` function."""
         outcome = Outcome()
-        for part in [messages] if self.batch else [[message] for message in messages]:
-            given: Any = part if self.batch else part[0]
+        function, extra = self.function, (context,) if self.wants_context else ()
+        if self.batch:
             try:
-                result = await (self.function(given, context) if self.wants_context else self.function(given))
+                result = await function(messages, *extra)
             except Exception:
-                outcome.failed_by_exception(part, context)
+                outcome.failed_by_exception(messages, context)
             else:
-                outcome.add(result, part, context)
+                if result is not None or extra:
+                    outcome.add(result, messages, context)
+            return outcome
+        for message in messages:
+            try:
+                result = await function(message, *extra)
+            except Exception:
+                outcome.failed_by_exception([message], context)
+            else:
+                if result is not None:
+                    outcome.add(result, [message], context)
         return outcome
 
 
@@ -512,6 +533,14 @@ class OrderedConsumption:
             while await self._step(process_queue, begun):
                 pass
 
+    def _next_size(self, process_queue: ProcessQueue) -> int:
+        """A handler of single messages gets them one by one: each is settled before the next begins."""
+        for message in process_queue.oldest(1):
+            listener, _ = _by_listener(self._host, [message])[0]
+            if listener is not None and not listener.batch:
+                return 1
+        return self._batch_size
+
     def _has_lock(self, process_queue: ProcessQueue) -> bool:
         config = self._host.config
         if config.broadcasting:
@@ -530,7 +559,7 @@ class OrderedConsumption:
         if self._host.clock.monotonic() - begun > self._host.config.continuous_limit:
             self._spawn(process_queue, 0.01)
             return False
-        messages = process_queue.take(self._batch_size)
+        messages = process_queue.take(self._next_size(process_queue))
         if not messages:
             return False
         listener, run = _by_listener(self._host, messages)[0]

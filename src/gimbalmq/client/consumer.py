@@ -91,6 +91,7 @@ class Consumer(ABC, Generic[C]):
         self._suggested: dict[MessageQueue, int] = {}
         self._started_ms = 0
         self._handing_over: set[int] = set()
+        self._unlocks_due: set[MessageQueue] = set()
         self._checked_group_at: float | None = None
         self._unequal: dict[str, str] | None = None
 
@@ -224,6 +225,9 @@ class Consumer(ABC, Generic[C]):
             joined.register_consumer(self.group, self)
         except BaseException:
             self._instance = None
+            await self._tasks.close()
+            await self._close_parts()
+            await joined.close_if_unused()
             raise
         try:
             await joined.start()
@@ -267,6 +271,7 @@ class Consumer(ABC, Generic[C]):
             log.warning("progress of %s could not be committed at close: %s", self.group, error)
         if self.needs_lock:
             await self.locks.unlock_all(wait=self.config.handover == "lease")
+            await asyncio.gather(*(self.locks.unlock(queue) for queue in self._unlocks_due))
         await self._tasks.close()
         await self._close_parts()
         await instance.unregister_consumer(self.group)
@@ -605,12 +610,8 @@ class Consumer(ABC, Generic[C]):
         except RocketMQError as error:
             log.debug("the group's connections could not be read: %s", error)
             return
-        ours = self.subscriptions
-        theirs = {
-            name: data.sub_string or "*"
-            for name, data in found.subscription_table.items()
-            if not name.startswith(RETRY_PREFIX)
-        }
+        ours = _expressions(self._subscriptions.values())
+        theirs = _expressions(found.subscription_table.values())
         if theirs == ours or not theirs:
             self._unequal = None
             return
@@ -704,6 +705,15 @@ class Consumer(ABC, Generic[C]):
             wanted = set(data.tags_set)
             result.messages = [message for message in result.messages if message.tags in wanted]
         return result
+
+
+def _expressions(subscriptions: Iterable[Subscription]) -> dict[str, str]:
+    """Topic to expression, tags in one order, without the retry topic."""
+    return {
+        data.topic: " || ".join(sorted(data.tags_set)) or data.sub_string or "*"
+        for data in subscriptions
+        if not data.topic.startswith(RETRY_PREFIX)
+    }
 
 
 class _LockCalls:

@@ -347,6 +347,7 @@ class PushConsumer(Consumer[PushConsumerConfig]):
             return False
         try:
             if process_queue.count:
+                self._unlocks_due.add(queue)
                 self._tasks.spawn(self._unlock_later(queue), "unlock later")
             else:
                 await self.locks.unlock(queue)
@@ -356,6 +357,7 @@ class PushConsumer(Consumer[PushConsumerConfig]):
 
     async def _unlock_later(self, queue: MessageQueue) -> None:
         await asyncio.sleep(self.config.unlock_delay)
+        self._unlocks_due.discard(queue)
         if queue not in self.balance.table:
             await self.locks.unlock(queue)
 

@@ -156,7 +156,7 @@ class Rebalancer:
                     except Exception as error:
                         balanced = False
                         self._skip(topic, f"{type(error).__name__}: {error}", error)
-            self._drop_unsubscribed()
+            await self._drop_unsubscribed()
             held = self.held
             host.emit(
                 events.RoundFinished(
@@ -329,12 +329,14 @@ class Rebalancer:
 
     async def _drop_all(self, queues: Sequence[MessageQueue], mine: set[MessageQueue], reason: str) -> bool:
         items = [self.table[queue] for queue in queues]
+        handed_over = False
         for item in items:
             if not (item.dropped or item.draining):
                 why = "no pull was begun for too long" if item.queue in mine else reason
                 self.mark_dropped(item, why)
+                handed_over |= item.draining
         removed = await asyncio.gather(*(self._remove(item) for item in items))
-        return any(removed)
+        return any(removed) or handed_over
 
     def mark_dropped(self, item: ProcessQueue, reason: str) -> None:
         """From here on nothing of the queue is begun; with leases what runs may still settle."""
@@ -442,12 +444,16 @@ class Rebalancer:
                             topic, self.all_queues(topic), sort_queues(mine), reason
                         )
 
-    def _drop_unsubscribed(self) -> None:
+    async def _drop_unsubscribed(self) -> None:
         topics = set(self._host.topics())
         for queue, item in list(self.table.items()):
-            if queue.topic not in topics:
+            if queue.topic in topics:
+                continue
+            if not (item.dropped or item.draining):
                 self.mark_dropped(item, "its topic is no longer subscribed")
-                item.draining, item.dropped = False, True
+            if item.draining:
+                await self._remove(item)  # others may still want it
+            else:
                 del self.table[queue]
         for topic in [topic for topic in self._allotted if topic not in topics]:
             del self._allotted[topic]
@@ -522,8 +528,7 @@ class RebalanceLoop:
             self._started = True
             self._tasks.spawn(self._run(), "rebalance")
         else:
-            self._woken.set()  # the newcomer may want rounds more often
-            self._reason = self._reason or "timer"
+            self.wake(f"a consumer of group {consumer.group} joined")
 
     def leave(self, consumer: Balanced) -> None:
         if consumer in self._consumers:

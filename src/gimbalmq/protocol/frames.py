@@ -12,7 +12,11 @@ frame that arrives in pieces is collected in a list and joined once, not grown b
 
 from __future__ import annotations
 
+import struct
+
 from gimbalmq.errors import RemoteProtocolError
+
+_WORDS = struct.Struct(">iI")
 
 MAX_FRAME_BYTES = 16_777_216
 """Whole frame, length word included (Java: com.rocketmq.remoting.frameMaxLength)."""
@@ -52,26 +56,27 @@ class FrameReader:
             self._pieces.clear()
         frames: list[Frame] = []
         append = frames.append
-        from_bytes = int.from_bytes
+        words = _WORDS.unpack_from
         position = 0
         end = len(data)
         while end - position >= 8:
-            length = from_bytes(data[position : position + 4], "big")
-            header_start = position + 8
+            length, word = words(data, position)
             if not 4 <= length <= self._max - 4:
                 raise RemoteProtocolError(
-                    f"frame length {length} is outside 4 to {self._max - 4} (frameMaxLength less 4)"
+                    f"frame length {length} is outside 4 to {self._max - 4} "
+                    "(frameMaxLength less its length word)"
                 )
-            stop = header_start - 4 + length
-            body_start = header_start + from_bytes(data[position + 5 : header_start], "big")
+            header_start = position + 8
+            stop = position + 4 + length
+            body_start = header_start + (word & 0xFFFFFF)
             if body_start > stop:
                 raise RemoteProtocolError(
-                    f"header length {body_start - header_start} exceeds the frame of {length} bytes"
+                    f"header length {word & 0xFFFFFF} exceeds the frame of {length} bytes"
                 )
             if stop > end:
                 self._missing = stop - end
                 break
-            append((data[position + 4], data[header_start:body_start], data[body_start:stop]))
+            append((word >> 24, data[header_start:body_start], data[body_start:stop]))
             position = stop
         else:
             self._missing = 8 - (end - position)

@@ -89,10 +89,10 @@ _decode_fast = msgspec.json.Decoder(_FastHeader, strict=False).decode
 _Answered = tuple[int, int, str, bool, int, int]
 """Opaque, queue id, unique key, waits for the disk, commit-log offset, queue offset."""
 
-_FRAME_PREFIXES = tuple(
-    ((length + 4).to_bytes(4, "big") + length.to_bytes(4, "big")).decode("latin-1") for length in range(1024)
-)
-"""Length words of a frame without body, as text, by the length of its header."""
+_Tail = tuple[bool, bytes, int, bool]
+"""Of the properties behind the unique key: whether they are plain, their bytes, tags code, WAIT."""
+
+_TAILS_KEPT = 4096
 
 
 class SendHandlers:
@@ -131,6 +131,7 @@ class SendHandlers:
         self._clock = clock
         self._id_prefix = store_host.hex().upper()
         self._plain: dict[tuple[str, int], QueueLog] = {}
+        self._tails: dict[str, _Tail] = {}
         self._plain_of = (-1, -1)
         self._answer_head = ""
         self._answer_tail = f',"serializeTypeCurrentRPC":"JSON","version":{OUR_VERSION}}}'
@@ -153,13 +154,12 @@ class SendHandlers:
         sync = config.sync_flush
         limit = config.max_message_size
         host = channel.peer_bytes
-        suffix = self._cluster_property
         if self._plain_of != (self._topics.generation, self._live.version):
             self._plain.clear()
             self._plain_of = (self._topics.generation, self._live.version)
             region, trace = json.dumps(config.region_id), str(config.trace_on).lower()
             self._answer_head = f'"extFields":{{"MSG_REGION":{region},"TRACE_ON":"{trace}","msgId":"'
-        plain = self._plain
+        plain, tails = self._plain, self._tails
         group: AppendGroup | None = None
         done: list[_Answered] = []
         counts: dict[str, list[int]] = {}
@@ -174,21 +174,19 @@ class SendHandlers:
                 topic = fields.b
                 key = (topic, fields.e)
                 unique_at = text.find("UNIQ_KEY\x01")
+                unique_end = text.find("\x02", unique_at)
                 if (
                     header.code == 310
                     and not fields.m
                     and not fields.f & ~_PLAIN_FLAGS
-                    and (unique_at == 0 or (unique_at > 0 and text[unique_at - 1] == "\x02"))
+                    and unique_end > unique_at + 9 > 8
                     and 0 < len(body) <= limit
-                    and "DELAY\x01" not in text
-                    and "TIMER_" not in text
-                    and "TRAN_MSG\x01" not in text
-                    and "CLUSTER\x01" not in text
-                    and "\x01\x02" not in text
-                    and text[-1] != "\x01"
                     and len(text) < MAX_PROPERTIES_BYTES // 4
                 ):
-                    queue = plain.get(key) or self._find_plain(key)
+                    end = text[unique_end:]
+                    tail = tails.get(end) or self._read_tail(end)
+                    if tail[0] and (not unique_at or _plain_head(text[:unique_at])):
+                        queue = plain.get(key) or self._find_plain(key)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 pass
             if queue is not None and group is None:
@@ -203,21 +201,12 @@ class SendHandlers:
                     group, done, counted = None, [], ""
                 channel.handle_frame(frame)
                 continue
-            unique_end = text.find("\x02", unique_at)
-            unique = text[unique_at + 9 :] if unique_end < 0 else text[unique_at + 9 : unique_end]
-            tags_code = 0
-            tag_at = text.find("TAGS\x01")
-            if tag_at > 0 and text[tag_at - 1] != "\x02":
-                tag_at = text.find("\x02TAGS\x01") + 1 or -1
-            if tag_at >= 0:
-                tag_end = text.find("\x02", tag_at)
-                tags_code = tag_hash(text[tag_at + 5 :] if tag_end < 0 else text[tag_at + 5 : tag_end])
             try:
                 commitlog_offset, queue_offset = group.add(
                     queue,
                     body,
-                    (text + suffix if text[-1] == "\x02" else text + "\x02" + suffix).encode(),
-                    tags_code,
+                    text[:unique_end].encode() + tail[1],
+                    tail[2],
                     fields.h,
                     fields.f,
                     fields.g,
@@ -237,10 +226,27 @@ class SendHandlers:
             count[0] += 1
             count[1] += len(body)
             if not header.flag & ONEWAY_FLAG:
-                waits = sync and prop.find(text, prop.WAIT) != "false"
+                unique = text[unique_at + 9 : unique_end]
+                waits = sync and tail[3]
                 done.append((header.opaque, fields.e, unique, waits, commitlog_offset, queue_offset))
         if group is not None:
             self._finish(channel, group, done, counts)
+
+    def _read_tail(self, text: str) -> _Tail:
+        """Properties from the end of the unique key on; they repeat, so each is read once."""
+        if len(self._tails) >= _TAILS_KEPT:
+            self._tails.clear()
+        plain = _no_special(text) and "\x02UNIQ_KEY\x01" not in text
+        closed = text if text[-1] == "\x02" else text + "\x02"
+        tag = prop.find(text, prop.TAGS)
+        waits = prop.find(text, prop.WAIT) != "false"
+        tail = self._tails[text] = (
+            plain,
+            (closed + self._cluster_property).encode() if plain else b"",
+            tag_hash(tag) if tag else 0,
+            waits,
+        )
+        return tail
 
     def _find_plain(self, key: tuple[str, int]) -> QueueLog | None:
         """The queue of a topic that needs no further thought; None sends the message the other way."""
@@ -313,6 +319,7 @@ class SendHandlers:
         head = f'{{"code":{code},{self._answer_head}{self._id_prefix}'
         tail = self._answer_tail
         parts: list[str] = []
+        prefixes = _FRAME_PREFIXES
         for opaque, queue_id, unique, _, commitlog_offset, queue_offset in done:
             if not (unique.isascii() and unique.isalnum()):
                 unique = json.dumps(unique)[1:-1]
@@ -320,7 +327,8 @@ class SendHandlers:
                 f'{head}{commitlog_offset:016X}","queueId":"{queue_id}","queueOffset":"{queue_offset}",'
                 f'"transactionId":"{unique}"}},"flag":1,"language":"PYTHON","opaque":{opaque}{tail}'
             )
-            parts += (_prefix(len(header)), header)
+            length = len(header)
+            parts += (prefixes[length] if length < 1024 else _prefix(length), header)
         # All of it is ASCII but the length words, so one encoding of the whole serves.
         return "".join(parts).encode("latin-1")
 
@@ -619,6 +627,25 @@ def _host_text(packed: bytes) -> str:
 
 
 def _prefix(header_bytes: int) -> str:
-    if header_bytes < len(_FRAME_PREFIXES):
-        return _FRAME_PREFIXES[header_bytes]
     return ((header_bytes + 4).to_bytes(4, "big") + header_bytes.to_bytes(4, "big")).decode("latin-1")
+
+
+_FRAME_PREFIXES = tuple(map(_prefix, range(1024)))
+"""Length words of a frame without body, as text, by the length of its header."""
+
+
+def _no_special(text: str) -> bool:
+    """Nothing in these properties asks for more than being stored; a false alarm only costs time."""
+    return (
+        "DELAY\x01" not in text
+        and "TIMER_" not in text
+        and "TRAN_MSG\x01" not in text
+        and "CLUSTER\x01" not in text
+        and "\x01\x02" not in text
+        and text[-1] != "\x01"
+    )
+
+
+def _plain_head(text: str) -> bool:
+    """The same of what stands before the unique key; what decides elsewhere must stand behind it."""
+    return text[-1] == "\x02" and "TAGS\x01" not in text and "WAIT\x01" not in text and _no_special(text)

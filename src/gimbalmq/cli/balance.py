@@ -1,0 +1,564 @@
+"""``gimbalmq balance``: who would own which queue, and what a day of changes would move.
+
+Both commands run the same pure functions that consumers run (gimbalmq.balance), so what they print is
+what a group will do. Nothing heavy is imported before a command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gimbalmq.errors import ConfigError, RocketMQError
+
+if TYPE_CHECKING:
+    from gimbalmq.balance.allocate import AllocateStrategy
+    from gimbalmq.balance.simulate import Report
+    from gimbalmq.model.queues import MessageQueue
+
+COMPARED = ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH", "STICKY")
+"""What ``all`` means: strategies that need nothing but the two lists."""
+
+_PREVIEW_EPILOG = """\
+examples:
+  gimbalmq balance preview --topic orders=16 --members a,b,c --join d
+  gimbalmq balance preview --topic orders=16 --topic refunds=8 --members 4 --leave member-2 --strategy all
+  gimbalmq balance preview --topic orders=8 --members a,b --resize orders=12 --strategy STICKY
+  gimbalmq balance preview --namesrv 127.0.0.1:9876 --group billing --join newcomer --strategy STICKY
+
+Without --namesrv nothing is asked of anybody. With it, --topic NAME reads the topic's queues, and --group
+reads the members and, where no --topic is given, the subscriptions. STICKY depends on the group's name.
+
+Exit codes: 0 printed, 1 a server could not be asked, 2 wrong option or value.
+"""
+
+_SIMULATE_EPILOG = """\
+examples:
+  gimbalmq balance simulate
+  gimbalmq balance simulate --queues 64 --members 8 --events 50 --seed 7 --svg day.svg
+  gimbalmq balance simulate --strategies AVG,STICKY --no-resizes --json
+
+moved       queues that changed owner although they existed before and after
+minimum     the fewest that had to, for shares that differ by at most one, given who held what
+worst       largest moved / minimum of a single change
+spread      largest share minus smallest, at its worst
+unserved    queue-seconds without a live owner (hosts that fall silent are noticed after 120 s)
+
+Exit codes: 0 printed, 1 a file could not be written, 2 wrong option or value.
+"""
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Puts ``balance preview`` and ``balance simulate`` into the command line."""
+    balance = commands.add_parser(
+        "balance",
+        help="preview and simulate who owns which queue",
+        description="Who would own which queue, and what changes would move.",
+        allow_abbrev=False,
+    )
+    verbs = balance.add_subparsers(dest="verb", metavar="COMMAND", title="commands", required=True)
+    _add_preview(verbs)
+    _add_simulate(verbs)
+
+
+def _add_preview(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser(
+        "preview",
+        help="who owns what before and after a change, and what moves",
+        description="Prints who owns what before and after a change of members or queues, and what moves.",
+        epilog=_PREVIEW_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--topic",
+        action="append",
+        default=[],
+        metavar="NAME[=QUEUES]",
+        help="a topic and its queues on each broker; repeatable. Without a number it is read (--namesrv)",
+    )
+    add("--brokers", default="broker-a", metavar="A,B", help="brokers of --topic (default: broker-a)")
+    add("--members", metavar="A,B,...|N", help="client ids, or how many (member-1, member-2, ...)")
+    add("--join", action="append", default=[], metavar="A[,B]", help="members that join; repeatable")
+    add("--leave", action="append", default=[], metavar="A[,B]", help="members that leave; repeatable")
+    add("--resize", action="append", default=[], metavar="NAME=QUEUES", help="a topic's new size; repeatable")
+    add("--strategy", default="AVG", metavar="NAME", help=f"AVG (default), {', '.join(COMPARED[1:])}, "
+        "MACHINE_ROOM, MACHINE_ROOM_NEARBY-<one of them>, or all")  # fmt: skip
+    add("--room", action="append", default=[], metavar="PREFIX=ROOM",
+        help="brokers and members whose names begin so stand in this room; repeatable")  # fmt: skip
+    add("--group", metavar="NAME", help="the consumer group")
+    add("--namesrv", metavar="HOST:PORT[;...]", help="ask this cluster instead of inventing")
+    _common(parser, preview)
+
+
+def _add_simulate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser(
+        "simulate",
+        help="a day of joins, crashes and resizes under each strategy",
+        description="Runs a day of joins, crashes and resizes in virtual time and compares strategies.",
+        epilog=_SIMULATE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--queues", type=_count, default=1024, metavar="N", help="queues at the start (default: 1024)")
+    add("--topics", type=_count, default=1, metavar="N", help="topics they belong to (default: 1)")
+    add("--members", type=_count, default=32, metavar="N", help="members at the start (default: 32)")
+    add("--events", type=_count, default=100, metavar="N", help="changes in the day (default: 100)")
+    add("--seed", type=int, default=1, metavar="N", help="equal seeds, equal days (default: 1)")
+    add("--no-resizes", action="store_true", help="only members change, no topic does")
+    add("--strategies", default="all", metavar="A,B", help=f"default: {','.join(COMPARED)}")
+    pictures = parser.add_mutually_exclusive_group()
+    pictures.add_argument("--svg", type=Path, metavar="FILE", help="write the picture of the day")
+    pictures.add_argument("--png", type=Path, metavar="FILE", help="the same, by way of rsvg-convert")
+    _common(parser, simulate)
+
+
+def _common(parser: argparse.ArgumentParser, run: Any) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.set_defaults(run=run, log_level="error", log_file=None)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 to 1000000")
+    return int(text)
+
+
+# -- preview -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Two states of a group under one strategy."""
+
+    strategy: str
+    before: dict[str, list[MessageQueue]]
+    after: dict[str, list[MessageQueue]]
+    moved: list[tuple[MessageQueue, str, str]]
+    minimum: int
+
+    @property
+    def ratio(self) -> str:
+        return _ratio(len(self.moved), self.minimum)
+
+    @property
+    def spread(self) -> int:
+        counts = [len(part) for part in self.after.values()]
+        return max(counts, default=0) - min(counts, default=0)
+
+    @property
+    def idle(self) -> int:
+        return sum(not part for part in self.after.values())
+
+
+def preview(args: argparse.Namespace) -> int:
+    """The command; its exit code."""
+    brokers = _names("--brokers", args.brokers)
+    queues: dict[str, list[MessageQueue]] = {}
+    unread: list[str] = []
+    for text in args.topic:
+        name, equals, count = text.partition("=")
+        if equals:
+            queues[name] = _queues_of("--topic", name, count, brokers)
+        else:
+            unread.append(name)
+    members = _members(args.members) if args.members is not None else None
+    if args.namesrv is not None:
+        members = _read_cluster(args, queues, unread, members)
+    elif unread:
+        raise ConfigError("--topic", unread[0], "say how many queues (NAME=16), or --namesrv to read them")
+    if not queues:
+        raise ConfigError("--topic", "", "name at least one topic, such as --topic orders=16")
+    if not members:
+        raise ConfigError("--members", args.members or "", "name at least one, such as --members a,b,c")
+    later_queues = dict(queues)
+    for text in args.resize:
+        name, _, count = text.partition("=")
+        if name not in queues:
+            raise ConfigError("--resize", text, f"there is no topic {name!r}; there is {', '.join(queues)}")
+        homes = list(dict.fromkeys(queue.broker_name for queue in queues[name]))
+        later_queues[name] = _queues_of("--resize", name, count, homes)
+    later_members = _changed(members, args.join, args.leave)
+    group = args.group or "preview"
+    changes = [
+        _compare(_strategy(name, args.room), group, (queues, later_queues), (members, later_members))
+        for name in _strategies("--strategy", args.strategy)
+    ]
+    is_change = later_queues != queues or later_members != members
+    if args.json:
+        print(json.dumps(_preview_json(group, changes, is_change), indent=2))
+    else:
+        _print_preview(changes, is_change)
+    return 0
+
+
+def _queues_of(option: str, topic: str, count: str, brokers: Sequence[str]) -> list[MessageQueue]:
+    from gimbalmq.model.queues import MessageQueue
+
+    if not topic or not count.isdigit() or not 1 <= int(count) <= 65_536:
+        raise ConfigError(option, f"{topic}={count}", "use NAME=QUEUES with 1 to 65536 queues")
+    return [MessageQueue(topic, broker, number) for broker in brokers for number in range(int(count))]
+
+
+def _names(option: str, text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice or not names:
+        raise ConfigError(
+            option, text, f"{sorted(twice)[0]} is named twice" if twice else "name at least one"
+        )
+    return names
+
+
+def _members(text: str) -> list[str]:
+    if text.isdigit():
+        if not 1 <= int(text) <= 10_000:
+            raise ConfigError("--members", text, "use 1 to 10000, or client ids separated by commas")
+        width = len(text)
+        return [f"member-{number:0{width}}" for number in range(1, int(text) + 1)]
+    return _names("--members", text)
+
+
+def _changed(members: list[str], joining: list[str], leaving: list[str]) -> list[str]:
+    later = list(members)
+    for name in _names("--leave", ",".join(leaving)) if leaving else []:
+        if name not in later:
+            raise ConfigError("--leave", name, f"no such member; there is {', '.join(later)}")
+        later.remove(name)
+    for name in _names("--join", ",".join(joining)) if joining else []:
+        if name in later:
+            raise ConfigError("--join", name, "a member already; choose another name")
+        later.append(name)
+    return later
+
+
+def _strategies(option: str, text: str) -> list[str]:
+    return list(COMPARED) if text == "all" else _names(option, text)
+
+
+def _strategy(name: str, rooms: list[str]) -> AllocateStrategy:
+    from gimbalmq.balance.allocate import strategy_by_name
+
+    if name == "CONFIG":
+        raise ConfigError("--strategy", name, "it takes a list of your own, so there is nothing to compute")
+    places = [(prefix, room) for prefix, _, room in (text.rpartition("=") for text in rooms)]
+    for (prefix, room), text in zip(places, rooms, strict=True):
+        if not prefix or not room:
+            raise ConfigError("--room", text, "use PREFIX=ROOM")
+    return strategy_by_name(name, rooms={room for _, room in places}, resolver=_Rooms(places))
+
+
+class _Rooms:
+    """Rooms by the longest prefix of a broker's or a member's name."""
+
+    def __init__(self, places: list[tuple[str, str]]) -> None:
+        self._places = sorted(places, key=lambda place: -len(place[0]))
+
+    def room_of_queue(self, queue: MessageQueue) -> str:
+        return self.room_of_client(queue.broker_name)
+
+    def room_of_client(self, client_id: str) -> str:
+        for prefix, room in self._places:
+            if client_id.startswith(prefix):
+                return room
+        raise ConfigError("--room", client_id, "no room fits this name; say --room PREFIX=ROOM")
+
+
+def _compare(
+    strategy: AllocateStrategy,
+    group: str,
+    queues: tuple[Mapping[str, list[MessageQueue]], Mapping[str, list[MessageQueue]]],
+    members: tuple[list[str], list[str]],
+) -> _Change:
+    from gimbalmq.balance.allocate import shares
+    from gimbalmq.balance.simulate import minimum_moves
+    from gimbalmq.model.queues import sort_queues
+
+    lists = [[queue for part in state.values() for queue in part] for state in queues]
+    before, after = (shares(strategy, group, lists[turn], members[turn]) for turn in (0, 1))
+    owners, later = (
+        {queue: owner for owner, part in state.items() for queue in part} for state in (before, after)
+    )
+    moved = [
+        (queue, owners[queue], later[queue])
+        for queue in sort_queues(owners)
+        if queue in later and later[queue] != owners[queue]
+    ]
+    return _Change(strategy.name, before, after, moved, minimum_moves(owners, lists[1], members[1]))
+
+
+def _print_preview(changes: list[_Change], is_change: bool) -> None:
+    for change in changes:
+        names = list(dict.fromkeys([*change.before, *change.after]))
+        rows: list[tuple[str, ...]] = [("member", "before", "after")]
+        rows += [(name, _part(change.before, name), _part(change.after, name)) for name in names]
+        if not is_change:
+            rows = [("member", "queues"), *((name, queues) for name, queues, _ in rows[1:])]
+        print(change.strategy)
+        _print_table(rows, indent="  ")
+        total = sum(len(part) for part in change.before.values())
+        told = f"counts differ by {change.spread}, {change.idle} idle"
+        if is_change:
+            told = f"moved {len(change.moved)} of {total}, minimum {change.minimum} ({change.ratio}); {told}"
+        print(f"  {told}\n")
+    if len(changes) > 1 and is_change:
+        rows_of = [("strategy", "moved", "minimum", "ratio", "spread", "idle")]
+        rows_of += [
+            (
+                change.strategy,
+                str(len(change.moved)),
+                str(change.minimum),
+                change.ratio,
+                str(change.spread),
+                str(change.idle),
+            )
+            for change in changes
+        ]
+        _print_table(rows_of)
+
+
+def _part(state: Mapping[str, list[MessageQueue]], member: str) -> str:
+    if member not in state:
+        return "(not there)"
+    return _ranges(state[member]) or "-"
+
+
+def _ranges(queues: Iterable[MessageQueue]) -> str:
+    """``orders 0-5, 9; refunds 0``; the broker is named where a topic has queues of several."""
+    from gimbalmq.model.queues import sort_queues
+
+    numbers: dict[tuple[str, str], list[int]] = {}
+    for topic, broker, number in sort_queues(queues):
+        numbers.setdefault((topic, broker), []).append(number)
+    parts = []
+    for (topic, broker), found in numbers.items():
+        runs: list[list[int]] = []
+        for number in found:
+            if runs and number == runs[-1][1] + 1:
+                runs[-1][1] = number
+            else:
+                runs.append([number, number])
+        told = ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+        parts.append(f"{topic}@{broker} {told}" if broker != "broker-a" else f"{topic} {told}")
+    return "; ".join(parts)
+
+
+def _preview_json(group: str, changes: list[_Change], is_change: bool) -> dict[str, Any]:
+    def listed(state: Mapping[str, list[MessageQueue]]) -> dict[str, list[list[object]]]:
+        return {member: [list(queue) for queue in part] for member, part in state.items()}
+
+    return {
+        "group": group,
+        "change": is_change,
+        "strategies": [
+            {
+                "strategy": change.strategy,
+                "before": listed(change.before),
+                "after": listed(change.after),
+                "moved": [{"queue": list(queue), "from": old, "to": new} for queue, old, new in change.moved],
+                "minimum": change.minimum,
+                "spread": change.spread,
+                "idle": change.idle,
+            }
+            for change in changes
+        ],
+    }
+
+
+def _read_cluster(
+    args: argparse.Namespace,
+    queues: dict[str, list[MessageQueue]],
+    unread: list[str],
+    members: list[str] | None,
+) -> list[str] | None:
+    """Fills in the queues of topics and says the members, as the cluster has them."""
+    import asyncio
+
+    from gimbalmq.client.config import parse_addresses
+    from gimbalmq.model.route import subscribe_queues
+    from gimbalmq.rpc import management, nameserver
+    from gimbalmq.transport.pool import ChannelPool
+
+    async def read() -> list[str] | None:
+        pool = ChannelPool()
+        try:
+            address = await _first_answering(pool, parse_addresses(args.namesrv))
+            found, topics = members, list(unread)
+            if args.group is not None and (members is None or not (queues or topics)):
+                cluster = await nameserver.cluster_info(pool, address)
+                ids: set[str] = set()
+                for data in cluster.broker_addr_table.values():
+                    try:
+                        group = await management.consumer_connections(
+                            pool, next(iter(data.broker_addrs.values())), args.group
+                        )
+                    except RocketMQError:
+                        continue  # a broker that has never heard of the group
+                    ids.update(connection.client_id for connection in group.connection_set)
+                    if not args.topic:
+                        topics += [name for name in group.subscription_table if name not in topics]
+                if not ids and members is None:
+                    raise ConfigError("--group", args.group, "it has no member now; say --members A,B")
+                found = sorted(ids) if members is None else members
+            for topic in topics:
+                queues[topic] = list(subscribe_queues(topic, await nameserver.route(pool, address, topic)))
+            return found
+        finally:
+            await pool.close()
+
+    return asyncio.run(read())
+
+
+async def _first_answering(pool: Any, addresses: Sequence[str]) -> str:
+    for number, address in enumerate(addresses):
+        try:
+            await pool.channel(address)
+            return address
+        except RocketMQError:
+            if number + 1 == len(addresses):
+                raise
+    raise AssertionError("parse_addresses gives at least one")
+
+
+# -- simulate ------------------------------------------------------------------------
+
+
+def simulate(args: argparse.Namespace) -> int:
+    """The command; its exit code."""
+    from gimbalmq.balance.simulate import day_of_changes
+    from gimbalmq.balance.simulate import simulate as run_day
+    from gimbalmq.model.queues import MessageQueue
+
+    if args.topics > args.queues:
+        raise ConfigError("--topics", args.topics, f"every topic needs a queue; --queues is {args.queues}")
+    strategies = [_strategy(name, []) for name in _strategies("--strategies", args.strategies)]
+    queues = [
+        MessageQueue(f"topic-{number % args.topics}", "broker-a", number // args.topics)
+        for number in range(args.queues)
+    ]
+    members = [f"10.1.{number // 250}.{number % 250 + 1}@{4000 + number}" for number in range(args.members)]
+    largest = max(64, 2 * args.members)
+    day = day_of_changes(
+        args.seed,
+        queues,
+        members,
+        events=args.events,
+        largest_group=largest,
+        resizes=not args.no_resizes,
+    )
+    reports = [run_day(strategy, queues, day, members=members) for strategy in strategies]
+    title = (
+        f"{args.queues} queues, {args.members} members at the start, {args.events} changes (seed {args.seed})"
+    )
+    if args.json:
+        print(
+            json.dumps({"title": title, "strategies": [_report_json(report) for report in reports]}, indent=2)
+        )
+    else:
+        print(title)
+        _print_table(_report_rows(reports))
+    if args.svg is not None or args.png is not None:
+        _write_picture(args, title, reports)
+    return 0
+
+
+def worst_ratio(report: Report) -> float:
+    """Largest moved / minimum of a single change, of those that had to move something."""
+    return max((item.moved / item.minimum for item in report.outcomes if item.minimum), default=1.0)
+
+
+def _report_rows(reports: Sequence[Report]) -> list[tuple[str, ...]]:
+    heads = ("strategy", "moved", "minimum", "ratio", "worst", "spread", "unserved queue-seconds")
+    return [
+        heads,
+        *(
+            (
+                report.strategy,
+                f"{report.moved:,}",
+                f"{report.minimum:,}",
+                _ratio(report.moved, report.minimum),
+                f"{worst_ratio(report):.2f}x",
+                str(report.worst_spread),
+                f"{report.unserved_seconds:,.0f}",
+            )
+            for report in reports
+        ),
+    ]
+
+
+def _report_json(report: Report) -> dict[str, Any]:
+    return {
+        "strategy": report.strategy,
+        "moved": report.moved,
+        "minimum": report.minimum,
+        "ratio": report.ratio if report.minimum else None,
+        "worst": worst_ratio(report),
+        "spread": report.worst_spread,
+        "unserved_seconds": report.unserved_seconds,
+        "changes": [
+            {
+                "at": outcome.at,
+                "kind": outcome.event.kind,
+                "members": outcome.members,
+                "queues": outcome.queues,
+                "moved": outcome.moved,
+                "minimum": outcome.minimum,
+            }
+            for outcome in report.outcomes
+        ],
+    }
+
+
+def _write_picture(args: argparse.Namespace, title: str, reports: Sequence[Report]) -> None:
+    from gimbalmq.cli.picture import day_svg
+
+    text = day_svg(title, reports)
+    if args.svg is not None:
+        _write(args.svg, "--svg", text.encode())
+        return
+    import shutil
+    import subprocess
+
+    converter = shutil.which("rsvg-convert")
+    if converter is None:
+        raise ConfigError(
+            "--png",
+            str(args.png),
+            "needs rsvg-convert (Debian: librsvg2-bin); or use --svg, which needs nothing",
+        )
+    done = subprocess.run([converter, "--zoom", "2"], input=text.encode(), capture_output=True)
+    if done.returncode:
+        raise OSError(f"rsvg-convert failed: {done.stderr.decode(errors='replace').strip()}")
+    _write(args.png, "--png", done.stdout)
+
+
+def _write(file: Path, option: str, data: bytes) -> None:
+    try:
+        file.write_bytes(data)
+    except OSError as error:
+        raise OSError(f"{option} {file}: {error.strerror}; name a file that can be written") from error
+
+
+# -- printing ------------------------------------------------------------------------
+
+
+def _ratio(moved: int, minimum: int) -> str:
+    if minimum:
+        return f"{moved / minimum:.2f}x"
+    return "-" if moved else "1.00x"
+
+
+def _print_table(rows: Sequence[tuple[str, ...]], indent: str = "") -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, row in enumerate(rows):
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        print((indent + "  ".join(cells)).rstrip())
+        if not number:
+            print(indent + "  ".join("-" * width for width in widths))
