@@ -68,6 +68,7 @@ class Host:
         self.send_back_works = True
         self.lock_works = True
         self.lock_asked = 0
+        self.counted: list[tuple[str, int, int, float]] = []
         self.tasks = Tasks("test")
         self.threads = HandlerThreads(self.config.consume_threads, "test")
         kind: type[ConcurrentConsumption] | type[OrderedConsumption]
@@ -88,6 +89,9 @@ class Host:
     async def resend(self, message: MessageView) -> bool:
         self.resent.append(message.queue_offset)
         return self.send_back_works
+
+    def count_consumed(self, topic: str, ok: int, failed: int, seconds: float) -> None:
+        self.counted.append((topic, ok, failed, round(seconds, 3)))
 
     async def lock_queue(self, queue: MessageQueue) -> bool:
         self.lock_asked += 1
@@ -242,6 +246,7 @@ def test_batches_have_the_set_size_and_a_batch_fails_as_one() -> None:
         item = host.give(*range(8))
         await until(lambda: item.is_empty)
         assert sizes == [3, 3, 2]
+        assert [counts[:3] for counts in host.counted] == [("T", 3, 0), ("T", 0, 3), ("T", 2, 0)]
         assert sorted(host.sent_back) == [(3, 0), (4, 0), (5, 0)]
         assert host.progress() == 8
         await host.close()
@@ -511,6 +516,35 @@ def test_a_suspended_queue_waits_and_the_same_message_comes_again() -> None:
         host.give(0, 1, 2)
         await asyncio.sleep(5)
         assert tries == [(0.0, 0, 0), (0.0, 1, 0), (1.0, 1, 1), (2.0, 1, 2), (2.0, 2, 0)]
+        assert host.progress() == 3
+        await host.close()
+
+    virtual(scenario)
+
+
+def test_ordered_batches_come_again_as_a_whole_and_single_messages_one_by_one() -> None:
+    async def scenario(clock: VirtualClock) -> None:
+        batches: list[list[int]] = []
+
+        async def batch_handler(messages: list[MessageView]) -> bool:
+            batches.append([message.queue_offset for message in messages])
+            return len(batches) != 1
+
+        host = ordered_host(clock, batch_handler, batch=True, consume_message_batch_max_size=2)
+        host.give(0, 1, 2)
+        await asyncio.sleep(3)
+        assert batches == [[0, 1], [0, 1], [2]]
+        await host.close()
+        given: list[int] = []
+
+        async def handler(message: MessageView) -> bool:
+            given.append(message.queue_offset)
+            return message.queue_offset != 1 or given.count(1) > 1
+
+        host = ordered_host(clock, handler, consume_message_batch_max_size=8)
+        host.give(0, 1, 2)
+        await asyncio.sleep(3)
+        assert given == [0, 1, 1, 2]
         assert host.progress() == 3
         await host.close()
 

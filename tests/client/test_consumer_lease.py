@@ -124,6 +124,30 @@ def test_the_loser_finishes_commits_and_releases_in_this_order() -> None:
     in_virtual_time(scenario)
 
 
+def test_a_long_handover_outlives_the_commit_timer() -> None:
+    """The timer forgets queues that are not held; one being handed over is not forgotten, nor at close."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 2)
+        cluster.broker.from_start(Q0, Q1)
+        cluster.broker.put("T", 1, *(f"1-{item}" for item in range(10)))
+
+        async def handler(message: MessageView) -> None:
+            await asyncio.sleep(12.0 if message.body == b"1-3" else 0.1)
+
+        first = cluster.push("c1#1", handover="lease", consume_threads=1, persist_interval=2.0)
+        first.subscribe("T", "*", handler)
+        await cluster.launch(first)
+        await asyncio.sleep(1)
+        quick = Worker(cluster, "c2#1")
+        await joined(cluster, quick)
+        await asyncio.sleep(13)
+        assert quick.begun[0] == "1-4"
+        assert cluster.broker.committed(Q1) is not None
+
+    in_virtual_time(scenario)
+
+
 def test_the_gainer_reads_the_offset_only_with_the_lock_in_its_hand() -> None:
     async def scenario(cluster: GroupCluster) -> None:
         cluster.topic("T", 1)
@@ -163,6 +187,37 @@ def test_the_lock_of_a_vanished_member_is_not_waited_for_forever() -> None:
         await until(lambda: Q1 in first.assignment["T"])
         assert 5.0 <= cluster.clock.monotonic() - began < 7.0
         assert [event.queue for event in told if isinstance(event, LeaseOverridden)] == [Q1]
+        cluster.network.mend()
+
+    in_virtual_time(scenario)
+
+
+def test_only_a_gone_members_lock_is_overridden_not_a_busy_ones() -> None:
+    """Three members: one vanishes, one takes long to finish; the gainer tells them apart."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        queues = cluster.topic("T", 6)
+        cluster.broker.from_start(*queues)
+        consumers = {}
+        for name in ("c1#1", "c2#1", "c3#1"):
+            consumers[name] = await joined(cluster, Worker(cluster, name, 30.0))
+            await asyncio.sleep(0.5)
+        held = {name: [queue.queue_id for queue in one.assignment["T"]] for name, one in consumers.items()}
+        assert held == {"c1#1": [0, 1], "c2#1": [2, 3], "c3#1": [4, 5]}
+        told: list[BalanceEvent] = []
+        consumers["c1#1"].on_event(told.append)
+        cluster.broker.put("T", 2, "slow")  # at c2, which will have to give queue 2 to c1
+        await asyncio.sleep(0.5)
+        assert cluster.network is not None
+        host = cluster.client_host("c3#1")
+        cluster.network.reset(host)
+        cluster.network.cut(host, cluster.broker.address.split(":")[0])
+        await asyncio.sleep(8)
+        assert [queue.queue_id for queue in consumers["c1#1"].assignment["T"]] == [0, 1]
+        assert [queue.queue_id for queue in consumers["c2#1"].assignment["T"]] == [3, 4, 5]
+        await asyncio.sleep(25)
+        assert [queue.queue_id for queue in consumers["c1#1"].assignment["T"]] == [0, 1, 2]
+        assert not [event for event in told if isinstance(event, LeaseOverridden)]
         cluster.network.mend()
 
     in_virtual_time(scenario)
@@ -225,6 +280,29 @@ def test_a_queue_that_comes_back_while_it_is_handed_over_is_taken_again() -> Non
         await asyncio.sleep(5)
         assert first.assignment["T"] == [Q0, Q1]
         assert len(slow.begun) == len(set(slow.begun))
+
+    in_virtual_time(scenario)
+
+
+def test_listeners_hear_of_a_handover_and_an_ended_subscription_frees_its_locks() -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 2)
+        cluster.topic("U", 1)
+        first = cluster.push("c1#1", handover="lease")
+        told: list[list[MessageQueue]] = []
+        first.on_queues_changed(lambda topic, every, mine, why: told.append(list(mine)))
+        worker = Worker(cluster, "c1#1")
+        first.subscribe("T", "*", worker)
+        first.subscribe("U", "*", worker)
+        await cluster.launch(first)
+        assert ("g", "U", 0) in cluster.broker.locks
+        first.unsubscribe("U")
+        await asyncio.sleep(0.5)
+        assert ("g", "U", 0) not in cluster.broker.locks
+        told.clear()
+        await joined(cluster, Worker(cluster, "c2#1"))
+        await asyncio.sleep(0.5)
+        assert told == [[Q0]]
 
     in_virtual_time(scenario)
 

@@ -150,6 +150,21 @@ def test_a_queue_that_is_not_pulled_is_left_alone() -> None:
     in_virtual_time(scenario)
 
 
+def test_a_balanced_queue_has_no_start_offset_from_the_round() -> None:
+    """S2-20, S2-23: 0, and no pull request: the queue's own loop finds out where to begin."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1)
+        cluster.broker.put("T", 0, *"abcdef")
+        consumer = await subscribed(cluster)
+        await asyncio.sleep(0.1)
+        cluster.broker.offsets[("g", "T", 0)] = 4
+        assert await consumer.start_offset(Q0) == 0
+        assert await drain(consumer, 6) == list("abcdef")
+
+    in_virtual_time(scenario)
+
+
 def test_auto_commit_happens_inside_poll() -> None:
     async def scenario(cluster: GroupCluster) -> None:
         cluster.topic("T", 1)

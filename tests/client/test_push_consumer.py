@@ -496,6 +496,7 @@ def test_stopping_finishes_commits_and_only_then_unregisters() -> None:
         assert cluster.broker.committed(Q0) == len(done) == 4
         codes = cluster.broker.codes()
         assert max(i for i, code in enumerate(codes) if code == UPDATE) < codes.index(UNREGISTER)
+        assert not cluster.broker.of(UPDATE)[-1].oneway  # stored before the others hear of our leaving
         assert instance.closed
         assert item.dropped
         again = Bodies()
@@ -697,6 +698,10 @@ def test_status_and_running_info_are_answered() -> None:
         assert info.properties["PROP_CONSUME_TYPE"] == "CONSUME_PASSIVELY"
         assert {data.topic for data in info.subscription_set} == {"T", "%RETRY%g"}
         assert info.jstack
+        rates = info.status_table["T"]
+        assert rates.consume_ok_tps > 0
+        assert rates.pull_tps > 0
+        assert rates.consume_failed_msgs == 0
         unknown = {"consumerGroup": "other", "clientId": "x"}
         answer = await cluster.broker.ask("g", RequestCode.GET_CONSUMER_RUNNING_INFO, unknown)
         assert (answer.code, "not exist in this consumer" in (answer.remark or "")) == (1, True)

@@ -23,8 +23,9 @@ from gimbalmq.client.events import (
     TopicSkipped,
     UnequalSubscriptions,
 )
+from gimbalmq.client.offsets import ReadFrom
 from gimbalmq.client.push_consumer import PushConsumer
-from gimbalmq.errors import StateError
+from gimbalmq.errors import RequestTimeoutError, RouteError, StateError
 from gimbalmq.model.message import MessageView
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol.bodies import ConsumerIdList, Heartbeat
@@ -261,6 +262,38 @@ def test_shares_are_disjoint_and_complete_whatever_order_the_broker_lists_member
     in_virtual_time(scenario)
 
 
+def test_five_queues_for_one_two_and_six_members() -> None:
+    """S1-01, S1-02, S4-15: 5; then 3 and 2; of six members one has none, until another leaves."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 5)
+        consumers = [await joined(cluster, "c1#1")]
+        assert held(consumers[0]) == [0, 1, 2, 3, 4]
+        consumers.append(await joined(cluster, "c2#1"))
+        await asyncio.sleep(0.2)
+        assert [held(consumer) for consumer in consumers] == [[0, 1, 2], [3, 4]]
+        consumers += [await joined(cluster, f"c{number}#1") for number in range(3, 7)]
+        await asyncio.sleep(0.2)
+        assert [held(consumer) for consumer in consumers] == [[0], [1], [2], [3], [4], []]
+        await consumers[0].close()
+        await asyncio.sleep(0.2)
+        assert [held(consumer) for consumer in consumers[1:]] == [[0], [1], [2], [3], [4]]
+
+    in_virtual_time(scenario)
+
+
+def test_eight_queues_dealt_like_cards() -> None:
+    """S3-40 (AVG_BY_CIRCLE)."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 8)
+        consumers = [await joined(cluster, f"c{number}#1", strategy="AVG_BY_CIRCLE") for number in range(3)]
+        await asyncio.sleep(0.2)
+        assert [held(consumer) for consumer in consumers] == [[0, 3, 6], [1, 4, 7], [2, 5]]
+
+    in_virtual_time(scenario)
+
+
 def test_a_leaving_member_hands_its_queues_to_the_others_at_once() -> None:
     """S1-07: start, clean stop and lost connection each lead to a round."""
 
@@ -316,6 +349,22 @@ def test_sticky_balances_all_topics_at_once() -> None:
     in_virtual_time(scenario)
 
 
+def test_sticky_skips_what_cannot_be_known() -> None:
+    """S2-04 for all topics at once: a missing route leaves out its topic, a failed member query the round."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("X", 2)
+        consumer = await joined(cluster, "c1#1", "X", "Missing", strategy="STICKY")
+        log = Log(consumer)
+        assert held(consumer, "X") == [0, 1]
+        cluster.broker.overrides[MEMBERS] = lambda request: request.reply(1, "no")
+        assert not await consumer.rebalance("test")
+        assert held(consumer, "X") == [0, 1]
+        assert {event.topic for event in log.of(TopicSkipped)} == {"Missing", "%RETRY%g", "X"}
+
+    in_virtual_time(scenario)
+
+
 def test_the_route_gives_readable_queues_only() -> None:
     """S3-02: read queues of readable brokers."""
 
@@ -329,7 +378,7 @@ def test_the_route_gives_readable_queues_only() -> None:
 
 
 def test_members_are_asked_of_a_random_broker_of_the_topic() -> None:
-    """S2-05, S1-13 (client side): over many rounds every broker of the topic is asked."""
+    """S2-05: over many rounds every broker of the topic is asked."""
 
     async def scenario(cluster: GroupCluster) -> None:
         cluster.topic("T", 1)
@@ -393,6 +442,7 @@ def test_a_failing_strategy_leaves_the_topic_as_it_is_and_goes_on_with_the_next(
         cluster.topic("U", 1)
         strategy = Picky()
         consumer = await joined(cluster, "c1#1", "T", "U", strategy=strategy)
+        await asyncio.sleep(1)
         strategy.fails = True
         cluster.topic("U", 3)
         await consumer.instance.refresh_route("U")
@@ -541,6 +591,32 @@ def test_a_queue_whose_offset_cannot_be_read_is_not_taken_this_round() -> None:
         assert [event.reason for event in log.of(QueueTaken)] == ["timer"]
 
     in_virtual_time(scenario)
+
+
+def test_progress_is_read_from_the_master_or_any_replica_with_a_timeout_of_5_seconds() -> None:
+    """S2-34."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        (queue,) = cluster.topic("T", 1, "broker-a")
+        master, slave = cluster.brokers["broker-a"], cluster.brokers["broker-s"]
+        cluster.replicas["broker-a"] = {0: master.address, 1: slave.address}
+        consumer = await joined(cluster, "c1#1")
+        assert master.of(QUERY) and not slave.of(QUERY)
+        cluster.replicas["broker-a"] = {1: slave.address}
+        await consumer.instance.refresh_route("T")
+        slave.offsets[("g", "T", 0)] = 77
+        assert await consumer.offsets.read(queue, ReadFrom.STORE) == 77
+        assert cluster.network is not None
+        cluster.network.cut(cluster.client_host("c1#1"), slave.address.split(":")[0])
+        began = cluster.clock.monotonic()
+        with pytest.raises(RequestTimeoutError):
+            await consumer.offsets.read(queue, ReadFrom.STORE)
+        assert cluster.clock.monotonic() - began == pytest.approx(5.0, abs=0.01)
+        cluster.network.mend()
+        with pytest.raises(RouteError):
+            await consumer.offsets.read(MessageQueue("T", "nobody", 0), ReadFrom.STORE)
+
+    in_virtual_time(scenario, "broker-a", "broker-s")
 
 
 def test_the_cached_offset_is_cleared_before_the_start_offset_is_read() -> None:
@@ -720,6 +796,20 @@ def test_an_ordered_queue_is_only_taken_with_its_lock() -> None:
     in_virtual_time(scenario)
 
 
+def test_a_lock_is_waited_for_one_second() -> None:
+    """S2-28: synchronous, 1 s; no answer counts as refused."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1)
+        cluster.broker.handlers.by_code[LOCK] = lambda channel, request: None
+        began = cluster.clock.monotonic()
+        consumer = await ordered(cluster, "c1#1")
+        assert 1.0 <= cluster.clock.monotonic() - began < 1.1
+        assert consumer.assignment == {}
+
+    in_virtual_time(scenario)
+
+
 def test_concurrent_consumers_take_no_locks() -> None:
     """S1-27, S2-25."""
 
@@ -841,6 +931,25 @@ def test_after_a_change_the_subscription_version_grows_and_a_heartbeat_tells_it(
                 assert int(request.fields["subVersion"]) <= told
 
     in_virtual_time(scenario)
+
+
+def test_a_broker_that_does_not_answer_heartbeats_holds_up_no_round() -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 2, "broker-a")
+        cluster.topic("U", 1, "broker-b")
+        consumer = await joined(cluster, "c1#1", "T")
+        other = await joined(cluster, "c1#1", "U", group="h")
+        assert other.instance is consumer.instance
+        await asyncio.sleep(2)
+        cluster.brokers["broker-b"].handlers.by_code[HEARTBEAT] = lambda channel, request: None
+        cluster.topic("T", 4, "broker-a")
+        await consumer.instance.refresh_route("T")
+        began = cluster.clock.monotonic()
+        await consumer.rebalance("test")
+        assert held(consumer) == [0, 1, 2, 3]
+        assert cluster.clock.monotonic() - began < 0.1
+
+    in_virtual_time(scenario, "broker-a", "broker-b")
 
 
 @pytest.mark.parametrize(("limit", "queues", "each"), [(1000, 3, 333), (2, 5, 1), (1000, 1, 1000)])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from itertools import cycle
 from math import ceil, log10
 
 from gimbalmq.balance.simulate import Outcome, Report
 
-COLOURS = ("#c1440e", "#0b6e99", "#7b5ea7", "#2e7d32", "#8d6e00", "#555555")
+COLOURS = {"AVG": "#c1440e", "AVG_BY_CIRCLE": "#0b6e99", "CONSISTENT_HASH": "#7b5ea7", "STICKY": "#2e7d32"}
+OTHERS = ("#8d6e00", "#00796b", "#ad1457", "#555555")
 INK, FAINT, PAPER = "#222222", "#dddddd", "#fdfdfb"
 
-WIDTH, LEFT, RIGHT = 900, 88, 256
+WIDTH, LEFT, RIGHT = 940, 88, 290
 MOVED_TOP, MOVED_HIGH = 70, 300
 GROUP_TOP, GROUP_HIGH = 420, 80
 HOURS = 24
@@ -34,7 +36,7 @@ def day_svg(title: str, reports: Sequence[Report]) -> str:
     even = [report for report in reports if report.worst_spread <= 1]
     if even:
         least = min(even, key=lambda report: report.minimum)
-        lines.append(("least possible", _running(least, "minimum"), INK, "5 4"))
+        lines.append(("least for even shares", _running(least, "minimum"), INK, "5 4"))
     top = _round_up(max((values[-1][1] for _, values, _, _ in lines), default=1))
     parts += _frame(MOVED_TOP, MOVED_HIGH, top, "queues moved so far")
     ends = _apart([_y(values[-1][1], top, MOVED_TOP, MOVED_HIGH) for _, values, _, _ in lines])
@@ -59,7 +61,8 @@ def day_svg(title: str, reports: Sequence[Report]) -> str:
 
 
 def _coloured(reports: Sequence[Report]) -> list[tuple[Report, str]]:
-    return [(report, COLOURS[number % len(COLOURS)]) for number, report in enumerate(reports)]
+    spare = cycle(OTHERS)
+    return [(report, COLOURS.get(report.strategy) or next(spare)) for report in reports]
 
 
 def _running(report: Report, name: str) -> list[tuple[float, int]]:

@@ -237,6 +237,9 @@ class ConsumeHost(Protocol):
 
     async def lock_queue(self, queue: MessageQueue) -> bool: ...
 
+    def count_consumed(self, topic: str, ok: int, failed: int, seconds: float) -> None:
+        """Notes how a batch went."""
+
 
 class HandlerThreads:
     """Threads for plain functions: grown on demand, results delivered to the loop in heaps."""
@@ -340,6 +343,7 @@ class ConcurrentConsumption:
                 messages[0].topic,
             )
             batch = Batch(process_queue, messages, _NOBODY)
+            batch.started = self._host.clock.monotonic()
             process_queue.begin(batch)
             outcome = Outcome()
             outcome.failed = messages
@@ -414,7 +418,10 @@ class ConcurrentConsumption:
 
     def _settle(self, batch: Batch, outcome: Outcome, context: ConsumeContext) -> None:
         process_queue = batch.process_queue
-        process_queue.last_consume = self._host.clock.monotonic()
+        now = process_queue.last_consume = self._host.clock.monotonic()
+        failed = len(outcome.failed)
+        messages = batch.messages
+        self._host.count_consumed(messages[0].topic, len(messages) - failed, failed, now - batch.started)
         if process_queue.dropped:
             log.debug(
                 "result of %d messages of %s ignored: it was dropped",
@@ -583,7 +590,11 @@ class OrderedConsumption:
                     outcome = await listener.run_async(messages, context)
                 else:
                     outcome = await self._threads.run(listener.run, messages, context)
-                process_queue.last_consume = self._host.clock.monotonic()
+                now = process_queue.last_consume = self._host.clock.monotonic()
+                failed = len(outcome.failed)
+                self._host.count_consumed(
+                    messages[0].topic, len(messages) - failed, failed, now - batch.started
+                )
                 # Settled before the consume lock is free: a removal waiting for it finds the progress noted.
                 return await self._settle(process_queue, messages, outcome, context)
             finally:

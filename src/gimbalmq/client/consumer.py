@@ -92,7 +92,8 @@ class Consumer(ABC, Generic[C]):
         self._started_ms = 0
         self._handing_over: set[int] = set()
         self._unlocks_due: set[MessageQueue] = set()
-        self._checked_group_at: float | None = None
+        self._announcer: asyncio.Task[None] | None = None
+        self._announce_again = False
         self._unequal: dict[str, str] | None = None
 
     # -- state -----------------------------------------------------------------------
@@ -145,6 +146,10 @@ class Consumer(ABC, Generic[C]):
 
     def _held_queues(self) -> list[MessageQueue]:
         return self._balance.held if self._balance is not None else []
+
+    def _queues_with_progress(self) -> list[MessageQueue]:
+        """Held queues, and those being handed over: what still runs there will be committed."""
+        return [queue for queue, item in self.balance.table.items() if not item.dropped]
 
     @property
     def members(self) -> list[str]:
@@ -267,7 +272,7 @@ class Consumer(ABC, Generic[C]):
         await self._stop_consuming()
         try:
             await self._persist_at_close()
-        except RocketMQError as error:
+        except (RocketMQError, OSError) as error:
             log.warning("progress of %s could not be committed at close: %s", self.group, error)
         if self.needs_lock:
             await self.locks.unlock_all(wait=self.config.handover == "lease")
@@ -287,11 +292,13 @@ class Consumer(ABC, Generic[C]):
         await self.close()
 
     async def _persist_at_close(self) -> None:
-        if self.config.handover == "lease" and not self.config.broadcasting:
-            held = self._held_queues()
-            await asyncio.gather(*(self.offsets.persist(queue, wait=True) for queue in held))
-        else:
+        if self.config.broadcasting:
             await self.persist_offsets()
+            return
+        # Answered, where Java's goes one-way: brokers work requests off in several threads, and the next
+        # owner, told by our leaving, might read its offset before this one is stored.
+        queues = self._queues_with_progress()
+        await asyncio.gather(*(self.offsets.persist(queue, wait=True) for queue in queues))
 
     def _check_start(self) -> None: ...
 
@@ -358,6 +365,19 @@ class Consumer(ABC, Generic[C]):
                 break
             await asyncio.sleep(0.005)  # another is under way and may carry what was before
         self._announced.update(versions)
+
+    def _announce_soon(self) -> None:
+        """The same behind the scenes: a broker that does not answer must not hold up a round."""
+        if self._closed:
+            return  # a round that was under way
+        self._announce_again = True
+        if self._announcer is None or self._announcer.done():
+            self._announcer = self._tasks.spawn(self._keep_announcing(), "announce")
+
+    async def _keep_announcing(self) -> None:
+        while self._announce_again:
+            self._announce_again = False
+            await self._announce()
 
     # -- subscriptions ---------------------------------------------------------------
 
@@ -509,6 +529,12 @@ class Consumer(ABC, Generic[C]):
             self.instance, address, self.group, timeout=self.config.api_timeout
         )
 
+    async def members_at(self, queue: MessageQueue) -> list[str] | None:
+        address = await self._master(queue)
+        return await group_calls.member_ids(
+            self.instance, address, self.group, timeout=self.config.api_timeout
+        )
+
     async def lock_queue(self, queue: MessageQueue) -> bool:
         return await self.locks.lock(queue)
 
@@ -586,7 +612,7 @@ class Consumer(ABC, Generic[C]):
         if data is not None:
             data.sub_version = max(self.clock.wall_ms(), data.sub_version + 1)
         self._adjust_limits()
-        await self._announce()
+        self._announce_soon()
         for listener in list(self._queue_listeners):
             try:
                 result = listener(topic, queues, mine, reason)
@@ -631,7 +657,7 @@ class Consumer(ABC, Generic[C]):
 
     async def persist_offsets(self) -> None:
         """Writes progress of all held queues away."""
-        await self.offsets.persist_all(self._held_queues())
+        await self.offsets.persist_all(self._queues_with_progress())
 
     async def _fetch_offset(self, queue: MessageQueue) -> int | None:
         found = await self.instance.locate_broker(queue.topic, queue.broker_name)

@@ -299,9 +299,9 @@ class ClientInstance:
             except RocketMQError as error:
                 log.warning("unregistering at %s failed: %s", address, error)
 
-        addresses = {
+        addresses = dict.fromkeys(
             address for replicas in self._brokers.values() for address in replicas.values() if address
-        }
+        )
         # A broker we have no connection to does not know us, or has noticed that we are gone.
         known = [address for address in addresses if self.pool.existing(address) is not None]
         await asyncio.gather(*(leave(address) for address in known))

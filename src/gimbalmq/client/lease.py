@@ -86,7 +86,11 @@ class QueueLocks:
         table = self._table()
         for queue in queues:
             item = table.get(queue)
-            if item is not None and queue not in granted:
+            if item is not None and queue not in granted and item.overridden:
+                item.last_lock = (
+                    self._clock.monotonic()
+                )  # the lock of a member that is gone; it ends by itself
+            elif item is not None and queue not in granted:
                 had = item.locked
                 item.locked = False
                 log.warning("the broker has not renewed the lock of %s", queue)
@@ -114,6 +118,7 @@ class QueueLocks:
             item = table.get(queue)
             if item is not None:
                 item.locked = True
+                item.overridden = False
                 item.last_lock = now
 
     async def unlock(self, queue: MessageQueue, *, wait: bool = False) -> None:

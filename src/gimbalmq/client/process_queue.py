@@ -35,6 +35,7 @@ class ProcessQueue:
         draining: the queue is being handed over: nothing new is begun, what runs may still settle.
         paused: the user asked for no deliveries from it.
         locked: the broker's queue lock is ours.
+        overridden: it counts as ours, but the broker still keeps it for a member that is gone.
         count, body_bytes: cached messages, those in work included.
         queue_offset_max: largest offset ever put.
         running: batches a handler is at work on, by identity.
@@ -55,6 +56,7 @@ class ProcessQueue:
         "last_lock",
         "last_pull",
         "locked",
+        "overridden",
         "paused",
         "queue",
         "queue_offset_max",
@@ -75,6 +77,7 @@ class ProcessQueue:
         self.draining = False
         self.paused = False
         self.locked = locked
+        self.overridden = False
         self.consuming = False
         self.consume_lock = asyncio.Lock()
         self.try_unlock_times = 0

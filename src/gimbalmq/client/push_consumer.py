@@ -28,6 +28,7 @@ from gimbalmq.client.consumer import Consumer
 from gimbalmq.client.consumer_config import TAG, PushConsumerConfig, subscription_for
 from gimbalmq.client.offsets import OffsetStore
 from gimbalmq.client.process_queue import ProcessQueue
+from gimbalmq.client.rates import SAMPLE_SECONDS, Rates
 from gimbalmq.errors import ConfigError, ResponseError, RocketMQError, StateError
 from gimbalmq.model import properties as names
 from gimbalmq.model.message import MessageView
@@ -38,7 +39,7 @@ from gimbalmq.model.topics import AUTO_CREATE_TOPIC, RETRY_PREFIX, retry_topic
 from gimbalmq.protocol.bodies import Subscription
 from gimbalmq.protocol.codes import ResponseCode
 from gimbalmq.protocol.headers.messages import SendBack, SendMessageV2
-from gimbalmq.protocol.status_bodies import ConsumeDirectlyResult
+from gimbalmq.protocol.status_bodies import ConsumeDirectlyResult, ConsumeRates
 from gimbalmq.rpc import messages as message_calls
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class PushConsumer(Consumer[PushConsumerConfig]):
         self._consumption: Consumption | None = None
         self._pulls: dict[ProcessQueue, asyncio.Task[None]] = {}
         self._finished: dict[MessageQueue, int] = {}
+        self._counts: Rates | None = None
         self.pull_threshold_for_queue = config.pull_threshold_for_queue
         """Messages a queue may have cached; shared out anew with the queues when a topic limit is set."""
         self.pull_threshold_size_for_queue = config.pull_threshold_size_for_queue
@@ -208,6 +210,8 @@ class PushConsumer(Consumer[PushConsumerConfig]):
         kind = OrderedConsumption if self.ordered else ConcurrentConsumption
         self._consumption = kind(self, self._tasks, self._threads)
         self._consumption.start()
+        counts = self._counts = Rates(self.clock.monotonic())
+        self._tasks.every(SAMPLE_SECONDS, lambda: counts.sample(self.clock.monotonic()), "sample rates")
 
     async def _stop_consuming(self) -> None:
         for task in list(self._pulls.values()):
@@ -251,6 +255,14 @@ class PushConsumer(Consumer[PushConsumerConfig]):
 
     def _thread_count(self) -> int:
         return self.config.consume_threads
+
+    def count_consumed(self, topic: str, ok: int, failed: int, seconds: float) -> None:
+        if self._counts is not None:
+            self._counts.consumed(topic, ok, failed, seconds)
+
+    def _rates(self, topic: str) -> ConsumeRates:
+        assert self._counts is not None
+        return self._counts.of(topic, self.clock.monotonic())
 
     async def send_back(self, message: MessageView, delay_level: int, queue: MessageQueue) -> bool:
         """36 to the broker that has the message; where that fails, a send to the retry topic."""
@@ -402,6 +414,9 @@ class PushConsumer(Consumer[PushConsumerConfig]):
                 else:
                     if item.dropped or item.draining:
                         return
+                    if result.messages and self._counts is not None:
+                        took = self.clock.monotonic() - item.last_pull
+                        self._counts.pulled(item.queue.topic, len(result.messages), took)
                     next_offset = result.next_begin_offset
                     pause = self._take_result(item, result)
             elif pause is None:

@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from gimbalmq._clock import Clock
-from gimbalmq.balance.allocate import AllocatesAll, AllocateStrategy, ConsistentHash, share
+from gimbalmq.balance.allocate import AllocatesAll, AllocateStrategy, ConsistentHash, share, shares
 from gimbalmq.balance.plan import plan
 from gimbalmq.client import events
 from gimbalmq.client.consumer_config import ConsumerConfig
@@ -32,10 +33,11 @@ from gimbalmq.transport.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
+_HISTORY = 16
 _NO_ROUTE = "no route for the topic is known"
-CLAIM_LEASE_SECONDS = 0.1
+CLAIM_LEASE_SECONDS = (0.02, 0.2)
 CLAIM_ORDERED_SECONDS = 0.5
-"""How often a refused queue lock is asked for again (5.x: 500 ms; 4.9: in the next round)."""
+"""When a refused queue lock is asked for again: leases at first and at most, ordered consumers as 5.x does."""
 
 
 class BalanceHost(Protocol):
@@ -67,6 +69,9 @@ class BalanceHost(Protocol):
         """Client ids of the group, from one broker of the topic; None where nobody could be asked."""
 
     async def lock_queue(self, queue: MessageQueue) -> bool: ...
+
+    async def members_at(self, queue: MessageQueue) -> list[str] | None:
+        """Client ids that the queue's own broker knows of; None where it could not be asked."""
 
     async def start_offset(self, queue: MessageQueue) -> int:
         """Where to begin; raises RocketMQError where that cannot be known now."""
@@ -111,7 +116,7 @@ class Rebalancer:
         self._claiming: asyncio.Task[None] | None = None
         self._vanished: dict[str, float] = {}
         self._members: list[str] = []
-        self._former_members: list[str] = []
+        self._former: deque[tuple[list[str], dict[str, tuple[MessageQueue, ...]]]] = deque(maxlen=_HISTORY)
         self._twins_seen = False
         self._closed = False
         self.table: dict[MessageQueue, ProcessQueue] = {}
@@ -125,11 +130,6 @@ class Rebalancer:
     def members(self) -> list[str]:
         """The group as of the last round, sorted."""
         return list(self._members)
-
-    @property
-    def former_members(self) -> list[str]:
-        """The group before it last changed."""
-        return list(self._former_members)
 
     def all_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         return self._all.get(topic, ())
@@ -244,10 +244,14 @@ class Rebalancer:
         self._look_for_twins(found)
         ordered = sort_client_ids(found)
         if ordered != self._members:
-            if self._members:
-                self._former_members = self._members
+            self._remember()
             self._members = ordered
         return found
+
+    def _remember(self) -> None:
+        """Keeps the group and its queues as they are, before one of them changes."""
+        if self._members and self._all:
+            self._former.append((self._members, dict(self._all)))
 
     def _with_vanished(self, found: list[str]) -> list[str]:
         """Adds members with a fixed name that are gone for less than the grace time: they are restarting."""
@@ -301,7 +305,10 @@ class Rebalancer:
         """Makes the table hold ``mine`` of a topic (updateProcessQueueTableInRebalance)."""
         host = self._host
         self._allotted[topic] = frozenset(mine)
-        self._all[topic] = tuple(sort_queues(queues))
+        ordered = tuple(sort_queues(queues))
+        if self._all.get(topic) != ordered:
+            self._remember()
+            self._all[topic] = ordered
         now = host.clock.monotonic()
         held = [queue for queue in self.table if queue.topic == topic]
         stale = [queue for queue in held if self._is_stale(self.table[queue], now)]
@@ -370,8 +377,10 @@ class Rebalancer:
             return False  # given up, but not free yet
         now = host.clock.monotonic()
         since = self._wanted.setdefault(queue, now)
+        overridden = False
         if host.needs_lock and not await host.lock_queue(queue):
-            if not self._overrides(queue, now - since):
+            overridden = await self._overrides(queue, now - since)
+            if not overridden:
                 host.emit(
                     events.QueueSkipped(group=host.group, queue=queue, reason="its lock is held by another")
                 )
@@ -395,30 +404,45 @@ class Rebalancer:
             return False
         self._wanted.pop(queue, None)
         item.acquired_at = since
+        item.overridden = overridden
         self.table[queue] = item
         host.emit(events.QueueTaken(group=host.group, queue=queue, offset=offset, reason=reason))
         host.begin(item, offset)
         return True
 
-    def _overrides(self, queue: MessageQueue, waited: float) -> bool:
-        """Leases only: whether the lock belongs to a member that is gone and can release nothing any more."""
+    async def _overrides(self, queue: MessageQueue, waited: float) -> bool:
+        """Leases only: whether the lock belongs to a member that is gone and can release nothing any more.
+
+        A broker does not say who holds a lock. But shares can be computed for the members and queues of a while
+        ago too: the last one before us who had the queue is its holder. Gone means gone from the queue's own
+        broker, where the lock is renewed: another one may have been restarted and not know all members yet.
+        """
         host = self._host
         if host.config.handover != "lease" or waited < host.config.lease_orphan_grace:
             return False
-        if set(self._members) == {host.client_id}:
-            return True
-        gone = set(self._former_members) - set(self._members)
-        if not gone:
+        try:
+            present = await host.members_at(queue)
+        except RocketMQError as error:
+            log.debug("members at the broker of %s: %s", queue, error)
+            present = None
+        if not present:
             return False
-        queues = self._all.get(queue.topic, ())
-        if self._takes_all_topics:
-            queues = tuple(other for listed in self._all.values() for other in listed)
-        for client_id in gone:
+        if set(present) == {host.client_id}:
+            return True
+        for members, listed in reversed(self._former):
+            queues = listed.get(queue.topic, ())
+            if queue not in queues:
+                continue
+            if self._takes_all_topics:
+                queues = tuple(other for part in listed.values() for other in part)
             try:
-                if queue in share(self._strategy, host.group, client_id, queues, self._former_members):
-                    return True
+                parts = shares(self._strategy, host.group, queues, members)
             except Exception as error:
-                log.debug("share of %s could not be computed: %s", client_id, error)
+                log.debug("former shares could not be computed: %s", error)
+                return False
+            holder = next((client_id for client_id, part in parts.items() if queue in part), None)
+            if holder is not None and holder != host.client_id:
+                return holder not in present and holder not in self._members
         return False
 
     def _claim_later(self) -> None:
@@ -427,11 +451,14 @@ class Rebalancer:
 
     async def _claim(self) -> None:
         """Asks again for locks that were refused, without a whole round."""
-        lease = self._host.config.handover == "lease"
+        pause, longest = CLAIM_LEASE_SECONDS
+        if self._host.config.handover != "lease":
+            pause = longest = CLAIM_ORDERED_SECONDS
         while self._wanted:
-            await asyncio.sleep(CLAIM_LEASE_SECONDS if lease else CLAIM_ORDERED_SECONDS)
+            await asyncio.sleep(pause)
+            pause = min(longest, pause * 1.5)
             async with self._busy:
-                for topic in {queue.topic for queue in self._wanted}:
+                for topic in dict.fromkeys(queue.topic for queue in self._wanted):
                     mine = self._allotted.get(topic, frozenset())
                     queues = [queue for queue in self._wanted if queue.topic == topic and queue in mine]
                     for queue in [

@@ -2,7 +2,9 @@
 
 It behaves as TCP does. Bytes arrive in order or not at all; a lost segment shows as a pause (it
 is sent again after 0.2 s, 0.4 s, ...), a cut cable as silence until it is mended. Every choice
-comes from one seeded generator, so equal seeds give equal runs; ``trace`` records them.
+comes from seeded generators, one for each direction between two hosts, so equal seeds give equal
+runs; ``trace`` records them. What happens on one line does not change the luck of another: a
+schedule of faults can be cut down, and things done at the same instant in any order.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class MemoryNetwork:
         self.delay = delay
         self.loss = loss
         self.trace: list[tuple[float, str, str, str]] = []
-        self._random = random.Random(seed)
+        self._random: dict[tuple[str, str], random.Random] = {}
         self._listeners: dict[tuple[str, int], _MemoryListener] = {}
         self._cuts: set[frozenset[str]] = set()
         self._wires: dict[_Wire, None] = {}  # a set that keeps its order
@@ -71,10 +73,14 @@ class MemoryNetwork:
 
     # -- for the parts below ---------------------------------------------------------
 
-    def travel_seconds(self) -> float:
-        seconds = self._random.uniform(*self.delay)
+    def travel_seconds(self, source: str, target: str) -> float:
+        line = (source, target)
+        rng = self._random.get(line)
+        if rng is None:
+            rng = self._random[line] = random.Random(f"{self.seed} {source} {target}")
+        seconds = rng.uniform(*self.delay)
         pause = RESEND_SECONDS
-        while self.loss and self._random.random() < self.loss:
+        while self.loss and rng.random() < self.loss:
             seconds += pause
             pause = min(2 * pause, LONGEST_RESEND_SECONDS)
         return seconds
@@ -101,7 +107,7 @@ class HostNetwork:
         if whole.is_cut(self.name, host):
             await asyncio.sleep(timeout)
             raise ConnectError(f"{host}:{port} did not accept a connection within {timeout:g} s")
-        seconds = whole.travel_seconds()
+        seconds = whole.travel_seconds(self.name, host)
         await asyncio.sleep(min(seconds, timeout))
         if seconds > timeout:
             raise ConnectError(f"{host}:{port} did not accept a connection within {timeout:g} s")
@@ -171,7 +177,9 @@ class _Wire:
     def put(self, segment: bytes | Exception | None) -> None:
         """Sends bytes, the end of the stream (None) or its breaking (an exception)."""
         loop = asyncio.get_running_loop()
-        self._last_due = max(self._last_due, loop.time() + self.whole.travel_seconds())
+        self._last_due = max(
+            self._last_due, loop.time() + self.whole.travel_seconds(self.source, self.target)
+        )
         self._segments.append((self._last_due, segment))
         if isinstance(segment, bytes):
             self.bytes_under_way += len(segment)

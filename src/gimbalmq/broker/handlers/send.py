@@ -93,6 +93,8 @@ _Tail = tuple[bool, bytes, int, bool]
 """Of the properties behind the unique key: whether they are plain, their bytes, tags code, WAIT."""
 
 _TAILS_KEPT = 4096
+_TAIL_LENGTH_KEPT = 512
+"""Long ones seldom repeat, and a peer that sends only such must not fill our memory."""
 
 
 class SendHandlers:
@@ -240,12 +242,14 @@ class SendHandlers:
         closed = text if text[-1] == "\x02" else text + "\x02"
         tag = prop.find(text, prop.TAGS)
         waits = prop.find(text, prop.WAIT) != "false"
-        tail = self._tails[text] = (
+        tail = (
             plain,
             (closed + self._cluster_property).encode() if plain else b"",
             tag_hash(tag) if tag else 0,
             waits,
         )
+        if len(text) <= _TAIL_LENGTH_KEPT:
+            self._tails[text] = tail
         return tail
 
     def _find_plain(self, key: tuple[str, int]) -> QueueLog | None:
