@@ -434,6 +434,11 @@ class _Consumer(_Blocking[C]):
         return self._thread is not None and self._thread is _current and self._async.running
 
     @property
+    def ordered(self) -> bool:
+        """Whether each queue's messages are consumed one after the other."""
+        return self._async.ordered
+
+    @property
     def assignment(self) -> dict[str, list[MessageQueue]]:
         """The queues held now, by topic."""
         return self._do(lambda: self._async.assignment)

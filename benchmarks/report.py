@@ -1,0 +1,239 @@
+"""All broker benchmarks in one go (`make bench`), and the table each of them prints.
+
+Every goal is a ratio of two brokers measured in the same run, in turn, on the same machine, by the same
+generator. Absolute figures are printed for orientation and never asserted: this is a report, not a test.
+
+    python benchmarks/report.py [--quick] [--only ours|apache] [--json FILE] [names ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import subjects
+from benchmarks.loadgen.runner import CannotMeasure, LoadFailed
+from tests.peers.process import PeerError
+
+RESULTS = Path(__file__).resolve().parent / "results"
+NAMES = ("startup", "memory", "send", "latency", "pull", "topics", "javaclient")
+
+
+@dataclass
+class Row:
+    """One figure of both brokers. The ratio is always ours over Apache's; the goal is a bound on it."""
+
+    what: str
+    unit: str
+    values: dict[str, list[float]] = field(default_factory=dict)
+    goal: tuple[Literal[">=", "<="], float] | None = None
+    note: str = ""
+
+    def add(self, subject: str, value: float) -> None:
+        self.values.setdefault(subject, []).append(value)
+
+    def value(self, subject: str) -> float | None:
+        seen = self.values.get(subject)
+        return statistics.median(seen) if seen else None
+
+    @property
+    def ratio(self) -> float | None:
+        ours, apache = self.value("ours"), self.value("apache")
+        return ours / apache if ours is not None and apache else None
+
+    @property
+    def reached(self) -> bool | None:
+        """None when there is no goal or no ratio."""
+        if self.goal is None or self.ratio is None:
+            return None
+        bound, limit = self.goal
+        return self.ratio >= limit if bound == ">=" else self.ratio <= limit
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            **asdict(self),
+            "ours": self.value("ours"),
+            "apache": self.value("apache"),
+            "ratio": self.ratio,
+            "reached": self.reached,
+        }
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a benchmark may be told."""
+
+    quick: bool = False
+    only: str | None = None
+
+    def pick(self, normal: float, quick: float) -> float:
+        return quick if self.quick else normal
+
+    @property
+    def rounds(self) -> int:
+        return 1 if self.quick else 3
+
+    @property
+    def tries(self) -> int:
+        """How often a measurement that others disturb is taken."""
+        return 1 if self.quick else 2
+
+
+Run = Callable[[Options], list[Row]]
+
+
+def number(value: float | None) -> str:
+    """A figure with three digits that matter."""
+    if value is None:
+        return "-"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    goal = "-" if row.goal is None else f"{row.goal[0]} {row.goal[1]:g}"
+    reached = {True: "yes", False: "NO", None: "-"}[row.reached]
+    ratio = "-" if row.ratio is None else f"{row.ratio:.2f}" if row.ratio >= 0.2 else f"{row.ratio:.3f}"
+    return (
+        row.what,
+        row.unit,
+        number(row.value("ours")),
+        number(row.value("apache")),
+        ratio,
+        goal,
+        reached,
+        row.note,
+    )
+
+
+HEADINGS = ("what", "unit", "ours", "Apache", "ratio", "goal", "reached", "note")
+
+
+def plain_table(rows: Iterable[Row]) -> str:
+    """A table that reads the same in a terminal and in a log."""
+    lines = [HEADINGS, *map(cells, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
+    made = []
+    for line in lines:
+        padded = [
+            cell.rjust(width) if 2 <= column <= 4 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        made.append("  ".join(padded).rstrip())
+    made.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(made)
+
+
+def disturbance() -> str:
+    """What other processes took while the figures were measured."""
+    if not subjects.foreign_cores:
+        return ""
+    middle, worst = statistics.median(subjects.foreign_cores), max(subjects.foreign_cores)
+    return f"other processes took {middle:.2f} cores (median), {worst:.2f} (worst) while load was measured"
+
+
+def machine() -> dict[str, object]:
+    with open("/proc/meminfo") as file:
+        kilobytes = int(file.readline().split()[1])
+    return {
+        "cores": os.cpu_count(),
+        "memory_gb": round(kilobytes / 1e6, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load": os.getloadavg()[0],
+    }
+
+
+def write_json(file: Path, results: dict[str, list[Row]], failures: dict[str, str]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": machine(),
+        "benchmarks": {name: [row.as_json() for row in rows] for name, rows in results.items()},
+        "foreign_cores": subjects.foreign_cores,
+        "not_measured": failures,
+    }
+    file.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def parser(text: str | None) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--quick", action="store_true", help="one short round: is it working, not how fast")
+    made.add_argument("--only", choices=["ours", "apache"], help="measure one broker, no ratios")
+    made.add_argument(
+        "--patience",
+        type=float,
+        default=0,
+        metavar="S",
+        help="wait so long for others to leave the machine alone",
+    )
+    made.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file")
+    return made
+
+
+def main(run: Run, text: str | None, name: str) -> None:
+    """The command line of one benchmark."""
+    asked = parser(text).parse_args()
+    subjects.patience = asked.patience
+    try:
+        rows = run(Options(asked.quick, asked.only))
+    except CannotMeasure as error:
+        print(f"skipped: {error}")
+        return
+    print(plain_table(rows))
+    print(disturbance())
+    if asked.json:
+        write_json(asked.json, {name: rows}, {})
+
+
+def run_all(names: Sequence[str], options: Options) -> tuple[dict[str, list[Row]], dict[str, str]]:
+    results: dict[str, list[Row]] = {}
+    failures: dict[str, str] = {}
+    for name in names:
+        run: Run = importlib.import_module(f"benchmarks.broker_{name}").run
+        begun = time.monotonic()
+        try:
+            results[name] = run(options)
+            print(f"\n== {name} ({time.monotonic() - begun:.0f} s)\n{plain_table(results[name])}", flush=True)
+        except (CannotMeasure, LoadFailed, PeerError) as error:
+            failures[name] = str(error)
+            print(f"\n== {name}: not measured: {error}", flush=True)
+    return results, failures
+
+
+def report() -> None:
+    made = parser(__doc__)
+    made.add_argument("names", nargs="*", metavar="name", help=f"which: {', '.join(NAMES)} (all)")
+    asked = made.parse_args()
+    unknown = set(asked.names) - set(NAMES)
+    if unknown:
+        made.error(f"no such benchmark: {', '.join(sorted(unknown))}")
+    subjects.patience = asked.patience
+    begun = time.monotonic()
+    results, failures = run_all(asked.names or NAMES, Options(asked.quick, asked.only))
+    goals = [row for rows in results.values() for row in rows if row.goal]
+    if goals:
+        print(f"\n== goals\n{plain_table(goals)}")
+        missed = [row for row in goals if row.reached is False]
+        print(f"\n{len([row for row in goals if row.reached])} goals reached, {len(missed)} not.")
+    print(disturbance())
+    file = asked.json or RESULTS / "latest.json"
+    write_json(file, results, failures)
+    print(f"{time.monotonic() - begun:.0f} s in all; every figure is in {file}")
+
+
+if __name__ == "__main__":
+    report()

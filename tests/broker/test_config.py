@@ -1,0 +1,117 @@
+"""Options: names, types, ranges, and what may change at run time."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from gimbalmq.broker.config import BrokerConfig, LiveConfig, property_name
+from gimbalmq.errors import ConfigError
+
+
+def test_defaults_are_apaches() -> None:
+    shown = BrokerConfig().to_properties()
+    for key, value in {
+        "brokerClusterName": "DefaultCluster",
+        "brokerId": "0",
+        "listenPort": "10911",
+        "brokerPermission": "6",
+        "autoCreateTopicEnable": "true",
+        "defaultTopicQueueNums": "8",
+        "autoCreateSubscriptionGroup": "true",
+        "maxMessageSize": "4194304",
+        "longPollingEnable": "true",
+        "shortPollingTimeMills": "1000",
+        "registerNameServerPeriod": "30000",
+        "channelExpiredTimeout": "120000",
+        "flushConsumerOffsetInterval": "5000",
+        "flushDelayOffsetInterval": "10000",
+        "messageDelayLevel": "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
+        "timerMaxDelaySec": "259200",
+        "transactionTimeOut": "6000",
+        "transactionCheckMax": "15",
+        "transactionCheckInterval": "30000",
+        "flushDiskType": "ASYNC_FLUSH",
+        "syncFlushTimeout": "5000",
+        "mappedFileSizeCommitLog": "1073741824",
+        "mappedFileSizeConsumeQueue": "6000000",
+        "maxHashSlotNum": "5000000",
+        "maxIndexNum": "20000000",
+        "deleteWhen": "04",
+        "fileReservedTime": "72",
+        "diskMaxUsedSpaceRatio": "75",
+        "cleanResourceInterval": "10000",
+        "regionId": "DefaultRegion",
+    }.items():
+        assert shown[key] == value, key
+
+
+def test_every_option_comes_back_from_its_text() -> None:
+    config = BrokerConfig(
+        broker_name="b", auto_create_topic_enable=False, file_reserved_time=1.5, tls_server_cert_path="/c"
+    )
+    again, unknown = BrokerConfig.from_properties(config.to_properties())
+    assert (again, unknown) == (config, [])
+    assert property_name("broker_ip1") == "brokerIP1"
+    assert len({property_name(field.name) for field in fields(BrokerConfig)}) == len(fields(BrokerConfig))
+
+
+def test_unknown_keys_are_returned_not_swallowed() -> None:
+    config, unknown = BrokerConfig.from_properties({"brokerName": " b ", "haListenPort": "1"})
+    assert (config.broker_name, unknown) == ("b", ["haListenPort"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "word"),
+    [
+        ("brokerName", "a b", "illegal"),
+        ("brokerClusterName", "", "blank"),
+        ("brokerIP1", "localhost", "IP address"),
+        ("brokerIP2", "300.1.1.1", "IP address"),
+        ("flushDiskType", "NEVER", "ASYNC_FLUSH or SYNC_FLUSH"),
+        ("brokerId", "1", "always a master"),
+        ("listenPort", "70000", "0 to 65535"),
+        ("listenPort", "x", "number"),
+        ("autoCreateTopicEnable", "yes", "true or false"),
+        ("maxMessageSize", "99999999", "16777216"),
+        ("messageDelayLevel", "1s soon", "s, m, h or d"),
+        ("deleteWhen", "four", "hours"),
+        ("fileReservedTime", "long", "number"),
+        ("flushDelayOffsetInterval", "-1", "1 to"),
+    ],
+)
+def test_wrong_value_names_the_option_the_value_and_what_is_allowed(key: str, value: str, word: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        BrokerConfig.from_properties({key: value})
+    assert key in str(caught.value) and value in str(caught.value) and word in str(caught.value)
+
+
+def test_name_server_addresses() -> None:
+    assert BrokerConfig(namesrv_addr=" a:1; b:2 ;").namesrv_addresses == ["a:1", "b:2"]
+    assert BrokerConfig().namesrv_addresses == []
+
+
+def test_live_configuration_changes_as_a_whole_or_not_at_all() -> None:
+    live = LiveConfig(BrokerConfig())
+    before = live.now
+    with pytest.raises(ConfigError, match="maxMessageSize"):
+        live.update({"traceOn": "false", "maxMessageSize": "-1"})
+    assert live.now is before and live.version == 0
+    assert live.update({"traceOn": "false", "odd": "1"}) == ["odd"]
+    assert not live.now.trace_on and live.now is not before and live.version == 1
+
+
+def test_options_of_the_start_stay() -> None:
+    live = LiveConfig(BrokerConfig())
+    for key, value in (
+        ("listenPort", "1"),
+        ("brokerName", "other"),
+        ("messageIndexEnable", "false"),
+        ("tls.server.certPath", "/c"),
+        ("messageDelayLevel", "1s"),
+    ):
+        with pytest.raises(ConfigError, match="when the broker starts") as caught:
+            live.update({key: value})
+        assert key in str(caught.value) and value in str(caught.value)
+    assert live.update({"listenPort": "10911", "messageIndexEnable": "true"}) == []

@@ -1,0 +1,86 @@
+"""Queue locks of ordered consumers (broker.md section 6)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gimbalmq.broker.locks import QueueLocks
+from gimbalmq.model.queues import MessageQueue
+from gimbalmq.protocol.bodies import LockRequest, QueueObject
+from gimbalmq.protocol.codes import RequestCode, ResponseCode
+from tests.broker.desk import Client, open_desk
+from tests.support import ManualClock, run
+
+Q0, Q1 = MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-a", 1)
+
+
+def test_lock_is_taken_renewed_refused_and_taken_over() -> None:
+    clock = ManualClock()
+    locks = QueueLocks(clock)
+    assert locks.lock("g", "a", [Q0, Q1]) == [Q0, Q1]
+    assert locks.lock("g", "b", [Q0]) == []
+    assert locks.lock("other", "b", [Q0]) == [Q0], "groups do not meet"
+    clock.advance(60)
+    assert locks.lock("g", "b", [Q0]) == [], "60 s exactly is not yet over"
+    assert locks.lock("g", "a", [Q0]) == [Q0]
+    clock.advance(0.001)
+    assert locks.lock("g", "b", [Q0, Q1]) == [Q1], "only the one not renewed has run out"
+    assert locks.lock("g", "a", [Q0, Q1]) == [Q0]
+
+
+def test_only_the_owner_unlocks() -> None:
+    clock = ManualClock()
+    locks = QueueLocks(clock)
+    locks.lock("g", "a", [Q0])
+    locks.unlock("g", "b", [Q0])
+    locks.unlock("nobody", "a", [Q0])
+    assert locks.lock("g", "b", [Q0]) == []
+    locks.unlock("g", "a", [Q0, Q1])
+    assert not locks.any_locked("g")
+    assert locks.lock("g", "b", [Q0]) == [Q0]
+
+
+def test_a_group_is_locked_while_one_lock_lives() -> None:
+    clock = ManualClock()
+    locks = QueueLocks(clock)
+    assert not locks.any_locked("g")
+    locks.lock("g", "a", [Q0])
+    clock.advance(60)
+    assert locks.any_locked("g")
+    clock.advance(0.001)
+    assert not locks.any_locked("g")
+    locks.lock("g", "a", [Q0])
+    locks.forget("g")
+    assert not locks.any_locked("g")
+
+
+def _body(client_id: str, *queues: int) -> bytes:
+    wanted = [QueueObject(topic="T", broker_name="broker-a", queue_id=queue) for queue in queues]
+    return LockRequest(client_id=client_id, consumer_group="g", mq_set=wanted).dump()
+
+
+async def _lock(client: Client, client_id: str, *queues: int) -> list[int]:
+    body = await client.json(RequestCode.LOCK_BATCH_MQ, None, _body(client_id, *queues))
+    return sorted(queue["queueId"] for queue in body["lockOKMQSet"])
+
+
+def test_locks_over_the_wire(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            assert await _lock(desk.client, "a", 0, 1) == [0, 1]
+            assert await _lock(desk.client, "b", 1, 2) == [2]
+            assert await _lock(desk.client, "b") == []
+            await desk.client.ok(RequestCode.UNLOCK_BATCH_MQ, None, _body("b", 1))
+            assert await _lock(desk.client, "b", 1) == [], "not b's to release"
+            await desk.client.tell(RequestCode.UNLOCK_BATCH_MQ, None, _body("a", 1))
+            assert await _lock(desk.client, "b", 1) == [1]
+            clock.advance(61)
+            assert await _lock(desk.client, "b", 0, 1) == [0, 1]
+            answer = await desk.client.ask(RequestCode.LOCK_BATCH_MQ, None, b"[]")
+            assert answer.code == ResponseCode.SYSTEM_ERROR and "LockRequest" in (answer.remark or "")
+            # In memory only: a restarted broker knows no locks.
+            await desk.restart()
+            assert await _lock(desk.client, "c", 0) == [0]
+
+    run(work())

@@ -1,0 +1,166 @@
+"""Topics and groups as tables and as files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from gimbalmq.broker.broker import Broker
+from gimbalmq.broker.config import BrokerConfig, LiveConfig
+from gimbalmq.broker.metadata import Groups, Topics
+from gimbalmq.errors import StoreIOError, SubscriptionGroupNotExistError
+from gimbalmq.protocol.bodies import GroupConfig, TopicConfig
+from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.testing import LocalCluster
+from gimbalmq.transport.pool import ChannelPool
+from tests.broker.desk import broker_config, open_desk, send_fields
+from tests.support import ManualClock, run
+
+
+def _live(**settings: bool) -> LiveConfig:
+    return LiveConfig(BrokerConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_every_change_is_a_new_version_that_others_hear_of(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        topics = Topics(tmp_path, _live(), clock)
+        topics.load()
+        heard: list[list[str]] = []
+        topics.changed = lambda configs: heard.append([config.topic_name for config in configs])
+        start = topics.version.counter
+        clock.advance(1)
+        topics.put(TopicConfig(topic_name="A"), TopicConfig(topic_name="B"))
+        assert (topics.version.counter, topics.version.timestamp) == (start + 1, clock.wall)
+        made = topics.ensure("C", 2)
+        assert topics.ensure("C", 9) is made
+        topics.mark_ordered(["A", "unknown"])
+        topics.mark_ordered(["A"])
+        assert topics.remove("B") and not topics.remove("B")
+        assert heard == [["A", "B"], ["C"], ["A"], []]
+        assert topics.version.counter == start + 4 == topics.generation + start
+        await topics.saving.saved()
+        again = Topics(tmp_path, _live(), clock)
+        again.load()
+        assert again.version == topics.version
+        assert {config.topic_name for config in again.all()} == {config.topic_name for config in topics.all()}
+        order = again.find("A")
+        assert order is not None and order.order
+
+    run(work())
+
+
+def test_group_is_made_on_first_sight_where_allowed(tmp_path: Path) -> None:
+    async def work() -> None:
+        groups = Groups(tmp_path, _live(), ManualClock())
+        groups.load()
+        assert groups.known("g") is None
+        made = groups.find("g")
+        assert made == GroupConfig(group_name="g") and groups.known("g") is made
+        assert groups.find("no good") is None and groups.find("") is None
+        await groups.saving.saved()
+        stored = json.loads((tmp_path / "subscriptionGroup.json").read_text())
+        assert stored["subscriptionGroupTable"]["g"]["retryMaxTimes"] == 16
+        closed = Groups(tmp_path / "b", _live(auto_create_subscription_group=False), ManualClock())
+        closed.load()
+        assert closed.find("g") is None
+        with pytest.raises(SubscriptionGroupNotExistError, match=r"\[g\]"):
+            closed.require("g")
+        assert closed.require("TOOLS_CONSUMER").consume_enable
+        assert closed.find("CID_RMQ_SYS_x") is not None
+        await closed.saving.saved()
+
+    run(work())
+
+
+def test_new_topic_survives_a_crash_soon_after(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with LocalCluster(store=tmp_path) as cluster:
+            pool = ChannelPool()
+            ext = send_fields("T", queue_id=3)
+            await pool.call(cluster.broker.address, RemotingCommand(310, ext, b"x"), 5.0)
+            await cluster.kill_broker()
+            broker = await cluster.start_broker()
+            assert broker.topics.find("T") is not None
+            await cluster.kill_broker()
+            # Even without its entry in the file: there are messages, so there is a topic.
+            for path in (tmp_path / "broker-a" / "config").glob("topics.json*"):
+                path.unlink()
+            broker = await cluster.start_broker()
+            config = broker.topics.find("T")
+            assert config is not None and config.write_queue_nums >= 4
+            assert broker.recovery is not None and not broker.recovery.clean
+            answer = await pool.call(broker.address, RemotingCommand(310, ext, b"y"), 5.0)
+            assert answer.code == 0
+            await pool.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("topics.json", '{"topicConfigTable":{"T":5}}'),
+        ("topics.json", "{"),
+        ("subscriptionGroup.json", "[]"),
+        ("consumerOffset.json", '{"offsetTable":{"T@g":{"0":"x"}}}'),
+        ("consumerOffset.json", '{"offsetTable":[1]}'),
+        ("delayOffset.json", '{"offsetTable":{"one":2}}'),
+        ("timerOffset.json", "7"),
+    ],
+)
+def test_damaged_file_stops_the_start_and_is_named(tmp_path: Path, name: str, text: str) -> None:
+    async def work() -> None:
+        (tmp_path / "config").mkdir()
+        path = tmp_path / "config" / name
+        path.write_text(text)
+        broker = Broker(broker_config(tmp_path))
+        with pytest.raises(StoreIOError) as caught:
+            await broker.start()
+        assert f"{path} is damaged" in str(caught.value) and "mend it or move it away" in str(caught.value)
+        await broker.close()
+        assert path.read_text() == text, "what might still be mended is not overwritten"
+        path.unlink()
+        await broker.start()
+        await broker.close()
+
+    run(work())
+
+
+def test_everything_is_saved_when_the_broker_closes(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            await desk.client.send("T")
+            await desk.client.heartbeat(group="g")
+            await desk.client.ok(
+                15, {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "1"}
+            )
+            await desk.broker.close()
+            folder = tmp_path / "config"
+            assert "T" in json.loads((folder / "topics.json").read_text())["topicConfigTable"]
+            assert (
+                "g" in json.loads((folder / "subscriptionGroup.json").read_text())["subscriptionGroupTable"]
+            )
+            offsets = json.loads((folder / "consumerOffset.json").read_text())
+            assert offsets["offsetTable"] == {"T@g": {"0": 1}}
+            assert not (tmp_path / "abort").exists()
+
+    run(work())
+
+
+def test_offsets_reach_the_file_by_themselves(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path, flushConsumerOffsetInterval=10) as desk:
+            await desk.create("T")
+            await desk.client.ok(
+                15, {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "7"}
+            )
+            path = tmp_path / "config" / "consumerOffset.json"
+            while not path.exists():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert json.loads(path.read_text())["offsetTable"] == {"T@g": {"0": 7}}
+
+    run(work())

@@ -1,0 +1,259 @@
+"""The broker and its name servers: told at once, told again, told goodbye."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from gimbalmq._clock import SYSTEM_CLOCK
+from gimbalmq.model.queues import MessageQueue
+from gimbalmq.nameserver import NameServer, NameServerConfig
+from gimbalmq.protocol.bodies import KvTable, RegisterBrokerBody
+from gimbalmq.protocol.codes import RequestCode
+from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.protocol.headers.nameserver import RegisterBroker
+from gimbalmq.rpc import nameserver as rpc
+from gimbalmq.testing import LocalCluster
+from gimbalmq.transport.channel import Channel, Handlers
+from gimbalmq.transport.pool import ChannelPool
+from gimbalmq.transport.server import RemotingServer
+from tests.broker.desk import Desk, open_desk, send_fields, turns
+from tests.support import run, until
+
+
+class NameServerDouble:
+    """Answers registrations as a name server does, and notes them."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[RegisterBroker, dict[str, object]]] = []
+        self.goodbyes = 0
+        self.order = KvTable()
+        self.hold: asyncio.Event | None = None
+        handlers = Handlers()
+        handlers.add(RequestCode.REGISTER_BROKER, self._register)
+        handlers.add(RequestCode.UNREGISTER_BROKER, self._goodbye)
+        self.server = RemotingServer(handlers)
+
+    async def _register(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        body = RegisterBrokerBody.parse(request.body).topic_config_serialize_wrapper
+        self.calls.append((RegisterBroker.from_ext(request.ext_fields), dict(body.topic_config_table)))
+        if self.hold is not None:
+            await self.hold.wait()
+        return request.reply(0, None, {}, self.order.dump())
+
+    def _goodbye(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        self.goodbyes += 1
+        return request.reply()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.port}"
+
+
+@asynccontextmanager
+async def double() -> AsyncIterator[NameServerDouble]:
+    found = NameServerDouble()
+    await found.server.start("127.0.0.1", 0)
+    try:
+        yield found
+    finally:
+        await found.server.close()
+
+
+def test_registers_at_start_at_changes_and_periodically(tmp_path: Path) -> None:
+    """S1-08, the broker's side: topic changes are reported at once, everything periodically."""
+
+    async def work() -> None:
+        async with (
+            double() as names,
+            open_desk(tmp_path, namesrvAddr=names.address, registerNameServerPeriod=200) as desk,
+        ):
+            header, topics = names.calls[0]
+            assert header.broker_addr == desk.broker.address and header.broker_name == "broker-a"
+            assert (header.cluster_name, header.broker_id) == ("DefaultCluster", 0)
+            assert header.ha_server_addr == f"127.0.0.1:{desk.broker.port + 1}"
+            assert "TBW102" in topics and "T" not in topics
+            # At once, and only what changed.
+            for topic, how in (("made", desk.create("made")), ("sent", desk.client.send("sent"))):
+                await how
+                await until(lambda topic=topic: any(topic in table for _, table in names.calls))  # type: ignore[misc]
+            first = next(table for _, table in names.calls if "made" in table)
+            assert "TBW102" not in first
+            count = len(names.calls)
+            await until(
+                lambda: any("TBW102" in table and "sent" in table for _, table in names.calls[count:])
+            )
+        assert names.goodbyes == 1
+
+    run(work())
+
+
+def test_retry_topic_of_a_heartbeat_is_announced(tmp_path: Path) -> None:
+    """S0-37, its last part."""
+
+    async def work() -> None:
+        async with double() as names, open_desk(tmp_path, namesrvAddr=names.address) as desk:
+            await desk.client.heartbeat(group="g")
+            await until(lambda: any("%RETRY%g" in table for _, table in names.calls))
+
+    run(work())
+
+
+def test_change_made_while_the_table_is_on_its_way_follows_it(tmp_path: Path) -> None:
+    """The port is open before the first registration has ended; such a change once waited for the period."""
+
+    async def work() -> None:
+        async with double() as names:
+            names.hold = asyncio.Event()
+            desk = Desk(tmp_path, SYSTEM_CLOCK, {"namesrvAddr": names.address})
+            starting = asyncio.ensure_future(desk.start())
+            await until(lambda: names.calls)
+            assert not starting.done()
+            sending = asyncio.ensure_future(desk.client.send("early"))
+            await until(lambda: "early" in desk.broker.topics)
+            names.hold.set()
+            await starting
+            assert (await sending).code == 0
+            await until(lambda: any("early" in table for _, table in names.calls))
+            await desk.close()
+
+    run(work())
+
+
+def test_first_message_of_a_topic_is_answered_when_others_can_find_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with double() as names, open_desk(tmp_path, namesrvAddr=names.address) as desk:
+            names.hold = asyncio.Event()
+            sending = asyncio.ensure_future(desk.client.send("new"))
+            await until(lambda: any("new" in table for _, table in names.calls))
+            await turns()
+            assert not sending.done() and len(desk.messages("new")) == 1
+            # Those behind it on the same connection do not wait for it.
+            assert (await desk.client.send("new")).code == 0
+            names.hold.set()
+            assert (await sending).code == 0
+
+    run(work())
+
+
+def test_deleted_topic_makes_a_new_version(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with double() as names, open_desk(tmp_path, namesrvAddr=names.address) as desk:
+            await desk.create("T")
+            await until(lambda: any("T" in table for _, table in names.calls))
+            count = len(names.calls)
+            await desk.client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+            await until(lambda: len(names.calls) > count)
+
+    run(work())
+
+
+def test_name_server_that_is_away_is_told_when_it_is_back(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with NameServer(NameServerConfig(port=0)) as first:
+            address, port = first.address, first.port
+            desk = Desk(tmp_path, SYSTEM_CLOCK, {"namesrvAddr": address, "registerNameServerPeriod": 100})
+            await desk.start()
+        pool = ChannelPool()
+        await desk.create("T")
+        async with NameServer(NameServerConfig(port=port)):
+            while "T" not in (await rpc.all_topics(pool, address)).topic_list:
+                pass
+            route = await rpc.route(pool, address, "T")
+            assert route.broker_datas[0].broker_addrs == {0: desk.broker.address}
+            await desk.close()
+            assert (await rpc.all_topics(pool, address)).topic_list == [], "goodbye takes effect at once"
+        await pool.close()
+
+    run(work())
+
+
+def test_broker_starts_without_its_name_server(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path, namesrvAddr="127.0.0.1:1;127.0.0.1:2") as desk:
+            assert (await desk.client.send("T")).code == 0
+
+    run(work())
+
+
+def test_order_topics_of_the_name_server_are_marked(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with double() as names:
+            names.order = KvTable(table={"T": "broker-a:4", "unknown": "broker-a:4"})
+            async with open_desk(tmp_path, namesrvAddr=names.address) as desk:
+                await desk.create("T")
+                await until(lambda: (found := desk.broker.topics.find("T")) is not None and found.order)
+                assert "unknown" not in desk.broker.topics
+
+    run(work())
+
+
+def test_permissions_are_masked_by_the_brokers(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with (
+            double() as names,
+            open_desk(tmp_path, namesrvAddr=names.address, brokerPermission=4) as desk,
+        ):
+            _, topics = names.calls[0]
+            assert {getattr(config, "perm", None) for config in topics.values()} == {4}
+            kept = desk.broker.topics.find("TBW102")
+            assert kept is not None and kept.perm == 7
+
+    run(work())
+
+
+def test_goodbye_is_the_last_word(tmp_path: Path) -> None:
+    """The periodic registration must not announce a broker again that has said goodbye."""
+
+    async def work() -> None:
+        async with (
+            double() as names,
+            open_desk(tmp_path, namesrvAddr=names.address, registerNameServerPeriod=100) as desk,
+        ):
+            registration = desk.broker._registration
+            await registration.goodbye()
+            count = len(names.calls)
+            assert registration._loop is not None and registration._loop.done()
+            desk.broker.topics.ensure("late", 1)
+            await desk.client.ok(RequestCode.GET_BROKER_RUNTIME_INFO)
+            assert len(names.calls) == count
+
+    run(work())
+
+
+def test_one_of_two_masters_dies_and_returns(tmp_path: Path) -> None:
+    """S1-09: two masters with 8 queues each: 16; one dies: the other's 8; it returns: 16 again."""
+
+    async def work() -> None:
+        async with LocalCluster(
+            brokers=2, store=tmp_path, properties={"registerNameServerPeriod": 100}
+        ) as cluster:
+            pool = ChannelPool()
+
+            async def queues() -> list[MessageQueue]:
+                route = await rpc.route(pool, cluster.namesrv, "T")
+                return sorted(
+                    MessageQueue("T", data.broker_name, queue_id)
+                    for data in route.queue_datas
+                    for queue_id in range(data.read_queue_nums)
+                )
+
+            async def wait_for(count: int) -> list[MessageQueue]:
+                while len(found := await queues()) != count:
+                    pass
+                return found
+
+            for broker in cluster.brokers:
+                ext = send_fields("T", queue_id=0, defaultTopicQueueNums=8)
+                answer = await pool.call(broker.address, RemotingCommand(310, ext, b"x"), 5.0)
+                assert answer.code == 0
+            assert {queue.broker_name for queue in await wait_for(16)} == {"broker-a", "broker-b"}
+            await cluster.kill_broker(1)
+            assert {queue.broker_name for queue in await wait_for(8)} == {"broker-a"}
+            await cluster.start_broker(1)
+            assert {queue.broker_name for queue in await wait_for(16)} == {"broker-a", "broker-b"}
+            await pool.close()
+
+    run(work())

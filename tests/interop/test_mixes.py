@@ -1,0 +1,92 @@
+"""Mixed clusters: Java brokers on our name server, our broker on Java's name server, Java clients in both."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.interop.conftest import MakeGroup, MakeTopic, create_topic
+from tests.peers import subject
+from tests.peers.apache import BROKER_VERSIONS, ApacheBroker, ApacheNameServer
+from tests.peers.driver import JavaClient, Outgoing, Queue, eventually
+from tests.peers.subject import Cluster
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(240)]
+
+
+@pytest.mark.parametrize("version", BROKER_VERSIONS)
+def test_java_broker_registers_with_our_name_server_and_shares_a_topic_with_our_broker(
+    version: str,
+    both: list[JavaClient],
+    cluster: Cluster,
+    make_topic: MakeTopic,
+    make_group: MakeGroup,
+    tmp_path: Path,
+) -> None:
+    """S1-06, part of S1-09: the topic has the queues of both brokers while both live, and those of ours when Java's dies."""
+    name = f"java-{version}"
+    topic, groups = make_topic(queues=2), [make_group() for _ in both]
+    extra = {"brokerName": name}
+    with ApacheBroker(version, tmp_path, namesrv=cluster.namesrv, extra=extra) as java_broker:
+        create_topic(both[0], java_broker.address, topic, 2)
+        expected = sorted(Queue(topic, broker, i) for broker in (cluster.broker_name, name) for i in range(2))
+        consumers = []
+        for java, group in zip(both, groups, strict=True):
+            producer = java.producer(make_group())
+            eventually(partial(producer.queues, topic), lambda queues: queues == expected, "queues of both")
+            sent = producer.send(
+                *(Outgoing(topic, f"{java.version} {i}".encode(), tags="t") for i in range(8))
+            )
+            assert {result.status for result in sent} == {"SEND_OK"}
+            assert {(result.broker, result.queue_id) for result in sent} == {
+                (q.broker, q.queue_id) for q in expected
+            }
+            consumers.append(java.push(group, topic))
+        wanted = sorted(f"{java.version} {i}".encode() for java in both for i in range(8))
+        for consumer in consumers:
+            got = eventually(consumer.received, lambda messages: len(messages) >= 16, "all messages")
+            assert sorted(message.body for message in got) == wanted
+            assert {message.broker for message in got} == {cluster.broker_name, name}
+            assert consumer.queues(topic) == expected
+        listed = both[0].admin("clusterList", tolerant=True)
+        assert java_broker.address in listed
+        assert cluster.broker in listed
+
+    ours = [queue for queue in expected if queue.broker == cluster.broker_name]
+    producer = both[0].producer(make_group())
+    eventually(partial(producer.queues, topic), lambda queues: queues == ours, "only our queues", timeout=20)
+    producer.send(*(Outgoing(topic, f"after {i}".encode()) for i in range(4)))
+    for consumer in consumers:
+        eventually(consumer.received, lambda messages: len(messages) >= 20, "what came after")
+        eventually(
+            partial(consumer.queues, topic), lambda queues: queues == ours, "only our queues", timeout=45
+        )
+
+
+@pytest.mark.parametrize("version", BROKER_VERSIONS)
+def test_our_broker_serves_under_a_java_name_server(
+    version: str, both: list[JavaClient], make_group: MakeGroup, tmp_path: Path
+) -> None:
+    with (
+        ApacheNameServer(version, tmp_path / "namesrv") as namesrv,
+        subject.broker(tmp_path / "broker", namesrv=namesrv.address) as broker,
+    ):
+        for java in both:
+            # The tool of the other version would do as well; the name server is given with each command.
+            topic, group = f"under-java-{java.version.replace('.', '-')}", make_group()
+            update = ["updateTopic", "-c", "InteropCluster", "-t", topic, "-r", "4", "-w", "4"]
+            assert f"create topic to {broker.address} success" in java.admin(*update, namesrv=namesrv.address)
+            producer = java.producer(make_group(), namesrv=namesrv.address)
+            queues = eventually(partial(producer.queues, topic), lambda known: len(known) == 4, "a route")
+            assert {queue.broker for queue in queues} == {broker.name_of_broker}
+            messages = [Outgoing(topic, f"{i}".encode(), keys=f"k{i}") for i in range(20)]
+            producer.send(*messages)
+            producer.send_batch(*(Outgoing(topic, f"batch {i}".encode()) for i in range(5)))
+            consumer = java.push(group, topic, namesrv=namesrv.address)
+            wanted = sorted(
+                [message.body for message in messages] + [f"batch {i}".encode() for i in range(5)]
+            )
+            assert sorted(message.body for message in consumer.wait_for(25)) == wanted
+            java.shutdown(producer, consumer)

@@ -1,0 +1,1 @@
+"""Counterparts for the interop tests: Apache RocketMQ (Java) and our own servers, as child processes."""

@@ -1,0 +1,100 @@
+"""The snippets of the pages run, one after the other, and print what the pages say they print.
+
+Blocks of a page share a namespace and may ``await``, as in ``python -m asyncio``. A ``text`` block after one is
+its output. In ``console`` blocks, lines after ``$`` are commands, what follows is their output.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import io
+import re
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import pytest
+
+from gimbalmq.testing import LocalCluster
+from tests.cli.commands import gimbalmq
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = ["produce.md", "consume.md", "order.md", "retry.md", "transactions.md", "balancing.md"]
+_BLOCK = re.compile(r"^```(python|text|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+QUICK = {"transactionTimeOut": 200, "transactionCheckInterval": 200}
+
+
+def _blocks(page: str) -> list[tuple[str, str, int]]:
+    """(kind, text, line) of each block."""
+    text = (DOCS / page).read_text()
+    return [(m[1], m[2], text.count("\n", 0, m.start()) + 2) for m in _BLOCK.finditer(text)]
+
+
+async def _run(code: CodeType, namespace: dict[str, Any]) -> None:
+    result = FunctionType(code, namespace)()
+    if inspect.isawaitable(result):
+        await result
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_snippets_print_what_the_page_says(page: str) -> None:
+    blocks = _blocks(page)
+    assert any(kind == "python" for kind, _, _ in blocks)
+
+    async def run_page(namesrv: str) -> None:
+        namespace: dict[str, Any] = {"__name__": "__main__"}
+        for index, (kind, text, line) in enumerate(blocks):
+            if kind != "python":
+                continue
+            source = "\n" * (line - 1) + text.replace("127.0.0.1:9876", namesrv)
+            code = compile(source, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                await asyncio.wait_for(_run(code, namespace), 60)
+            following = blocks[index + 1 : index + 2]
+            expected = following[0][1] if following and following[0][0] == "text" else ""
+            assert out.getvalue() == expected, f"{page}, line {line}"
+
+    with LocalCluster.in_thread(properties=QUICK) as cluster:
+        asyncio.run(run_page(cluster.namesrv))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_print_what_the_page_says(page: str) -> None:
+    for kind, text, line in _blocks(page):
+        if kind == "console":
+            command, _, expected = text.partition("\n")
+            assert command.startswith("$ gimbalmq "), f"{page}, line {line}"
+            done = gimbalmq(*command.split()[2:])
+            assert done.stdout.rstrip() == expected.rstrip(), f"{page}, line {line}: {done.stderr}"
+
+
+def test_pictures_are_those_the_command_draws(tmp_path: Path) -> None:
+    small = ("--queues", 64, "--members", 8, "--strategies", "AVG,CONSISTENT_HASH,STICKY")
+    for name, words in (("balance-day.svg", ()), ("balance-small.svg", small)):
+        file = tmp_path / name
+        assert gimbalmq("balance", "simulate", "--no-resizes", *words, "--svg", file).returncode == 0
+        assert file.read_text() == (DOCS / "images" / name).read_text(), f"draw docs/images/{name} again"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_options_named_in_pages_exist(page: str) -> None:
+    """First columns of the tables of options, and settings written as ``name=value``."""
+    from dataclasses import fields
+
+    from gimbalmq.client.config import ProducerConfig
+    from gimbalmq.client.consumer_config import PullConsumerConfig, PushConsumerConfig
+
+    known = {
+        item.name
+        for kind in (ProducerConfig, PushConsumerConfig, PullConsumerConfig)
+        for item in fields(kind)
+    }
+    text = (DOCS / page).read_text()
+    for table in re.findall(r"\| option \|.*?\n\n", text + "\n\n", re.DOTALL):
+        for row in table.splitlines()[2:]:
+            for name in re.findall(r"`(\w+)`", row.split("|")[1] if row.startswith("|") else ""):
+                assert name in known, name
