@@ -34,6 +34,9 @@ class NameServerDouble:
         handlers = Handlers()
         handlers.add(RequestCode.REGISTER_BROKER, self._register)
         handlers.add(RequestCode.UNREGISTER_BROKER, self._goodbye)
+        handlers.add(RequestCode.QUERY_DATA_VERSION, self._same_version)
+        self.questions = 0
+        self.changed = False
         self.server = RemotingServer(handlers)
 
     async def _register(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
@@ -46,6 +49,10 @@ class NameServerDouble:
     def _goodbye(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
         self.goodbyes += 1
         return request.reply()
+
+    def _same_version(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        self.questions += 1
+        return request.reply(0, None, {"changed": str(self.changed).lower()})
 
     @property
     def address(self) -> str:
@@ -86,6 +93,23 @@ def test_registers_at_start_at_changes_and_periodically(tmp_path: Path) -> None:
                 lambda: any("TBW102" in table and "sent" in table for _, table in names.calls[count:])
             )
         assert names.goodbyes == 1
+
+    run(work())
+
+
+def test_without_force_the_table_is_sent_only_where_it_differs(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with (
+            double() as names,
+            open_desk(
+                tmp_path, namesrvAddr=names.address, registerNameServerPeriod=100, forceRegister=False
+            ),
+        ):
+            await until(lambda: names.questions >= 3)
+            assert len(names.calls) == 1, "the name server had the table"
+            names.changed = True
+            await until(lambda: len(names.calls) == 2)
+            assert "TBW102" in names.calls[1][1]
 
     run(work())
 

@@ -88,7 +88,6 @@ class BrokerConfig:
     max_message_size: int = 4 * 1024 * 1024
     long_polling_enable: bool = True
     short_polling_time_mills: int = 1000
-    enable_property_filter: bool = False
 
     register_name_server_period: int = 30_000
     force_register: bool = True

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.metadata import Topics
 from gimbalmq.errors import RocketMQError
-from gimbalmq.protocol.bodies import RegisterBrokerBody, TopicConfig, TopicTable
+from gimbalmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicTable
 from gimbalmq.protocol.headers.nameserver import BrokerIdentity, RegisterBroker
 from gimbalmq.rpc import nameserver
 from gimbalmq.transport.channel import Channel
@@ -107,6 +107,8 @@ class Registration:
         channel = self._pool.existing(address)
         whole = changed is None or channel is None or self._known.get(address) is not channel
         table = self._topics.table()
+        if whole and not config.force_register and await self._up_to_date(address, table.data_version):
+            return
         chosen = table.topic_config_table if whole or changed is None else changed
         body = RegisterBrokerBody(
             topic_config_serialize_wrapper=TopicTable(
@@ -155,6 +157,24 @@ class Registration:
             attributes=topic.attributes,
         )
 
+    async def _up_to_date(self, address: str, version: DataVersion) -> bool:
+        """Whether a name server has this very table; asking refreshes our liveness there."""
+        if self._known.get(address) is None or self._known[address] is not self._pool.existing(address):
+            return False
+        try:
+            return not await nameserver.query_data_version(self._pool, address, self._identity(), version)
+        except RocketMQError:
+            return False
+
+    def _identity(self) -> BrokerIdentity:
+        config = self._live.now
+        return BrokerIdentity(
+            broker_name=config.broker_name,
+            broker_addr=self.address,
+            cluster_name=config.broker_cluster_name,
+            broker_id=config.broker_id,
+        )
+
     async def goodbye(self) -> None:
         """Takes the broker out of every name server, at shutdown."""
         if self._loop is not None:
@@ -163,15 +183,8 @@ class Registration:
             await asyncio.gather(self._loop, return_exceptions=True)
         if not self.address:
             return
-        config = self._live.now
-        header = BrokerIdentity(
-            broker_name=config.broker_name,
-            broker_addr=self.address,
-            cluster_name=config.broker_cluster_name,
-            broker_id=config.broker_id,
-        )
-        for address in config.namesrv_addresses:
+        for address in self._live.now.namesrv_addresses:
             try:
-                await nameserver.unregister_broker(self._pool, address, header, timeout=1.0)
+                await nameserver.unregister_broker(self._pool, address, self._identity(), timeout=1.0)
             except RocketMQError as error:
                 log.info("name server %s was not told of the shutdown: %s", address, error)

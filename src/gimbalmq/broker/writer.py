@@ -77,10 +77,9 @@ class Writer:
         """Stores all of them or, on an error, none.
 
         Raises:
-            MessageIllegalError: a body or its properties are too long.
+            MessageIllegalError: properties are too long, or a delay is wrong.
             StoreError: the disk refused.
         """
-        limit = self._live.now.max_message_size
         encoded: list[bytes] = []
         for draft in drafts:
             self._redirect(draft)
@@ -88,10 +87,6 @@ class Writer:
             if len(text) > MAX_PROPERTIES_BYTES:
                 raise MessageIllegalError(
                     f"the message's properties are {len(text)} bytes; at most {MAX_PROPERTIES_BYTES} fit"
-                )
-            if len(draft.body) > limit:
-                raise MessageIllegalError(
-                    f"the message's body is {len(draft.body)} bytes; maxMessageSize is {limit}"
                 )
             encoded.append(text)
         group = self._store.group()

@@ -454,8 +454,7 @@ class SendHandlers:
         properties: dict[str, str],
     ) -> Draft:
         body = bytes(request.body)
-        if not body:
-            raise MessageIllegalError("the message body is empty")
+        self._check_body(body)
         properties.setdefault(prop.UNIQ_KEY, self._unique_ids.next(self._clock.wall_ms()))
         properties[prop.CLUSTER] = self._live.now.broker_cluster_name
         return Draft(
@@ -470,6 +469,14 @@ class SendHandlers:
             reconsume_times=header.reconsume_times or 0,
         )
 
+    def _check_body(self, body: bytes) -> None:
+        """What a client may send; a limit lowered later must not stop what is stored already."""
+        limit = self._live.now.max_message_size
+        if not body:
+            raise MessageIllegalError("the message body is empty")
+        if len(body) > limit:
+            raise MessageIllegalError(f"the message's body is {len(body)} bytes; maxMessageSize is {limit}")
+
     def _batch_drafts(
         self,
         channel: Channel,
@@ -482,8 +489,7 @@ class SendHandlers:
             raise MessageIllegalError(f"batch request does not support topic[{header.topic}]")
         drafts = []
         for item in split_batch(bytes(request.body)):
-            if not item.body:
-                raise MessageIllegalError("a message of the batch has an empty body")
+            self._check_body(item.body)
             properties = prop.parse(item.properties.decode("utf-8", "replace"))
             if prop.DELAY in properties:
                 raise MessageIllegalError("delayed messages cannot be sent in a batch")

@@ -1,0 +1,133 @@
+"""Whole clusters in virtual time: whatever befalls them, nothing acknowledged is lost and all comes to rest.
+
+More of the same: ``make sim SEED=1 RUNS=100``. A seed found there becomes a test at the end of this file, with its
+schedule cut down to the faults it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.sim.promises import WORLDS, broken
+from tests.sim.run import cut_down, summary
+from tests.sim.schedule import KINDS, Fault, draw
+from tests.sim.world import Report, Settings, run_world
+
+ROOT = Path(__file__).resolve().parents[2]
+LEASE = Settings(handover="lease")
+
+
+def kept(report: Report) -> Report:
+    """Fails with the seed and everything that happened where a promise was broken."""
+    problems = broken(report)
+    assert not problems, f"{'; '.join(problems)}\n{report}"
+    return report
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("name", list(WORLDS))
+def test_world_keeps_its_promises(name: str, seed: int) -> None:
+    report = kept(run_world(seed, WORLDS[name]))
+    print(f"\n{name}, seed {seed}: {report.account}; at rest after {report.settled} s")
+    assert len(report.account.acknowledged) > 300
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", list(WORLDS))
+def test_two_hundred_worlds_keep_their_promises(name: str) -> None:
+    reports = [kept(run_world(seed, WORLDS[name])) for seed in range(1000, 1200)]
+    print(f"\n{name}: {summary(reports)}")
+
+
+# --- the simulation itself ---------------------------------------------------------------------------
+
+
+def test_equal_seeds_give_equal_runs_in_any_process() -> None:
+    """Not even the order of sets, which differs from process to process, shows."""
+    program = (
+        "from tests.sim.world import Settings, run_world; "
+        "print(run_world(7, Settings(handover='lease', span=60.0, faults=8)).digest)"
+    )
+    digests = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONHASHSEED": salt},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout
+        for salt in ("1", "2")
+    ]
+    assert len(digests[0].strip()) == 16
+    assert digests[0] == digests[1]
+
+
+def test_schedules_repeat_by_their_seed_and_differ_by_it() -> None:
+    assert draw(5, KINDS, 20, 100.0) == draw(5, KINDS, 20, 100.0)
+    assert draw(5, KINDS, 20, 100.0) != draw(6, KINDS, 20, 100.0)
+    assert {fault.kind for seed in range(20) for fault in draw(seed, KINDS, 20, 100.0)} == set(KINDS)
+
+
+def test_a_schedule_is_cut_down_to_what_is_needed() -> None:
+    """Here a crash is called a failure; the joins around it are not needed for that."""
+    schedule = [Fault(1.0, "join", 0.5), Fault(2.0, "crash", 0.5), Fault(3.0, "join", 0.5)]
+    short = replace(LEASE, producers=1, topics=("T",), queues=1)
+    needed = cut_down(1, short, schedule, lambda report: any("crash" in line for line in report.happened))
+    assert needed == [Fault(2.0, "crash", 0.5)]
+
+
+def test_a_promise_that_is_broken_is_noticed() -> None:
+    """The account is no rubber stamp: members that move queues as Java does repeat messages and overlap."""
+    report = run_world(3, replace(WORLDS["leases, planned"], handover="java"))
+    assert report.account.repeated
+    assert not broken(report)
+    report.settings = WORLDS["leases, planned"]
+    assert broken(report)
+    report.account.acknowledged.add(b"never sent")
+    assert any("never sent" in problem for problem in broken(report))
+
+
+# --- what was found, one test each --------------------------------------------------------------------
+
+
+def test_a_lock_is_not_overridden_when_only_the_number_of_queues_changed() -> None:
+    """Seeds 113 and 212: members learn of a resize up to 30 s apart. The first to know wanted a queue that a
+    living member held, and after 5 s took the lock for that of somebody who had left long before."""
+    schedule = [
+        Fault(8.245, "leave", 0.5831603859327821),
+        Fault(9.265, "join", 0.6866787273866818),
+        Fault(31.153, "leave", 0.04566095988456309),
+        Fault(32.054, "leave", 0.46670317119650606),
+        Fault(65.406, "join", 0.5770272054514323),
+        Fault(84.389, "join", 0.3875717972952688),
+        Fault(104.347, "join", 0.6399076199559823),
+        Fault(110.136, "leave", 0.6036636202274194),
+        Fault(132.225, "resize", 0.05554297508765038),
+    ]
+    report = kept(run_world(212, WORLDS["leases, planned"], schedule))
+    assert report.overridden == 0
+
+
+def test_the_queue_of_a_crashed_member_is_overridden_once_and_then_kept() -> None:
+    """Its lock stays at the broker for 60 s. The renewal after 20 s was refused, the queue dropped and its
+    progress forgotten, and 5 s later it was taken again: three pauses and repeats for one crash."""
+    report = kept(run_world(1, LEASE, [Fault(1.0, "crash", 0.5), Fault(90.0, "join", 0.5)]))
+    assert report.leases_lost == 0
+    assert 0 < report.overridden <= 6
+
+
+def test_a_round_under_way_when_a_consumer_closes_starts_nothing_after_it() -> None:
+    """Seed 206: its heartbeat was sent from a task that outlived the consumer and failed."""
+    schedule = [
+        Fault(26.732, "leave", 0.5), Fault(55.024, "join", 0.5), Fault(60.724, "resize", 0.9),
+        Fault(95.257, "join", 0.5), Fault(135.215, "leave", 0.99),
+    ]  # fmt: skip
+    kept(run_world(206, WORLDS["leases, planned"], schedule))

@@ -1,0 +1,672 @@
+"""A whole cluster in virtual time: servers, producers and members, each on its own host, and what befalls them.
+
+Everything is real but the clock and the cables. ``run_world(seed, settings)`` draws a schedule of faults,
+runs it under load, heals everything, waits until the group is at rest and reports what became of every
+message. Equal seeds give equal runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import logging
+import os
+import random
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from gimbalmq.balance.allocate import shares, strategy_by_name
+from gimbalmq.client.consume import ConsumeContext
+from gimbalmq.client.consumer_config import ConsumeFromWhere, PushConsumerConfig
+from gimbalmq.client.events import BalanceEvent, LeaseLost, LeaseOverridden, QueueStarted, QueueTaken
+from gimbalmq.client.instance import ClientInstance
+from gimbalmq.client.producer import Producer
+from gimbalmq.client.push_consumer import PushConsumer
+from gimbalmq.errors import RocketMQError
+from gimbalmq.model.message import Message, MessageView
+from gimbalmq.model.queues import MessageQueue
+from gimbalmq.model.topics import retry_topic
+from gimbalmq.nameserver.server import NameServer
+from gimbalmq.protocol.bodies import TopicConfig
+from gimbalmq.rpc import management
+from gimbalmq.testing import LocalCluster, MemoryNetwork, VirtualClock, run_virtual
+from gimbalmq.testing.cluster import NAMESERVER_HOST
+from gimbalmq.transport.pool import ChannelPool
+from tests.sim.account import Account, Delivery, Overlap
+from tests.sim.schedule import KINDS, Fault, Kind, draw
+
+GROUP = "g"
+FEWEST_MEMBERS, MOST_MEMBERS = 1, 6
+MOST_QUEUES = 8
+QUIET_DELAY = (0.0002, 0.001)
+STABLE_SECONDS = 25.0
+"""At rest means: as the strategy says for longer than the 20 s between two rounds."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What kind of world it is; times are virtual seconds.
+
+    Attributes:
+        kinds: what may happen.
+        faults: how often something does.
+        span: over how long.
+        work: how long a handler takes, from and to.
+        failing: share of first deliveries that a handler refuses.
+        patience: by when after the last fault everything must be consumed and at rest.
+    """
+
+    handover: Literal["java", "lease"] = "java"
+    strategy: str = "AVG"
+    ordered: bool = False
+    kinds: tuple[Kind, ...] = KINDS
+    faults: int = 10
+    span: float = 200.0
+    brokers: int = 2
+    members: int = 4
+    producers: int = 2
+    topics: tuple[str, ...] = ("T", "U")
+    queues: int = 3
+    pause: tuple[float, float] = (0.1, 0.5)
+    work: tuple[float, float] = (0.01, 0.3)
+    failing: float = 0.0
+    patience: float = 500.0
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass
+class Report:
+    """What became of a run.
+
+    Attributes:
+        settled: seconds from the last change until each queue had one owner and stayed with it; None where
+            that did not happen in time.
+        wrong_owners: what the owners were instead, where it did not.
+        errors: what the package logged as an error with a traceback, and what the loop complained of.
+        taken, overridden, leases_lost: events of all members.
+        pauses: seconds from learning that a queue is ours to its first pull, per taken queue.
+        digest: of everything that happened; equal for equal seeds.
+    """
+
+    seed: int
+    settings: Settings
+    schedule: list[Fault]
+    account: Account
+    settled: float | None = None
+    wrong_owners: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    taken: int = 0
+    overridden: int = 0
+    leases_lost: int = 0
+    pauses: list[float] = field(default_factory=list)
+    happened: list[str] = field(default_factory=list)
+    digest: str = ""
+    seconds: float = 0.0
+
+    @property
+    def problems(self) -> list[str]:
+        """Which promises were broken; every kind of world makes these."""
+        found = []
+        account = self.account
+        if account.lost:
+            found.append(
+                f"{len(account.lost)} acknowledged messages were not consumed: {_some(account.lost)}"
+            )
+        if self.settled is None:
+            found.append(f"the group is not at rest: {'; '.join(self.wrong_owners)}")
+        if self.settings.ordered and account.skipped:
+            found.append(f"{len(account.skipped)} messages came after a later one of their queue")
+        found.extend(self.errors)
+        return found
+
+    def __str__(self) -> str:
+        lines = [
+            f"seed {self.seed}: {self.account}",
+            f"  {self.settings}",
+            f"  {self.seconds:.0f} s, settled after {self.settled}, {self.taken} queues taken, "
+            f"{self.leases_lost} leases lost, {self.overridden} overridden",
+            *(f"  problem: {problem}" for problem in self.problems),
+            *(f"  {line}" for line in self.happened),
+        ]
+        return "\n".join(lines)
+
+
+def _some(bodies: Iterable[bytes]) -> str:
+    return ", ".join(body.decode() for body in sorted(bodies)[:5])
+
+
+class WallClock(VirtualClock):
+    """A clock whose wall time can be set."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self.offset_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.offset_ms
+
+
+class Member:
+    """A consumer on a host of its own, and its handler."""
+
+    def __init__(self, world: World, name: str, host: str) -> None:
+        self.world = world
+        self.name = name
+        self.host = host
+        self.clock = WallClock(world.loop)
+        self.alive = False
+        self.hung_until = 0.0
+        self.rng = random.Random(f"{world.seed} {name}")
+        settings = world.settings
+        self.consumer = PushConsumer(
+            config=PushConsumerConfig(
+                group=GROUP,
+                namesrv=world.namesrv,
+                client_ip=host,
+                instance_name=name,
+                network=world.network.host(host),
+                handover=settings.handover,
+                strategy=settings.strategy,
+                consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+                **dict(settings.options),
+            )
+        )
+        self.consumer.on_event(world.saw)
+        for topic in settings.topics:
+            self.consumer.subscribe(topic, "*", self.handle, ordered=settings.ordered)
+
+    @property
+    def held(self) -> list[MessageQueue]:
+        return self.consumer.balance.held if self.alive else []
+
+    def holds(self, queue: MessageQueue) -> bool:
+        """Whether it takes itself for the owner, or still has a handler at work as one."""
+        item = self.consumer.balance.table.get(queue) if self.alive else None
+        return item is not None and not item.dropped and (not item.draining or bool(item.running))
+
+    async def start(self) -> None:
+        config = self.consumer.config
+        instance = ClientInstance.shared(config, clock=self.clock, rng=random.Random(self.name))
+        self.alive = True
+        await self.consumer.start(instance=instance)
+
+    async def leave(self) -> None:
+        await self.consumer.close()
+        self.alive = False
+
+    async def die(self) -> None:
+        """The process ends: no goodbye, no commit; the system closes its connections."""
+        self.alive = False
+        instance = self.consumer.instance
+        self.consumer._closed = True
+        await self.consumer._tasks.close()
+        await instance.close()
+        self.consumer._instance = None
+
+    async def handle(self, message: MessageView, context: ConsumeContext) -> bool:
+        world, queue, offset = self.world, context.queue, message.queue_offset
+        body = message.body
+        world.account.begin(queue, offset)
+        for other in world.members:
+            if other is not self and other.holds(queue):
+                world.account.overlaps.append(Overlap(world.now, queue, self.name, other.name))
+        await asyncio.sleep(self.rng.uniform(*world.settings.work))
+        if self.hung_until > world.now:
+            await asyncio.sleep(self.hung_until - world.now)
+        if not message.reconsume_times and self.rng.random() < world.settings.failing:
+            return False
+        world.account.done(Delivery(world.now, self.name, queue, offset, body))
+        return True
+
+
+class Sender:
+    """A producer that numbers its messages."""
+
+    def __init__(self, world: World, name: str, host: str) -> None:
+        self.world = world
+        self.name = name
+        self.host = host
+        self.clock = WallClock(world.loop)
+        self.rng = random.Random(f"{world.seed} {name}")
+        self.stopping = False
+        self.producer = Producer(
+            f"p-{name}",
+            world.namesrv,
+            client_ip=host,
+            instance_name=name,
+            network=world.network.host(host),
+        )
+
+    async def start(self) -> None:
+        instance = ClientInstance.shared(
+            self.producer.config, clock=self.clock, rng=random.Random(f"{self.world.seed} {self.name}")
+        )
+        await self.producer.start(instance=instance)
+
+    async def run(self) -> None:
+        account = self.world.account
+        settings = self.world.settings
+        number = 0
+        while not self.stopping:
+            await asyncio.sleep(self.rng.uniform(*settings.pause))
+            number += 1
+            body = f"{self.name}-{number:05d}".encode()
+            account.sent.add(body)
+            try:
+                await self.producer.send(Message(self.rng.choice(settings.topics), body))
+            except RocketMQError:
+                account.refused += 1
+            else:
+                account.acknowledged.add(body)
+
+
+class World:
+    """The cluster, its clients and the hand of fate."""
+
+    def __init__(self, seed: int, settings: Settings, folder: Path, loop: asyncio.AbstractEventLoop) -> None:
+        self.seed = seed
+        self.settings = settings
+        self.loop = loop
+        self.network = MemoryNetwork(seed, delay=QUIET_DELAY)
+        self.server_clock = WallClock(loop)
+        self.cluster = LocalCluster(
+            brokers=settings.brokers,
+            network=self.network,
+            clock=self.server_clock,
+            store=folder,
+            properties={"mappedFileSizeCommitLog": 4 << 20, "mappedFileSizeConsumeQueue": 20 * 300},
+        )
+        self.account = Account()
+        self.members: list[Member] = []
+        self.senders: list[Sender] = []
+        self.counts = {
+            (topic, index): settings.queues for topic in settings.topics for index in range(settings.brokers)
+        }
+        self.namesrv = ""
+        self.happened: list[str] = []
+        self.taken = self.overridden = self.leases_lost = 0
+        self.pauses: list[float] = []
+        self._admin = ChannelPool(network=self.network.host("10.0.0.99"))
+        self._joined = 0
+        self._cuts: set[str] = set()
+        self._vanished: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._down: set[int] = set()
+        self._nameserver_down = False
+        self._changed = 0.0
+        self._steady: float | None = None
+
+    @property
+    def now(self) -> float:
+        return self.loop.time()
+
+    def note(self, text: str) -> None:
+        self.happened.append(f"{self.now:9.3f} {text}")
+
+    def saw(self, event: BalanceEvent) -> None:
+        if isinstance(event, QueueTaken):
+            self.taken += 1
+        elif isinstance(event, QueueStarted):
+            self.pauses.append(event.paused)
+        elif isinstance(event, LeaseOverridden):
+            self.overridden += 1
+        elif isinstance(event, LeaseLost):
+            self.leases_lost += 1
+
+    # -- life ------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        await self.cluster.start()
+        self.namesrv = self.cluster.namesrv
+        for (topic, index), count in self.counts.items():
+            await self._set_queues(topic, index, count)
+        for _ in range(self.settings.members):
+            await self.join()
+        for number in range(self.settings.producers):
+            sender = Sender(self, f"p{number}", f"10.3.0.{number + 1}")
+            await sender.start()
+            self.senders.append(sender)
+            self.spawn(sender.run())
+        await asyncio.sleep(5)
+
+    @property
+    def sending(self) -> bool:
+        return any(not sender.stopping for sender in self.senders)
+
+    def stop_sending(self) -> None:
+        for sender in self.senders:
+            sender.stopping = True
+
+    async def close(self) -> None:
+        self.stop_sending()
+        for member in self.members:
+            if member.alive:
+                await member.leave()
+        for sender in self.senders:
+            await sender.producer.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._admin.close()
+        await self.cluster.close()
+
+    def spawn(self, work: Any) -> None:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def join(self) -> Member:
+        self._joined += 1
+        member = Member(self, f"c{self._joined:02d}#1", f"10.2.0.{self._joined}")
+        self.members.append(member)
+        await member.start()
+        return member
+
+    @property
+    def living(self) -> list[Member]:
+        return [member for member in self.members if member.alive]
+
+    async def _set_queues(self, topic: str, index: int, count: int) -> None:
+        broker = self.cluster._slots[index].broker
+        if broker is None:
+            return
+        config = TopicConfig(topic_name=topic, read_queue_nums=count, write_queue_nums=count)
+        try:
+            await management.create_topic(self._admin, broker.address, config)
+            self.counts[(topic, index)] = count
+        except RocketMQError as error:
+            self.note(f"resize failed: {error}")
+
+    # -- what befalls it ---------------------------------------------------------------
+
+    async def suffer(self, schedule: Sequence[Fault]) -> None:
+        begun = self.now
+        for fault in schedule:
+            await asyncio.sleep(max(0.0, begun + fault.at - self.now))
+            await self.strike(fault)
+
+    async def strike(self, fault: Fault) -> None:
+        """Does one fault; what must be undone later is left to a task."""
+        self._changed = self.now
+        kind, seconds = fault.kind, fault.seconds
+        if kind == "join":
+            if len(self.living) < MOST_MEMBERS:
+                self.note(f"join c{self._joined + 1:02d}")
+                self.spawn(self._quietly(self.join()))
+        elif kind in ("leave", "crash", "vanish", "hang"):
+            await self._strike_member(fault)
+        elif kind == "loss":
+            self.note(f"loss for {seconds} s")
+            self.network.loss = 0.05 + 0.25 * fault.pick
+            self.loop.call_later(seconds, self._calm)
+        elif kind == "late":
+            self.note(f"late for {seconds} s")
+            self.network.delay = (0.01, 0.1 + 0.9 * fault.pick)
+            self.loop.call_later(seconds, self._calm)
+        elif kind == "reset":
+            host = _picked(self._hosts(), fault.pick)
+            self.note(f"reset {host}")
+            self.network.reset(host)
+        elif kind == "tear":
+            host = _picked(self._hosts(), fault.pick)
+            self.note(f"tear {host}")
+            self.spawn(self._tear(host))
+        elif kind == "partition":
+            host = _picked(self._hosts(), fault.pick)
+            self.note(f"partition {host} for {seconds} s")
+            self._cut(host)
+            self.loop.call_later(seconds, self._mend, host)
+        elif kind in ("broker kill", "broker restart"):
+            self._strike_broker(fault)
+        elif kind == "name server":
+            if not self._nameserver_down:
+                self.note(f"name server away for {seconds} s")
+                self._nameserver_down = True
+                self.spawn(self._without_nameserver(seconds))
+        elif kind == "resize":
+            topic, index = _picked(sorted(self.counts), fault.pick)
+            count = min(MOST_QUEUES, self.counts[(topic, index)] + 2)
+            self.note(f"resize {topic} at {index} to {count}")
+            self.spawn(self._set_queues(topic, index, count))
+        else:
+            clocks = [self.server_clock]
+            clocks += [member.clock for member in self.living] + [sender.clock for sender in self.senders]
+            self.note(f"a clock jumps {seconds} s")
+            _picked(clocks, fault.pick).offset_ms += int(seconds * 1000)
+
+    async def _strike_member(self, fault: Fault) -> None:
+        if fault.kind != "hang" and len(self.living) <= FEWEST_MEMBERS:
+            return
+        member = _picked(self.living, fault.pick)
+        self.note(f"{fault.kind} {member.name} {fault.seconds or ''}")
+        if fault.kind == "hang":
+            member.hung_until = self.now + fault.seconds
+        elif fault.kind == "leave":
+            self.spawn(self._quietly(member.leave()))
+            await asyncio.sleep(0)
+        else:
+            if fault.kind == "vanish":
+                self._vanished.add(member.host)
+                self._cut(member.host)
+            await member.die()
+
+    async def _quietly(self, work: Any) -> None:
+        try:
+            await work
+        except RocketMQError as error:
+            self.note(f"failed: {error}")
+
+    def _strike_broker(self, fault: Fault) -> None:
+        index = int(fault.pick * self.settings.brokers)
+        if index not in self._down:
+            self.note(f"{fault.kind} {index} for {fault.seconds} s")
+            self._down.add(index)
+            self.spawn(self._without_broker(index, fault.seconds, kill=fault.kind == "broker kill"))
+
+    async def _without_broker(self, index: int, seconds: float, *, kill: bool) -> None:
+        await (self.cluster.kill_broker(index) if kill else self.cluster.stop_broker(index))
+        await asyncio.sleep(seconds)
+        await self.cluster.start_broker(index)
+        self._down.discard(index)
+        self.note(f"broker {index} is back")
+
+    async def _without_nameserver(self, seconds: float) -> None:
+        old = self.cluster.nameserver
+        await old.close()
+        await asyncio.sleep(seconds)
+        network = self.network.host(NAMESERVER_HOST)
+        fresh = NameServer(replace(old.config), network=network, clock=self.server_clock)
+        await fresh.start()
+        self.cluster._nameserver = fresh
+        self._nameserver_down = False
+        self.note("name server is back")
+
+    def _calm(self) -> None:
+        self.network.loss = 0.0
+        self.network.delay = QUIET_DELAY
+
+    def _hosts(self) -> list[str]:
+        servers = [NAMESERVER_HOST, *(f"10.0.0.{11 + index}" for index in range(self.settings.brokers))]
+        return servers + [member.host for member in self.living] + [sender.host for sender in self.senders]
+
+    def _everybody(self) -> set[str]:
+        return {*self._hosts(), *self._vanished, "10.0.0.99", f"10.2.0.{self._joined + 1}"}
+
+    def _cut(self, host: str) -> None:
+        self._cuts.add(host)
+        self.network.cut(host, self._everybody() - {host})
+
+    def _mend(self, host: str) -> None:
+        self._cuts.discard(host)
+        self.network.mend()
+        for other in sorted(self._cuts | self._vanished):
+            self.network.cut(other, self._everybody() - {other})
+
+    async def _tear(self, host: str) -> None:
+        """Waits for a frame on its way to or from a host, delivers half of it and breaks the connection."""
+        for _ in range(20_000):
+            for wire in list(self.network._wires):
+                if host not in (wire.source, wire.target) or not wire._segments:
+                    continue
+                segment = wire._segments[0][1]
+                if isinstance(segment, bytes) and len(segment) > 1 and wire.receiver.is_reading():
+                    wire.receiver.receive(segment[: len(segment) // 2])
+                    other = wire.receiver
+                    wire.sender.break_now()
+                    other.break_now()
+                    self.note(f"torn {wire.source} {wire.target}")
+                    return
+            await asyncio.sleep(0.0003)
+
+    # -- rest ------------------------------------------------------------------------
+
+    async def heal(self) -> None:
+        """Ends every fault; what was away comes back."""
+        self._calm()
+        for host in sorted(self._cuts - self._vanished):
+            self._changed = self.now
+            self._mend(host)
+        while self._down or self._nameserver_down or any(item.hung_until > self.now for item in self.living):
+            self._changed = self.now
+            await asyncio.sleep(0.25)
+        self.note("healed")
+
+    def owners(self) -> dict[MessageQueue, list[str]]:
+        found: dict[MessageQueue, list[str]] = {}
+        for member in self.living:
+            for queue in member.held:
+                found.setdefault(queue, []).append(member.consumer.client_id)
+        return found
+
+    def wanted_owners(self) -> dict[MessageQueue, list[str]]:
+        """One owner for each queue, by the strategy."""
+        queues = []
+        for broker in self.cluster.brokers:
+            name = broker.live.now.broker_name
+            for config in broker.topics.all():
+                if config.topic_name in (*self.settings.topics, retry_topic(GROUP)):
+                    queues += [
+                        MessageQueue(config.topic_name, name, n) for n in range(config.read_queue_nums)
+                    ]
+        ids = [member.consumer.client_id for member in self.living]
+        parts = shares(strategy_by_name(self.settings.strategy), GROUP, queues, ids)
+        return {queue: [client_id] for client_id, part in parts.items() for queue in part}
+
+    async def watch(self) -> None:
+        """Notes since when owners are as they should be."""
+        while True:
+            if self.owners() != self.wanted_owners():
+                self._steady = None
+            elif self._steady is None:
+                self._steady = self.now
+            await asyncio.sleep(0.25)
+
+    async def rest(self) -> float | None:
+        """Waits until owners are as they should be and stay so; seconds that took from the last change."""
+        end = self.now + self.settings.patience
+        while self.now < end:
+            await asyncio.sleep(0.5)
+            quiet = 0.0 if self._steady is None else self.now - max(self._steady, self._changed)
+            if quiet > STABLE_SECONDS and not self.account.lost and not self.sending:
+                break
+        return None if self._steady is None else max(0.0, self._steady - self._changed)
+
+    def wrong_owners(self) -> list[str]:
+        have, wanted = self.owners(), self.wanted_owners()
+        return [
+            f"{queue.topic}/{queue.broker_name}/{queue.queue_id} owned by {have.get(queue)}, not "
+            f"{wanted.get(queue)}"
+            for queue in sorted({*have, *wanted})
+            if have.get(queue) != wanted.get(queue)
+        ]
+
+
+class _Errors(logging.Handler):
+    """Keeps what the package says of itself that must not happen."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            self.found.append(f"logged: {text}: {record.exc_info[1]!r}")
+        elif "this is a bug" in text:
+            self.found.append(f"logged: {text}")
+
+
+def run_world(seed: int, settings: Settings | None = None, schedule: Sequence[Fault] | None = None) -> Report:
+    """Runs one world to its end.
+
+    Args:
+        schedule: instead of the one drawn from the seed.
+    """
+    settings = settings or Settings()
+    faults = (
+        draw(seed, settings.kinds, settings.faults, settings.span) if schedule is None else list(schedule)
+    )
+    errors = _Errors()
+    logger = logging.getLogger("gimbalmq")
+    level, spread = logger.level, logger.propagate
+    logger.addHandler(errors)
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
+    try:
+        with tempfile.TemporaryDirectory(prefix="gimbalmq-sim-", dir=_memory_folder()) as folder:
+            report = run_virtual(lambda clock: _run(seed, settings, faults, Path(folder), errors.found))
+            gc.collect()  # a task's error that nobody fetched shows now
+    finally:
+        logger.removeHandler(errors)
+        logger.setLevel(level)
+        logger.propagate = spread
+    report.errors = list(errors.found)
+    return report
+
+
+def _memory_folder() -> str | None:
+    """Stores lie in memory where the system has a place for that: time is virtual, waiting for a disk is not."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+async def _run(seed: int, settings: Settings, faults: list[Fault], folder: Path, errors: list[str]) -> Report:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(
+        lambda _, context: errors.append(f"loop: {context.get('message')}: {context.get('exception')!r}")
+    )
+    world = World(seed, settings, folder, loop)
+    report = Report(seed, settings, faults, world.account, happened=world.happened)
+    await world.start()
+    try:
+        await world.suffer(faults)
+        world.spawn(world.watch())
+        await asyncio.sleep(5)
+        await world.heal()
+        loop.call_later(10.0, world.stop_sending)
+        report.settled = await world.rest()
+        report.wrong_owners = world.wrong_owners()
+        report.seconds = world.now
+        report.digest = _digest(world)
+    finally:
+        await world.close()
+    report.taken, report.overridden, report.leases_lost = world.taken, world.overridden, world.leases_lost
+    report.pauses = world.pauses
+    return report
+
+
+def _digest(world: World) -> str:
+    whole = hashlib.blake2b(digest_size=8)
+    for entry in world.network.trace:
+        whole.update(repr(entry).encode())
+    for delivery in world.account.deliveries:
+        whole.update(repr(delivery).encode())
+    whole.update("\n".join(world.happened).encode())
+    return whole.hexdigest()
+
+
+def _picked(things: Sequence[Any], pick: float) -> Any:
+    return things[min(int(pick * len(things)), len(things) - 1)]
