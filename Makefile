@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup fmt check test unit interop soak cov bench demo wheel docs clean
+.PHONY: help setup fmt check test unit interop sim soak cov bench demo wheel docs clean
 
 help:
 	@echo "make demo      name server, broker, producer and consumers on this machine, under a minute"
@@ -45,6 +45,10 @@ interop: $(READY)
 	$(BIN)/pytest -q -m "interop and not soak" $(ARGS)
 
 test: unit interop
+
+# Whole clusters in virtual time: make sim SEED=1 RUNS=100; failing seeds are printed.
+sim: $(READY)
+	$(BIN)/python -m tests.sim.run --seed $(or $(SEED),1) --runs $(or $(RUNS),20) $(ARGS)
 
 soak: $(READY)
 	$(BIN)/pytest -q -m soak --timeout 7200 $(ARGS)

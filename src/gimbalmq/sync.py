@@ -20,6 +20,7 @@ import concurrent.futures
 import functools
 import os
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
@@ -286,6 +287,10 @@ class Producer(_Blocking[producers.Producer]):
     def _wrap(self, wrapped: producers.Producer) -> None:
         super().__init__(wrapped)
         self._slots = threading.BoundedSemaphore(wrapped.config.max_in_flight)
+        self._submitted: deque[tuple[Message, dict[str, Any], concurrent.futures.Future[SendResult]]] = (
+            deque()
+        )
+        self._armed = False
 
     @property
     def config(self) -> ProducerConfig:
@@ -311,31 +316,38 @@ class Producer(_Blocking[producers.Producer]):
         """
         thread = self._running()
         future: concurrent.futures.Future[SendResult] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()  # what is on its way cannot be cancelled
+        self._slots.acquire()
+        how = {"queue": queue, "selector": selector, "argument": argument, "timeout": timeout}
+        self._submitted.append((message, how, future))
+        if not self._armed:
+            self._armed = True
+            thread.loop.call_soon_threadsafe(self._send_submitted)
+        return future
 
-        def begin() -> None:
+    def _send_submitted(self) -> None:
+        """On the loop: starts all sends that have come, so that a burst wakes the loop once."""
+        self._armed = False  # first: what comes from here on arms anew
+        while self._submitted:
+            message, how, future = self._submitted.popleft()
             try:
-                sent = self._async.send_soon(
-                    message, queue=queue, selector=selector, argument=argument, timeout=timeout
-                )
-            except BaseException as error:
+                sent = self._async.send_soon(message, **how)
+            except Exception as error:
                 self._slots.release()
                 future.set_exception(error)
             else:
-                sent.add_done_callback(answered)
+                sent.add_done_callback(functools.partial(self._answered, future))
 
-        def answered(sent: asyncio.Future[SendResult]) -> None:
-            self._slots.release()
-            if sent.cancelled():
-                future.set_exception(StateError(f"producer {self.group} was closed before the answer came"))
-            elif (error := sent.exception()) is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(sent.result())
-
-        self._slots.acquire()
-        future.set_running_or_notify_cancel()  # what is on its way cannot be cancelled
-        thread.loop.call_soon_threadsafe(begin)
-        return future
+    def _answered(
+        self, future: concurrent.futures.Future[SendResult], sent: asyncio.Future[SendResult]
+    ) -> None:
+        self._slots.release()
+        if sent.cancelled():
+            future.set_exception(StateError(f"producer {self.group} was closed before the answer came"))
+        elif (error := sent.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(sent.result())
 
 
 class TransactionProducer(Producer):

@@ -1,4 +1,4 @@
-"""Heartbeats, membership and who is told of it (broker.md sections 3 and 4)."""
+"""Heartbeats, membership and who is told of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delays by level and to the moment (broker.md section 10), on a clock that only the test moves."""
+"""Delays by level and to the moment, on a clock that only the test moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queue locks of ordered consumers (broker.md section 6)."""
+"""Queue locks of ordered consumers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumed offsets, resets, and where queues begin and end (broker.md sections 5 and 15)."""
+"""Consumed offsets, resets, and where queues begin and end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pulling: the checks in order, the table of outcomes, limits and filters (broker.md section 7)."""
+"""Pulling: the checks in order, the table of outcomes, limits and filters."""
 
 from __future__ import annotations
 

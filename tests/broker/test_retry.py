@@ -1,4 +1,4 @@
-"""Messages sent back by consumers, and where they end (broker.md section 9)."""
+"""Messages sent back by consumers, and where they end."""
 
 from __future__ import annotations
 

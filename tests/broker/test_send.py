@@ -1,4 +1,4 @@
-"""Sending: broker.md sections 1, 2a and 12, by both ways in, fast and general."""
+"""Sending by both ways in, fast and general: topics, queues, batches, flushes, answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Half messages, their ends, and the questions about those without one (broker.md section 11)."""
+"""Half messages, their ends, and the questions about those without one."""
 
 from __future__ import annotations
 

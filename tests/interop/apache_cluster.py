@@ -149,8 +149,9 @@ def start_servers(version: str, folder: Path) -> tuple[ApacheServer, tuple[Apach
     broker = ApacheBroker(version, folder / "broker", namesrv=namesrv.address, extra=extra)
     try:
         with ThreadPoolExecutor(2) as pool:
-            for started in [pool.submit(namesrv.start), pool.submit(broker.start)]:
-                started.result()
+            first, second = pool.submit(namesrv.start), pool.submit(broker.start)
+            first.result()
+            second.result()
     except BaseException:
         broker.kill()
         namesrv.kill()

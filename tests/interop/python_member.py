@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Collection
+from typing import Any
 
 from gimbalmq.client.consumer_config import ConsumeFromWhere
 from gimbalmq.client.push_consumer import PushConsumer
@@ -23,7 +24,7 @@ def say(**what: object) -> None:
 
 
 async def main(namesrv: str, group: str, topic: str, *options: str) -> None:
-    settings = dict(option.split("=", 1) for option in options)
+    settings: dict[str, Any] = dict(option.split("=", 1) for option in options)
     consumer = PushConsumer(group, namesrv, consume_from_where=ConsumeFromWhere.FIRST_OFFSET, **settings)
 
     async def handle(message: MessageView) -> None:

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -28,7 +29,7 @@ from gimbalmq.client.pull_consumer import PullConsumer
 from gimbalmq.client.push_consumer import PushConsumer
 from gimbalmq.model.message import Message
 from gimbalmq.rpc import groups
-from tests.interop.apache_cluster import NEWEST, ApacheServer, Inbox, off, run
+from tests.interop.apache_cluster import NEWEST, ApacheServer, Inbox, off, run, until
 from tests.peers.apache import ROOT
 from tests.peers.driver import JavaClient, JavaPushConsumer
 
@@ -104,14 +105,13 @@ class Source:
 async def everything(source: Source, seen: Callable[[], list[str]], *, timeout: float = 30.0) -> list[str]:
     """What was received, once that is all that was sent."""
     wanted = {f"{number}" for number in range(source.count)}
-    try:
-        async with asyncio.timeout(timeout):
-            while wanted - set(await off(seen)):
-                await asyncio.sleep(0.1)
-    except TimeoutError:
-        missing = wanted - set(seen())
-        raise AssertionError(f"{len(missing)} of {source.count} never came: {sorted(missing)[:20]}") from None
-    return seen()
+    deadline = time.monotonic() + timeout
+    while missing := wanted - set(got := await off(seen)):
+        assert time.monotonic() < deadline, (
+            f"{len(missing)} of {source.count} never came: {sorted(missing)[:20]}"
+        )
+        await asyncio.sleep(0.1)
+    return got
 
 
 def bodies(inboxes: Sequence[Inbox], javas: Sequence[JavaPushConsumer] = ()) -> list[str]:
@@ -160,27 +160,21 @@ class ProcessMember:
         assert self._child.stdout is not None
         self._child.stdout.close()
 
-    async def started(self) -> None:
-        while not self.client_id:
-            await asyncio.sleep(0.02)
 
-
-def test_java_and_python_members_join_and_leave(
-    apache: ApacheServer, java_clients: dict[str, JavaClient]
-) -> None:
+def test_java_and_python_members_join_and_leave(apache: ApacheServer, both: list[JavaClient]) -> None:
     """S0-54, S1-01, S1-10, S1-11, S1-13, S1-32, S2-08, S4-08, S4-12: 16 queues, both Java versions, under load."""
 
     async def scenario() -> None:
         topic, group = await apache.topic(16), apache.group()
         source, inboxes = Source(), [Inbox(), Inbox(), Inbox()]
         first, second, third = (push(apache, group, topic, inbox) for inbox in inboxes)
-        old, new = (java_clients[version] for version in sorted(java_clients))
+        old, new = both
         async with first:
             async with source.flowing(apache, topic):
                 await settled([first], topic, 16)
-                one = await off(new.push, group, topic, namesrv=apache.namesrv)
+                one = await off(new.push, group, topic, namesrv=apache.namesrv, instance=f"new-{group}")
                 await settled([first, one], topic, 16)
-                two = await off(old.push, group, topic, namesrv=apache.namesrv)
+                two = await off(old.push, group, topic, namesrv=apache.namesrv, instance=f"old-{group}")
                 await settled([first, one, two], topic, 16)
                 await second.start()
                 members: list[Member] = [first, one, two, second]
@@ -188,9 +182,10 @@ def test_java_and_python_members_join_and_leave(
                 listed = await groups.member_ids(second.instance, apache.broker, group)
                 assert sorted(listed) == sorted(member.client_id for member in members)
             # A Java member takes the list of what it got with it, so it leaves when all is accounted for.
-            seen = await everything(source, lambda: bodies(inboxes, [one, two]))
+            await everything(source, lambda: bodies(inboxes, [one, two]))
             gone = await off(one.received)
-            assert all(await off(member.received) for member in (one, two))
+            assert gone
+            assert await off(two.received)
             await off(one.shutdown)
 
             def all_seen() -> list[str]:
@@ -222,9 +217,7 @@ def test_killed_members_are_replaced(newest: ApacheServer, java_550: JavaClient,
         async with survivor:
             with python_process(newest, group, topic) as victim:
                 async with source.flowing(newest, topic):
-                    await victim.started()
-                    while not (victim.queues and victim.bodies):
-                        await asyncio.sleep(0.02)
+                    await until(lambda: victim.queues and victim.bodies, bool, "the member at work")
                     await off(victim.kill)
                     await settled([survivor, other], topic, 8)
                 await everything(source, lambda: bodies([inbox], [other]) + victim.bodies)
@@ -232,7 +225,7 @@ def test_killed_members_are_replaced(newest: ApacheServer, java_550: JavaClient,
             jvm = JavaClient(NEWEST, tmp_path, namesrv=newest.namesrv)
             await off(jvm.start)
             try:
-                doomed = await off(jvm.push, group, topic)
+                doomed = await off(jvm.push, group, topic, instance=f"doomed-{group}")
                 await settled([survivor, other, doomed], topic, 8)
             finally:
                 await off(jvm.stop)
@@ -331,18 +324,22 @@ def test_sticky_members_move_only_what_must_move(newest: ApacheServer) -> None:
         ]
 
         async def shares(count: int) -> list[set[int]]:
+            """Complete, disjoint and even; the retry topic's queue may stand for one."""
+            deadline = time.monotonic() + NOTICED
             while True:
                 found = [set(await held(member, topic)) for member in members[:count]]
-                if {len(share) for share in found} == {12 // count} and len(set().union(*found)) == 12:
+                sizes = [len(share) for share in found]
+                if len(set().union(*found)) == sum(sizes) == 12 and max(sizes) - min(sizes) <= 2:
                     return found
+                assert time.monotonic() < deadline, found
                 await asyncio.sleep(0.02)
 
         async with members[0], members[1]:
             before = await shares(2)
             async with members[2]:
                 during = await shares(3)
-                assert all(now <= then for now, then in zip(during[:2], before, strict=True))
-            assert await shares(2) == before
+                assert all(now <= then for now, then in zip(during, before, strict=False))
+            assert all(now >= then for now, then in zip(await shares(2), during, strict=False))
 
     run(scenario())
 

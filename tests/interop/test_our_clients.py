@@ -30,7 +30,7 @@ from gimbalmq.model.message import Message, MessageView
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.results import SendStatus, TransactionState
 from tests.interop.apache_cluster import ApacheServer, Inbox, off, run, until
-from tests.peers.driver import JavaClient, JavaError, JavaLitePullConsumer, Outgoing, Queue, eventually
+from tests.peers.driver import JavaClient, Outgoing, Queue
 
 pytestmark = pytest.mark.interop
 pytest_plugins = ["tests.interop.apache_fixtures"]
@@ -46,14 +46,6 @@ def push(apache: ApacheServer, topic: str, handler: Any, **options: Any) -> Push
     consumer = PushConsumer(options.pop("group", None) or apache.group(), apache.namesrv, **options)
     consumer.subscribe(topic, expression, handler, **how)
     return consumer
-
-
-def queues_of(reader: JavaLitePullConsumer, topic: str) -> list[Queue]:
-    """What a Java client finds; nothing while there is no route."""
-    try:
-        return reader.fetch_queues(topic)
-    except JavaError:
-        return []
 
 
 def numbered(count: int, *, start: int = 0) -> list[str]:
@@ -99,7 +91,8 @@ def test_every_way_to_send_reaches_a_java_consumer(apache: ApacheServer, java_55
             assert (to_queue.queue, chosen.queue) == (queues[2], queues[3])
             expected |= {r.msg_id: f"awaited {i}" for i, r in enumerate(awaited)}
             expected |= {r.msg_id: f"soon {i}" for i, r in enumerate(soon)}
-            expected |= {name: f"batch {i}" for i, name in enumerate(batch.msg_id.split(","))}
+            if apache.is_new:  # 4.9 writes the batch's own id over those of its messages, Java's batches too
+                expected |= {name: f"batch {i}" for i, name in enumerate(batch.msg_id.split(","))}
             expected |= {r.msg_id: f"keyed {i}" for i, r in enumerate(keyed)}
 
             got = await off(reader.wait_for, 541)
@@ -137,7 +130,7 @@ def test_compressed_bodies_are_read_by_the_other_side(apache: ApacheServer, java
             async with Producer(apache.group(), apache.namesrv, compression=kind) as producer:
                 await producer.send(Message(topic, kind + body))
         got = await off(reader.wait_for, len(kinds))
-        assert [message.body.decode() for message in got] == [kind + body for kind in kinds]
+        assert {message.body.decode() for message in got} == {kind + body for kind in kinds}
         for message in got:
             assert message.store_size < len(body) / 4  # Java clears the flag when it unpacks
 
@@ -190,7 +183,9 @@ def test_transactions_are_decided_by_us_or_by_the_brokers_question(apache: Apach
             checks[body] += 1
             assert message.topic == topic
             assert message.transaction_id
-            return TransactionState.UNKNOWN if body == "UC late" and checks[body] < 2 else states[body[1]]
+            return (
+                TransactionState.UNKNOWN if body == "UC late" and checks[body] < 2 else states[body[:2][-1]]
+            )
 
         async def local(message: Message) -> TransactionState:
             first = message.body.decode()[0]
@@ -217,11 +212,11 @@ def test_transactions_are_decided_by_us_or_by_the_brokers_question(apache: Apach
             await producer.send_in_transaction(Message(topic, "UC fence", keys="f"), lambda _: None)
             await until(lambda: set(inbox.bodies), lambda seen: "UC fence" in seen, "a later one")
         assert set(inbox.bodies) == {"C", "UC", "XC", "UC late", "UC fence"}
-        assert set(checks) == {"UC", "UR", "XC", "UC late", "UC fence"}
+        assert set(checks) >= {"UC", "UR", "XC", "UC late", "UC fence"}  # 5.x may ask about decided ones too
         assert checks["UC late"] >= 2
         sent = {message.body.decode(): message for message in inbox.messages}
         for body in ("C", "UC", "XC"):
-            assert sent[body].msg_id == results[body].send_result.msg_id
+            assert sent[body].msg_id == results[body].send.msg_id
             assert sent[body].keys == (body,)
 
     run(scenario())
@@ -442,9 +437,9 @@ def test_where_a_new_group_begins(apache: ApacheServer) -> None:
     async def scenario() -> None:
         topic = await apache.topic(1)
         await apache.send(topic, "old 1", "old 2")
-        await asyncio.sleep(1.1)  # begins at a whole second
+        # The text form has whole seconds, and 4.9 takes the message nearest to the moment.
+        await asyncio.sleep(1.5 - (time.time() + 0.48) % 1)
         moment = datetime.now().astimezone()
-        await asyncio.sleep(0.05)
         await apache.send(topic, "between")
         young, first, newest, timed, text = (Inbox() for _ in range(5))
         last = partial(push, apache, topic, consume_from_where=ConsumeFromWhere.LAST_OFFSET)
@@ -492,10 +487,8 @@ def test_failed_message_is_tried_again_and_ends_as_dead_letter(
             attempts = await poison.wait_for(3)
             await good.wait_for(1)
             dead = f"%DLQ%{group}"
-            reader = await off(java_550.lite_pull, apache.group(), namesrv=apache.namesrv)
-            await off(eventually, partial(queues_of, reader, dead), bool, f"a route of {dead}")
-            await off(reader.assign, [Queue(dead, apache.broker_name, 0)])
-            (letter,) = await off(reader.poll_for, 1)
+            reader = await off(java_550.push, apache.group(), dead, namesrv=apache.namesrv)
+            (letter,) = await off(reader.wait_for, 1)
         assert [message.reconsume_times for message in attempts] == [0, 1, 2]
         assert {message.topic for message in attempts} == {topic}
         assert {message.msg_id for message in attempts} == {sent.msg_id}

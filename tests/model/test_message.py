@@ -17,7 +17,7 @@ from gimbalmq.model.record import encode_properties, encode_record, iter_records
 
 QUEUE = MessageQueue("TopicA", "broker-a", 3)
 
-# message-format.md section 2: made by Java
+# made by Java
 JAVA_RECORD = bytes.fromhex(
     "0000006f daa320a7 3610a686 00000003 00000000 0000000000000007 00000000000003e8 00000000"
     "0000018bcfe56800 0a010203000015b3 0000018bcfe56801 7f00000100002a9f 00000000 0000000000000000"

@@ -1,4 +1,4 @@
-"""What a route means to producers and consumers (nameserver.md section 6)."""
+"""What a route means to producers and consumers."""
 
 from __future__ import annotations
 

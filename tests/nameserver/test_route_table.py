@@ -1,4 +1,4 @@
-"""The pure route table: each rule of nameserver.md sections 2 to 9."""
+"""The pure route table: every rule of registration, expiry and routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The name server over real sockets: every request of requests.md section 7."""
+"""The name server over real sockets: every request it answers."""
 
 from __future__ import annotations
 

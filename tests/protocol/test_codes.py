@@ -1,4 +1,4 @@
-"""Version numbers of remoting.md section 12."""
+"""Version numbers as Java counts them."""
 
 from __future__ import annotations
 

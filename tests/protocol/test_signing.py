@@ -1,4 +1,4 @@
-"""ACL signatures (remoting.md section 11)."""
+"""ACL signatures."""
 
 from __future__ import annotations
 

@@ -127,7 +127,9 @@ def test_the_queue_of_a_crashed_member_is_overridden_once_and_then_kept() -> Non
 def test_a_round_under_way_when_a_consumer_closes_starts_nothing_after_it() -> None:
     """Seed 206: its heartbeat was sent from a task that outlived the consumer and failed."""
     schedule = [
-        Fault(26.732, "leave", 0.5), Fault(55.024, "join", 0.5), Fault(60.724, "resize", 0.9),
-        Fault(95.257, "join", 0.5), Fault(135.215, "leave", 0.99),
-    ]  # fmt: skip
+        Fault(26.591, "leave", 0.5070562228041009),
+        Fault(60.583, "resize", 0.9382820933836554),
+        Fault(95.116, "join", 0.5157604650965782),
+        Fault(194.422, "join", 0.18490651500145772),
+    ]
     kept(run_world(206, WORLDS["leases, planned"], schedule))

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from gimbalmq.balance.allocate import shares, strategy_by_name
 from gimbalmq.client.consume import ConsumeContext
 from gimbalmq.client.consumer_config import ConsumeFromWhere, PushConsumerConfig
-from gimbalmq.client.events import BalanceEvent, LeaseLost, LeaseOverridden, QueueStarted, QueueTaken
+from gimbalmq.client.events import BalanceEvent, LeaseLost, LeaseOverridden, QueueTaken
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.producer import Producer
 from gimbalmq.client.push_consumer import PushConsumer
@@ -88,7 +88,6 @@ class Report:
         wrong_owners: what the owners were instead, where it did not.
         errors: what the package logged as an error with a traceback, and what the loop complained of.
         taken, overridden, leases_lost: events of all members.
-        pauses: seconds from learning that a queue is ours to its first pull, per taken queue.
         digest: of everything that happened; equal for equal seeds.
     """
 
@@ -102,7 +101,6 @@ class Report:
     taken: int = 0
     overridden: int = 0
     leases_lost: int = 0
-    pauses: list[float] = field(default_factory=list)
     happened: list[str] = field(default_factory=list)
     digest: str = ""
     seconds: float = 0.0
@@ -289,7 +287,7 @@ class World:
         self.namesrv = ""
         self.happened: list[str] = []
         self.taken = self.overridden = self.leases_lost = 0
-        self.pauses: list[float] = []
+        self.events: list[tuple[float, BalanceEvent]] = []
         self._admin = ChannelPool(network=self.network.host("10.0.0.99"))
         self._joined = 0
         self._cuts: set[str] = set()
@@ -308,10 +306,9 @@ class World:
         self.happened.append(f"{self.now:9.3f} {text}")
 
     def saw(self, event: BalanceEvent) -> None:
+        self.events.append((self.now, event))
         if isinstance(event, QueueTaken):
             self.taken += 1
-        elif isinstance(event, QueueStarted):
-            self.pauses.append(event.paused)
         elif isinstance(event, LeaseOverridden):
             self.overridden += 1
         elif isinstance(event, LeaseLost):
@@ -654,7 +651,6 @@ async def _run(seed: int, settings: Settings, faults: list[Fault], folder: Path,
     finally:
         await world.close()
     report.taken, report.overridden, report.leases_lost = world.taken, world.overridden, world.leases_lost
-    report.pauses = world.pauses
     return report
 
 
