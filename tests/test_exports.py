@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import gimbalmq
+import gimbalmq.sync
 import gimbalmq.testing
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,7 +30,7 @@ def _documented() -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("module", [gimbalmq, gimbalmq.testing])
+@pytest.mark.parametrize("module", [gimbalmq, gimbalmq.sync, gimbalmq.testing])
 def test_public_names_are_the_documented_names(module: object) -> None:
     name: str = module.__name__  # type: ignore[attr-defined]
     assert set(module.__all__) == _documented()[name]  # type: ignore[attr-defined]

@@ -12,17 +12,23 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from gimbalmq.broker.broker import Broker as Broker
     from gimbalmq.broker.config import BrokerConfig as BrokerConfig
+    from gimbalmq.client.consume import ConsumeContext as ConsumeContext
     from gimbalmq.client.consume import ConsumeResult as ConsumeResult
     from gimbalmq.client.consumer_config import ConsumeFromWhere as ConsumeFromWhere
+    from gimbalmq.client.consumer_config import MessageModel as MessageModel
     from gimbalmq.client.producer import Producer as Producer
     from gimbalmq.client.pull_consumer import PullConsumer as PullConsumer
     from gimbalmq.client.push_consumer import PushConsumer as PushConsumer
+    from gimbalmq.client.request_reply import reply as reply
+    from gimbalmq.client.request_reply import request as request
     from gimbalmq.client.transaction import TransactionProducer as TransactionProducer
     from gimbalmq.errors import ConfigError as ConfigError
+    from gimbalmq.errors import RequestTimeoutError as RequestTimeoutError
     from gimbalmq.errors import ResponseError as ResponseError
     from gimbalmq.errors import RocketMQError as RocketMQError
     from gimbalmq.errors import SendFailedError as SendFailedError
     from gimbalmq.errors import StoreError as StoreError
+    from gimbalmq.errors import TopicRouteNotFoundError as TopicRouteNotFoundError
     from gimbalmq.errors import TransportError as TransportError
     from gimbalmq.model.message import Message as Message
     from gimbalmq.model.message import MessageView as MessageView
@@ -36,9 +42,11 @@ _HOMES = {
     "Broker": "gimbalmq.broker.broker",
     "BrokerConfig": "gimbalmq.broker.config",
     "ConfigError": "gimbalmq.errors",
+    "ConsumeContext": "gimbalmq.client.consume",
     "ConsumeFromWhere": "gimbalmq.client.consumer_config",
     "ConsumeResult": "gimbalmq.client.consume",
     "Message": "gimbalmq.model.message",
+    "MessageModel": "gimbalmq.client.consumer_config",
     "MessageQueue": "gimbalmq.model.queues",
     "MessageView": "gimbalmq.model.message",
     "NameServer": "gimbalmq.nameserver.server",
@@ -46,11 +54,15 @@ _HOMES = {
     "Producer": "gimbalmq.client.producer",
     "PullConsumer": "gimbalmq.client.pull_consumer",
     "PushConsumer": "gimbalmq.client.push_consumer",
+    "reply": "gimbalmq.client.request_reply",
+    "request": "gimbalmq.client.request_reply",
+    "RequestTimeoutError": "gimbalmq.errors",
     "ResponseError": "gimbalmq.errors",
     "RocketMQError": "gimbalmq.errors",
     "SendFailedError": "gimbalmq.errors",
     "SendResult": "gimbalmq.model.results",
     "StoreError": "gimbalmq.errors",
+    "TopicRouteNotFoundError": "gimbalmq.errors",
     "TransactionProducer": "gimbalmq.client.transaction",
     "TransactionState": "gimbalmq.model.results",
     "TransportError": "gimbalmq.errors",

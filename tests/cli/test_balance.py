@@ -246,3 +246,24 @@ def test_a_day_without_changes_has_a_picture() -> None:
     queues = [MessageQueue("t", "b", number) for number in range(4)]
     one = simulate(Sticky(), queues, [Event(60, "join", "b")], members=["a"])
     assert "STICKY 2" in day_svg("<one & only>", [one])
+
+
+# -- allocateMQ ----------------------------------------------------------------------
+
+
+def test_allocate_mq_prints_what_mqadmin_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """S1-37: for a topic and a list of ips, the AVG result as JSON."""
+    with LocalCluster.in_thread() as cluster, sync.Producer("p", cluster.namesrv) as producer:
+        producer.send(Message("shared", b"makes the topic with four queues"))
+        words = ("allocateMQ", "-n", cluster.namesrv, "-t", "shared", "-i", "10.0.0.1,10.0.0.2,10.0.0.3")
+        assert _run(*words) == 0
+        printed = json.loads(capsys.readouterr().out)
+        assert {ip: [queue["queueId"] for queue in share] for ip, share in printed["result"].items()} == {
+            "10.0.0.1": [0, 1],
+            "10.0.0.2": [2],
+            "10.0.0.3": [3],
+        }
+        assert printed["result"]["10.0.0.2"] == [{"brokerName": "broker-a", "queueId": 2, "topic": "shared"}]
+        assert _run("allocateMQ", "-n", cluster.namesrv, "-t", "nothing", "-i", "a") == 1
+        assert "nothing" in capsys.readouterr().err
+    assert _run("allocateMQ", "-t", "shared", "-i", ",") == 2

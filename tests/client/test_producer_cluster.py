@@ -53,15 +53,15 @@ async def read_all(producer: Producer, topic: str) -> list[MessageView]:
     return found
 
 
-async def first_read(producer: Producer, topic: str) -> list[MessageView]:
-    """What a topic holds, as soon as it exists and holds anything."""
+async def first_read(producer: Producer, topic: str, count: int = 1) -> list[MessageView]:
+    """What a topic holds, as soon as it exists and holds so many."""
     async with asyncio.timeout(5):
         while True:
             try:
                 found = await read_all(producer, topic)
             except TopicRouteNotFoundError:
                 found = []
-            if found:
+            if len(found) >= count:
                 return found
             await asyncio.sleep(0.01)
 
@@ -178,6 +178,24 @@ def test_transaction_is_seen_when_committed_only() -> None:
                 assert result.state is state
             seen = await first_read(producer, "T")
             assert [view.body for view in seen] == [b"yes"]
+
+    run(work())
+
+
+def test_request_of_a_producer_that_has_just_sent_is_answered() -> None:
+    """It knows the route but no broker has had a heartbeat of it yet."""
+
+    async def work() -> None:
+        async with LocalCluster() as cluster, Producer("answerer", cluster.namesrv) as answerer:
+            await answerer.send(Message("T", b"makes the topic"))
+            async with Producer("asker", cluster.namesrv) as asker:
+                await asker.send(Message("T", b"just sent"))
+                waiting = asyncio.ensure_future(
+                    request_reply.request(asker, Message("T", b"ping"), timeout=5.0)
+                )
+                seen = [view for view in await first_read(answerer, "T", 3) if view.body == b"ping"]
+                await request_reply.reply(answerer, seen[0], b"pong")
+                assert (await waiting).body == b"pong"
 
     run(work())
 

@@ -25,7 +25,7 @@ def test_java_broker_registers_with_our_name_server_and_shares_a_topic_with_our_
     make_group: MakeGroup,
     tmp_path: Path,
 ) -> None:
-    """S1-06, part of S1-09: the topic has the queues of both brokers while both live, and those of ours when Java's dies."""
+    """S1-06, part of S1-09: queues of both brokers while both live, of ours alone when Java's dies."""
     name = f"java-{version}"
     topic, groups = make_topic(queues=2), [make_group() for _ in both]
     extra = {"brokerName": name}

@@ -63,6 +63,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     verbs = balance.add_subparsers(dest="verb", metavar="COMMAND", title="commands", required=True)
     _add_preview(verbs)
     _add_simulate(verbs)
+    _add_allocate(commands)
 
 
 def _add_preview(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -96,6 +97,21 @@ def _add_preview(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     _common(parser, preview)
 
 
+def _add_allocate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """mqadmin's own command, for scripts that know it."""
+    parser = commands.add_parser(
+        "allocateMQ",
+        help="a topic's queues over a list of addresses, as JSON (mqadmin's command)",
+        description="Prints how AVG divides a topic's queues among clients, as mqadmin allocateMQ does.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("-n", "--namesrv", default="127.0.0.1:9876", metavar="HOST:PORT[;...]", help="name servers to ask")
+    add("-t", "--topic", required=True, metavar="TOPIC", help="whose queues")
+    add("-i", "--ipList", required=True, dest="members", metavar="IP,IP", help="the clients, in this order")
+    _common(parser, allocate, json_option=False)
+
+
 def _add_simulate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = verbs.add_parser(
         "simulate",
@@ -119,8 +135,9 @@ def _add_simulate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _common(parser, simulate)
 
 
-def _common(parser: argparse.ArgumentParser, run: Any) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+def _common(parser: argparse.ArgumentParser, run: Any, *, json_option: bool = True) -> None:
+    if json_option:
+        parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.set_defaults(run=run, log_level="error", log_file=None)
 
@@ -425,6 +442,29 @@ async def _first_answering(pool: Any, addresses: Sequence[str]) -> str:
             if number + 1 == len(addresses):
                 raise
     raise AssertionError("parse_addresses gives at least one")
+
+
+# -- allocateMQ ----------------------------------------------------------------------
+
+
+def allocate(args: argparse.Namespace) -> int:
+    """The command; its exit code."""
+    from gimbalmq.balance.allocate import Averagely
+    from gimbalmq.protocol.fastjson import queue_object
+
+    members = [member.strip() for member in args.members.split(",") if member.strip()]
+    if not members:
+        raise ConfigError("-i", args.members, "name at least one client")
+    queues: dict[str, list[MessageQueue]] = {}
+    args.group = None
+    _read_cluster(args, queues, [args.topic], members)
+    strategy = Averagely()
+    result = {
+        member: [queue_object(queue) for queue in strategy.allocate("", member, queues[args.topic], members)]
+        for member in members
+    }
+    print(json.dumps({"result": result}, separators=(",", ":")))
+    return 0
 
 
 # -- simulate ------------------------------------------------------------------------

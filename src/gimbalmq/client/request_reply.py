@@ -17,6 +17,8 @@ from gimbalmq.model.message import Message, MessageView
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.results import SendResult
 
+_BUSY_SECONDS = 0.02
+
 REPLY_TOPIC_SUFFIX = "REPLY_TOPIC"
 
 
@@ -42,13 +44,11 @@ async def request(
     known[names.CORRELATION_ID] = correlation_id
     known[names.REPLY_TO_CLIENT] = instance.client_id
     known[names.TTL] = str(round(timeout * 1000))
-    if instance.route(message.topic) is None:
-        # The reply comes down the connection of a heartbeat: every broker must have had one.
-        await producer.publish_queues(message.topic)
-        await instance.heartbeat()
     waiting: asyncio.Future[MessageView] = loop.create_future()
     instance.replies[correlation_id] = waiting
     try:
+        async with asyncio.timeout_at(deadline):
+            await _introduce(producer, message.topic)
         await producer.send(message, queue=queue, selector=selector, argument=argument, timeout=timeout)
         async with asyncio.timeout_at(deadline):
             return await waiting
@@ -60,6 +60,17 @@ async def request(
         ) from error
     finally:
         instance.replies.pop(correlation_id, None)
+
+
+async def _introduce(producer: Producer, topic: str) -> None:
+    """The reply comes down the connection of a heartbeat, so every broker of the topic must have had one."""
+    instance = producer.instance
+    brokers = {queue.broker_name for queue in await producer.publish_queues(topic)}
+    while not brokers <= instance.broker_versions.keys():
+        if await instance.heartbeat():
+            # A broker that has not answered even now is not waited for: the message may go to another.
+            return
+        await asyncio.sleep(_BUSY_SECONDS)
 
 
 def reply_message(request_message: MessageView, body: bytes | str) -> Message:
