@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from gimbalmq.client.events import QueueDropped, QueueStarted
 from gimbalmq.model.queues import MessageQueue
@@ -146,8 +145,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="four changes instead of twenty")
-    changes = 4 if parser.parse_args().quick else 20
+    parser.add_argument("--quick", action="store_true", help="four changes instead of ten")
+    changes = 4 if parser.parse_args().quick else 10
     logging.getLogger("gimbalmq").setLevel(logging.CRITICAL)
     results: dict[tuple[str, str], Result] = {}
     ways: tuple[Literal["java", "lease"], ...] = ("java", "lease")

@@ -49,7 +49,7 @@ def test_defaults_are_apaches() -> None:
 
 def test_every_option_comes_back_from_its_text() -> None:
     config = BrokerConfig(
-        broker_name="b", auto_create_topic_enable=False, file_reserved_time=1.5, tls_server_cert_path="/c"
+        broker_name="b", auto_create_topic_enable=False, file_reserved_time=15, tls_server_cert_path="/c"
     )
     again, unknown = BrokerConfig.from_properties(config.to_properties())
     assert (again, unknown) == (config, [])

@@ -49,10 +49,24 @@ def test_object_key_comes_back_as_its_text_and_names_a_queue() -> None:
 
 def test_quoted_object_key_names_a_queue_too() -> None:
     queue = MessageQueue("T", "b", 3)
-    written = fastjson.dumps({fastjson.queue_text(queue): 5})
-    (key,) = json.loads(written)
+    (key,) = fastjson.loads(json.dumps({fastjson.queue_text(queue): 5}))
     assert fastjson.queue_key(key) == queue
     assert fastjson.queue_key(fastjson.queue_object(queue)) == queue
+
+
+def test_queue_keys_are_written_bare_and_nothing_else_is_touched() -> None:
+    """As Java writes them; its 5.5 reader refuses the quoted form."""
+    queue = MessageQueue("T", "b", 3)
+    text = fastjson.queue_text(queue)
+    assert fastjson.dumps({text: 5, "as value": text, "n": {"1": [text]}}) == (
+        b'{{"brokerName":"b","queueId":3,"topic":"T"}:5,'
+        b'"as value":"{\\"brokerName\\":\\"b\\",\\"queueId\\":3,\\"topic\\":\\"T\\"}",'
+        b'"n":{"1":["{\\"brokerName\\":\\"b\\",\\"queueId\\":3,\\"topic\\":\\"T\\"}"]}}'
+    )
+    odd = MessageQueue('quo"te\\', "b:{", 0)
+    assert (
+        fastjson.queue_key(next(iter(fastjson.loads(fastjson.dumps({fastjson.queue_text(odd): 1}))))) == odd
+    )
 
 
 @pytest.mark.parametrize(

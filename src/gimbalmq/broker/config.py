@@ -111,7 +111,7 @@ class BrokerConfig:
     max_index_num: int = 20_000_000
     message_index_enable: bool = True
     delete_when: str = "04"
-    file_reserved_time: float = 72
+    file_reserved_time: int = 72
     disk_max_used_space_ratio: int = 75
     clean_resource_interval: int = 10_000
     clean_file_forcibly_enable: bool = True

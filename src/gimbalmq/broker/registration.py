@@ -79,7 +79,9 @@ class Registration:
         while True:
             period = self._live.now.register_name_server_period / 1000
             try:
-                await asyncio.wait_for(self._wake.wait(), period)
+                # Not wait_for: it loses a cancellation that comes together with the event.
+                async with asyncio.timeout(period):
+                    await self._wake.wait()
             except TimeoutError:
                 await self.register_all()
                 continue

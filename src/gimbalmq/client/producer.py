@@ -96,6 +96,32 @@ class _Prepared(msgspec.Struct, gc=False):
     max_reconsume: int | None = None
 
 
+class _Flight:
+    """A ``send_soon`` on its way. With thousands of them a closure's cells would be what the collector does."""
+
+    __slots__ = ("address", "chosen", "future", "limit", "prepared", "producer", "started")
+
+    def __init__(
+        self,
+        producer: Producer,
+        prepared: _Prepared,
+        chosen: MessageQueue,
+        address: str,
+        limit: float,
+        future: asyncio.Future[SendResult],
+    ) -> None:
+        self.producer = producer
+        self.prepared = prepared
+        self.chosen = chosen
+        self.address = address
+        self.limit = limit
+        self.future = future
+        self.started = producer._loop.time()
+
+    def __call__(self, call: asyncio.Future[RemotingCommand]) -> None:
+        self.producer._landed(self, call)
+
+
 class Producer:
     """Sends messages (Java: DefaultMQProducer).
 
@@ -336,37 +362,38 @@ class Producer:
         self, prepared: _Prepared, chosen: MessageQueue, channel: Channel, limit: float
     ) -> asyncio.Future[SendResult]:
         future: asyncio.Future[SendResult] = self._loop.create_future()
-        started = self._loop.time()
-
-        def answered(call: asyncio.Future[RemotingCommand]) -> None:
-            self._in_flight -= 1
-            if self._waiting:
-                self._next_turn()
-            error = call.exception()
-            if error is None:
-                try:
-                    result = self._result(prepared, chosen, call.result(), channel.address)
-                except RocketMQError as refused:
-                    error = refused
-                else:
-                    if self._records:
-                        self._record(chosen.broker_name, started, failed=False)
-                    if not future.done():
-                        future.set_result(result)
-                    return
-            unanswered = isinstance(error, TransportError)
-            self._record(chosen.broker_name, started, failed=True, reachable=unanswered)
-            if future.done():
-                return
-            if isinstance(error, TransportError) and self._instance is not None:
-                remaining = limit - (self._loop.time() - started)
-                self._own(self._resend(future, prepared, chosen, error, remaining))
-            else:
-                future.set_exception(error)
-
-        channel.start_call(self._command(prepared, chosen), limit).add_done_callback(answered)
+        flight = _Flight(self, prepared, chosen, channel.address, limit, future)
+        channel.start_call(self._command(prepared, chosen), limit).add_done_callback(flight)
         self._in_flight += 1
         return future
+
+    def _landed(self, flight: _Flight, call: asyncio.Future[RemotingCommand]) -> None:
+        """A ``send_soon`` has its answer, or none will come."""
+        self._in_flight -= 1
+        if self._waiting:
+            self._next_turn()
+        future, prepared, chosen, started = flight.future, flight.prepared, flight.chosen, flight.started
+        error = call.exception()
+        if error is None:
+            try:
+                result = self._result(prepared, chosen, call.result(), flight.address)
+            except RocketMQError as refused:
+                error = refused
+            else:
+                if self._records:
+                    self._record(chosen.broker_name, started, failed=False)
+                if not future.done():
+                    future.set_result(result)
+                return
+        unanswered = isinstance(error, TransportError)
+        self._record(chosen.broker_name, started, failed=True, reachable=unanswered)
+        if future.done():
+            return
+        if isinstance(error, TransportError) and self._instance is not None:
+            remaining = flight.limit - (self._loop.time() - started)
+            self._own(self._resend(future, prepared, chosen, error, remaining))
+        else:
+            future.set_exception(error)
 
     async def _resend(
         self,

@@ -571,7 +571,9 @@ class RebalanceLoop:
         while True:
             interval = min((consumer.config.rebalance_interval for consumer in self._consumers), default=20.0)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), interval)
+                # Not wait_for: it loses a cancellation that comes together with the event.
+                async with asyncio.timeout(interval):
+                    await self._woken.wait()
             pause = max((consumer.config.rebalance_min_interval for consumer in self._consumers), default=0.0)
             if self._last_end is not None and self._last_end + pause > self._clock.monotonic():
                 await asyncio.sleep(self._last_end + pause - self._clock.monotonic())

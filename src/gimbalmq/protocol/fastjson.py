@@ -6,7 +6,8 @@ Java writes them with fastjson, whose maps may have bare integers, or whole obje
 first; only what it refuses is read by the small scanner below.
 
 The reader gives an object key back as its compact JSON text; ``queue_key`` turns such a key,
-quoted or bare, into a MessageQueue. The writer quotes every key: Java reads that.
+quoted or bare, into a MessageQueue. The writer quotes integer keys, which every Java reads, and
+writes queues bare, since only that is read by all.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _BARE = re.compile(r"[^\s:,{}\[\]\"']+")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?[LSBFD]?")
 _WORDS = {"true": True, "false": False, "null": None}
 _MAX_DEPTH = 64
+_OBJECT_KEY = re.compile(rb'("\{\\"(?:[^"\\]|\\.)*"):')
+"""A key that is an object's text. A closing quote is never followed by a brace, so it starts there."""
 
 
 def loads(data: bytes | str) -> Any:
@@ -47,8 +50,13 @@ def loads(data: bytes | str) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """Compact standard JSON; integer keys are quoted."""
-    return _encode(value)
+    """Compact JSON; integer keys are quoted, keys made by ``queue_text`` are bare objects."""
+    text = _encode(value)
+    return _OBJECT_KEY.sub(_bare, text) if b'"{\\"' in text else text
+
+
+def _bare(match: re.Match[bytes]) -> bytes:
+    return bytes(json.loads(match.group(1)).encode()) + b":"
 
 
 def dumps_pretty(value: Any) -> bytes:
@@ -68,7 +76,10 @@ def queue_key(key: object) -> MessageQueue:
 
 
 def queue_text(queue: MessageQueue) -> str:
-    """The key form of a queue that Java reads back."""
+    """A queue as a map key; ``dumps`` writes it as the bare object that every Java version reads.
+
+    Up to 5.3 Java also reads the quoted text; 5.5 does not.
+    """
     return _encode(queue_object(queue)).decode()
 
 
