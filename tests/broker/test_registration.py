@@ -101,9 +101,7 @@ def test_without_force_the_table_is_sent_only_where_it_differs(tmp_path: Path) -
     async def work() -> None:
         async with (
             double() as names,
-            open_desk(
-                tmp_path, namesrvAddr=names.address, registerNameServerPeriod=100, forceRegister=False
-            ),
+            open_desk(tmp_path, namesrvAddr=names.address, registerNameServerPeriod=100, forceRegister=False),
         ):
             await until(lambda: names.questions >= 3)
             assert len(names.calls) == 1, "the name server had the table"

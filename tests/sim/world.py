@@ -58,6 +58,7 @@ class Settings:
         work: how long a handler takes, from and to.
         failing: share of first deliveries that a handler refuses.
         patience: by when after the last fault everything must be consumed and at rest.
+        options: of the consumers, by name.
     """
 
     handover: Literal["java", "lease"] = "java"
@@ -160,6 +161,10 @@ class Member:
         self.hung_until = 0.0
         self.rng = random.Random(f"{world.seed} {name}")
         settings = world.settings
+        options: dict[str, Any] = {
+            "consume_from_where": ConsumeFromWhere.FIRST_OFFSET,
+            **dict(settings.options),
+        }
         self.consumer = PushConsumer(
             config=PushConsumerConfig(
                 group=GROUP,
@@ -169,8 +174,7 @@ class Member:
                 network=world.network.host(host),
                 handover=settings.handover,
                 strategy=settings.strategy,
-                consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
-                **dict(settings.options),
+                **options,
             )
         )
         self.consumer.on_event(world.saw)

@@ -286,7 +286,7 @@ class Broker:
         if not self._started:
             return
         self._started = False
-        self.metrics.close()
+        await self.metrics.close()
         self.topics.changed = None
         await self._registration.goodbye()
         self.long_poll.wake_all()
@@ -312,7 +312,7 @@ class Broker:
         if not self._started:
             return
         self._started = False
-        self.metrics.close()
+        await self.metrics.close()
         self.topics.changed = None
         for saving in (self.topics.saving, self.groups.saving):
             saving.abandon()

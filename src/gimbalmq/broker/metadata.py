@@ -306,14 +306,14 @@ class ConsumerOffsets:
         return self._pulled.get((topic, group), {}).get(queue_id, -1)
 
     def topics_of(self, group: str) -> set[str]:
-        return {topic for topic, owner in list(self._table) if owner == group}
+        return {topic for topic, owner in self._table if owner == group}
 
     def groups_of(self, topic: str) -> set[str]:
         return {group for owned, group in self._table if owned == topic}
 
     def all_groups(self) -> set[str]:
         # A copy first: the metrics' thread asks this while the loop changes the table.
-        return {group for _, group in list(self._table)}
+        return {group for _, group in self._table}
 
     def queues(self, group: str, topic: str) -> dict[int, int]:
         return dict(self._table.get((topic, group), {}))

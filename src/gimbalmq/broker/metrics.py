@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 
 from gimbalmq.broker.clients import Consumers, Producers
@@ -10,6 +11,8 @@ from gimbalmq.broker.metadata import ConsumerOffsets, Topics
 from gimbalmq.broker.stats import Stats
 from gimbalmq.errors import ConnectError
 from gimbalmq.store.message_store import MessageStore
+
+_SCRAPE_SECONDS = 10.0
 
 
 class MetricsServer:
@@ -40,10 +43,15 @@ class MetricsServer:
         from prometheus_client.registry import Collector
 
         owner = self
+        loop = asyncio.get_running_loop()
 
         class _Collector(Collector):
+            def describe(self) -> Iterable[object]:
+                return ()
+
             def collect(self) -> Iterable[object]:  # type: ignore[override]
-                return owner._collect()
+                # A scrape comes on a thread of its own; the tables are the loop's to read.
+                return asyncio.run_coroutine_threadsafe(owner._read(), loop).result(_SCRAPE_SECONDS)
 
         registry = CollectorRegistry()
         registry.register(_Collector())
@@ -63,10 +71,14 @@ class MetricsServer:
 
         self._stop = stop
 
-    def close(self) -> None:
+    async def close(self) -> None:
         if self._stop is not None:
-            self._stop()
+            # Off the loop: a scrape under way still has to be answered by it.
+            await asyncio.to_thread(self._stop)
             self._stop = None
+
+    async def _read(self) -> list[object]:
+        return list(self._collect())
 
     def _collect(self) -> Iterable[object]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

@@ -84,7 +84,7 @@ class Stats:
 
     def items(self, name: str) -> dict[str, Counter]:
         # A copy first: the metrics' thread asks this while the loop adds counters.
-        return {key: counter for (kind, key), counter in list(self._items.items()) if kind == name}
+        return {key: counter for (kind, key), counter in self._items.items() if kind == name}
 
     def put(self, topic: str, count: int, size: int) -> None:
         self.put_total.add(count, count)
