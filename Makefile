@@ -15,6 +15,7 @@ help:
 	@echo "make test      unit tests, wheel included, then interop (skipped where Java or Maven is missing)"
 	@echo "make unit      unit tests only            make interop   Apache RocketMQ as the counterpart only"
 	@echo "make soak      the long forms             make cov       branch coverage of the unit tests"
+	@echo "make sim       whole clusters in virtual time with seeded faults (SEED=1 RUNS=20)"
 	@echo "make bench     benchmarks (ARGS=--quick)  make fmt       format and fix"
 	@echo "make wheel     build dist/*.whl           make docs      write the generated parts of docs/"
 

@@ -6,6 +6,7 @@ schedule cut down to the faults it needs.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -14,6 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from gimbalmq.client.consumer_config import PushConsumerConfig
+from gimbalmq.client.rebalance import RebalanceLoop
+from gimbalmq.testing import VirtualClock, run_virtual
+from gimbalmq.transport.tasks import Tasks
 from tests.sim.promises import WORLDS, broken
 from tests.sim.run import cut_down, summary
 from tests.sim.schedule import KINDS, Fault, draw
@@ -133,3 +138,29 @@ def test_a_round_under_way_when_a_consumer_closes_starts_nothing_after_it() -> N
         Fault(194.422, "join", 0.18490651500145772),
     ]
     kept(run_world(206, WORLDS["leases, planned"], schedule))
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_member_that_is_woken_while_it_closes_does_close(turns: int) -> None:
+    """Seed 12, in some processes: the loop of rounds waited with ``wait_for``, which in Python 3.11 loses a
+    cancellation that comes together with the event, and close() never returned."""
+
+    class Idle:
+        group = "g"
+        config = PushConsumerConfig(group="g", namesrv="10.0.0.1:9876")
+
+        async def rebalance(self, reason: str) -> bool:
+            return True
+
+    async def main(clock: VirtualClock) -> None:
+        tasks = Tasks("member")
+        rounds = RebalanceLoop(tasks, clock)
+        rounds.join(Idle())
+        await asyncio.sleep(1)
+        rounds.wake("a member joined")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            await tasks.close()
+
+    run_virtual(main)

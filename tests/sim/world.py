@@ -45,6 +45,7 @@ MOST_QUEUES = 8
 QUIET_DELAY = (0.0002, 0.001)
 STABLE_SECONDS = 25.0
 """At rest means: as the strategy says for longer than the 20 s between two rounds."""
+CLOSING_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -290,6 +291,7 @@ class World:
         }
         self.namesrv = ""
         self.happened: list[str] = []
+        self.errors: list[str] = []
         self.taken = self.overridden = self.leases_lost = 0
         self.events: list[tuple[float, BalanceEvent]] = []
         self._admin = ChannelPool(network=self.network.host("10.0.0.99"))
@@ -358,7 +360,12 @@ class World:
     def spawn(self, work: Any) -> None:
         task = self.loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.errors.append(f"a part of the world failed: {task.exception()!r}")
 
     async def join(self) -> Member:
         self._joined += 1
@@ -646,14 +653,20 @@ async def _run(seed: int, settings: Settings, faults: list[Fault], folder: Path,
         await world.suffer(faults)
         world.spawn(world.watch())
         await asyncio.sleep(5)
-        await world.heal()
+        async with asyncio.timeout(settings.patience):
+            await world.heal()
         loop.call_later(10.0, world.stop_sending)
         report.settled = await world.rest()
         report.wrong_owners = world.wrong_owners()
         report.seconds = world.now
         report.digest = _digest(world)
     finally:
-        await world.close()
+        try:
+            async with asyncio.timeout(CLOSING_SECONDS):
+                await world.close()
+        except TimeoutError:
+            errors.append(f"closing did not end within {CLOSING_SECONDS:g} s")
+        errors.extend(world.errors)
     report.taken, report.overridden, report.leases_lost = world.taken, world.overridden, world.leases_lost
     return report
 

@@ -9,6 +9,8 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
+_CANCEL_AGAIN_SECONDS = 1.0
+
 
 class Tasks:
     """Holds every task its owner started; ``close`` ends them all.
@@ -67,8 +69,9 @@ class Tasks:
 
     async def close(self) -> None:
         """Cancels everything and waits until it is gone."""
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.gather(*tasks, return_exceptions=True)
+        tasks = {task for task in self._tasks if task is not asyncio.current_task()}
+        while tasks:
+            for task in tasks:
+                task.cancel()
+            # Again after a moment: asyncio.wait_for of Python 3.11 may swallow a cancellation.
+            _, tasks = await asyncio.wait(tasks, timeout=_CANCEL_AGAIN_SECONDS)
