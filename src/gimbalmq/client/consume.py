@@ -318,6 +318,7 @@ class ConcurrentConsumption:
         self._threads = threads
         self._limit = host.config.consume_threads
         self._batch_size = host.config.consume_message_batch_max_size
+        self._monotonic = host.clock.monotonic
         self._waiting: deque[Batch] = deque()
         self._workers = 0
         self._closed = False
@@ -374,20 +375,24 @@ class ConcurrentConsumption:
 
     async def _work(self) -> None:
         waiting = self._waiting
-        monotonic = self._host.clock.monotonic
+        monotonic = self._monotonic
+        context: ConsumeContext | None = None
         turns = 0
         try:
             while waiting:
                 batch = waiting.popleft()
-                if not self._may_begin(batch):
-                    continue
                 process_queue = batch.process_queue
-                context = ConsumeContext(process_queue.queue)
+                if process_queue.dropped or process_queue.draining or self._closed:
+                    continue
+                listener = batch.listener
+                # A context no handler sees stays as it was made.
+                if context is None or listener.wants_context or context.queue is not process_queue.queue:
+                    context = ConsumeContext(process_queue.queue)
                 batch.started = monotonic()
                 process_queue.begin(batch)
                 outcome = None
                 try:
-                    outcome = await batch.listener.run_async(batch.messages, context)
+                    outcome = await listener.run_async(batch.messages, context)
                 finally:
                     if outcome is None:  # cancelled
                         process_queue.end(batch)
@@ -418,21 +423,22 @@ class ConcurrentConsumption:
 
     def _settle(self, batch: Batch, outcome: Outcome, context: ConsumeContext) -> None:
         process_queue = batch.process_queue
-        now = process_queue.last_consume = self._host.clock.monotonic()
-        failed = len(outcome.failed)
+        now = process_queue.last_consume = self._monotonic()
         messages = batch.messages
-        self._host.count_consumed(messages[0].topic, len(messages) - failed, failed, now - batch.started)
+        failed = len(outcome.failed)
+        host = self._host
+        host.count_consumed(messages[0].topic, len(messages) - failed, failed, now - batch.started)
         if process_queue.dropped:
             log.debug(
-                "result of %d messages of %s ignored: it was dropped",
-                len(batch.messages),
-                process_queue.queue,
+                "result of %d messages of %s ignored: it was dropped", len(messages), process_queue.queue
             )
             process_queue.end(batch)
-        elif outcome.failed:
+        elif failed:
             self._tasks.spawn(self._settle_failed(batch, outcome.failed, context), "send back")
         else:
-            self._finish(process_queue, batch.messages)
+            offset = process_queue.remove(messages)
+            if offset >= 0:
+                host.offsets.update(process_queue.queue, offset, increase_only=True)
             process_queue.end(batch)
 
     def _finish(self, process_queue: ProcessQueue, messages: Sequence[MessageView]) -> None:

@@ -542,9 +542,10 @@ class Producer:
             raise _wrong_size(len(body), self.config.max_message_size)
         known = message.system_properties
         now_ms = instance.clock.wall_ms()
-        msg_id = known.get(names.UNIQ_KEY)
-        if msg_id is None:
-            msg_id = known[names.UNIQ_KEY] = instance.unique_ids.next(now_ms)
+        # The id goes first, as in Java's sends: what follows repeats, and our broker reads it only once.
+        msg_id = known.pop(names.UNIQ_KEY, None) or instance.unique_ids.next(now_ms)
+        properties = f"{names.UNIQ_KEY}\x01{msg_id}\x02{message.properties_text()}"
+        known[names.UNIQ_KEY] = msg_id
         sys_flag = 0
         if len(body) >= self.config.compress_over:
             body = compress(body, self._compression, self.config.compression_level)
@@ -552,9 +553,7 @@ class Producer:
         if names.TRAN_MSG in known:
             sys_flag |= TRANSACTION_PREPARED
         code = _SEND if known.get(names.MESSAGE_TYPE) != "reply" else _SEND_REPLY
-        prepared = _Prepared(
-            code, message.topic, body, message.properties_text(), sys_flag, message.flag, msg_id, now_ms
-        )
+        prepared = _Prepared(code, message.topic, body, properties, sys_flag, message.flag, msg_id, now_ms)
         if message.topic.startswith(RETRY_PREFIX):
             self._move_retry_fields(message, prepared)
         return prepared
