@@ -14,6 +14,7 @@ Fairness is the point of this file:
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
@@ -30,7 +31,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from benchmarks.loadgen.runner import JAVA_VERSION, CannotMeasure, Load
 from tests.peers import apache
@@ -427,9 +428,31 @@ def chosen(only: str | None) -> list[str]:
     return names
 
 
+_turn: IO[str] | None = None  # open while this process has its turn
+
+
+def take_turn() -> None:
+    """Wait until no other benchmark runs on this machine, and keep the turn until this process ends.
+
+    Two at once would measure each other. A terminated benchmark must not leave servers behind either: SIGTERM
+    becomes an exception, so that every `with` is left in order.
+    """
+    global _turn
+    if _turn is not None:
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    _turn = (Path(tempfile.gettempdir()) / "gimbalmq-bench.lock").open("a")
+    try:
+        fcntl.flock(_turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("waiting for another benchmark to end", file=sys.stderr, flush=True)
+        fcntl.flock(_turn, fcntl.LOCK_EX)
+
+
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
     """A folder for stores, on the disk that holds the temporary files, gone afterwards."""
+    take_turn()
     with tempfile.TemporaryDirectory(prefix="gimbalmq-bench-", ignore_cleanup_errors=True) as name:
         yield Path(name)
 

@@ -1,0 +1,65 @@
+"""Sends a second: our producer beside Java's, on the same broker, in one run.
+
+python benchmarks/client_send.py [--quick] [--broker apache|ours] [--only ours|apache] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.client_common import Plan, main, one_broker, run_ours
+from benchmarks.loadgen.runner import Load, run_java
+from benchmarks.report import Row
+from benchmarks.subjects import Subject, measure
+
+QUEUES = 8
+
+
+def send(plan: Plan, subject: Subject, client: str, mode: str, **shape: object) -> Load:
+    if client == "ours":
+        load = partial(run_ours, mode, namesrv=subject.namesrv, **shape)
+    else:
+        load = partial(run_java, mode, namesrv=subject.namesrv, home=subject.folder, **shape)
+    return measure(subject, load, plan.options.tries)
+
+
+def run(plan: Plan) -> list[Row]:
+    options = plan.options
+    clients = plan.clients()
+    rows: list[Row] = []
+    # Both clients and the broker are warm before a figure counts: Java's compilers need seconds.
+    times = {"seconds": options.pick(5, 2), "warmup": options.pick(5, 2)}
+    with one_broker(plan, {"send100": QUEUES, "send1024": QUEUES}) as subject:
+        for body in (100, 1024):
+            rate = Row(f"async sends, 2000 in flight, {body} B", "1/s", goal=(">=", 1.0))
+            cost = Row(f"our processor time for each, {body} B", "us")
+            rows += [rate, cost]
+            for _ in range(options.rounds):
+                for client in clients:
+                    load = send(
+                        plan, subject, client, "async", topic=f"send{body}", body=body, window=2000, **times
+                    )
+                    rate.add(client, load.per_second)
+                    if client == "ours":
+                        cost.add(client, load.generator_us)
+        for threads in (1, 8):
+            each = "one at a time" if threads == 1 else f"{threads} at a time"
+            p50 = Row(f"synchronous send, {each}, p50", "us", goal=("<=", 1.0))
+            p99 = Row(f"synchronous send, {each}, p99", "us")
+            rate = Row(f"synchronous send, {each}", "1/s", goal=(">=", 1.0))
+            rows += [p50, p99, rate]
+            for _ in range(options.rounds):
+                for client in clients:
+                    load = send(plan, subject, client, "sync", topic="send100", threads=threads, **times)
+                    p50.add(client, load.p50_us)
+                    p99.add(client, load.p99_us)
+                    rate.add(client, load.per_second)
+    return rows
+
+
+if __name__ == "__main__":
+    main(run, __doc__, "client_send")
