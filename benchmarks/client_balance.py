@@ -1,6 +1,6 @@
 """Joins, leaves and kills with real processes: how soon every queue has its owner again, and at what price.
 
-    python benchmarks/client_balance.py [--quick] [--broker apache|ours] [--only ours|apache] [--json FILE]
+    python benchmarks/client_balance.py [--quick] [--broker both|apache|ours] [--only ours|apache] [--json FILE]
 
 Four kinds of group in turn on one broker, 16 queues, about 400 messages a second, a handler of 20 ms: ours as
 Java does it, ours with `handover="lease"`, Java 5.5.0, Java 4.9.8. One member starts, three join, one leaves; then

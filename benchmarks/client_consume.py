@@ -1,6 +1,6 @@
 """Messages consumed a second: our push consumer beside Java's, on the same broker, in one run; and decoding alone.
 
-    python benchmarks/client_consume.py [--quick] [--broker apache|ours] [--only ours|apache] [--json FILE]
+    python benchmarks/client_consume.py [--quick] [--broker both|apache|ours] [--only ours|apache] [--json FILE]
 
 Both pull 32 at a time. Java decodes a message in full when it arrives; ours when a field is asked for, so
 decoding is shown twice: as it arrives, and with body, id, tags, properties and time read.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.client_common import Plan, main, one_broker, run_java_consumer, run_ours
+from benchmarks.client_common import Plan, in_turn, main, one_broker, run_java_consumer, run_ours
 from benchmarks.loadgen.runner import CannotMeasure, Load, run_c
 from benchmarks.report import Row
 from benchmarks.subjects import Subject, Wire, awake, encode, measure
@@ -88,9 +88,9 @@ def run(plan: Plan) -> list[Row]:
             for what, _ in shapes
         }
         rows += [row for pair in made.values() for row in pair]
-        for _ in range(options.rounds):
+        for turn in range(options.rounds):
             for what, shape in shapes:
-                for client in clients:
+                for client in in_turn(clients, turn):
                     load = consume(plan, subject, client, topic="full100", count=count, **shape)
                     made[what][0].add(client, load.per_second)
                     if client == "ours":

@@ -532,8 +532,9 @@ def await_quiet() -> None:
 
 
 def _busy_seconds() -> float:
-    user, nice, system = map(int, Path("/proc/stat").read_text().split(maxsplit=4)[1:4])
-    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
+    # user, nice, system, irq, softirq: processes are charged for the interrupts they meet, so those count too
+    ticks = list(map(int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]))
+    return sum(ticks[:3] + ticks[5:7]) / os.sysconf("SC_CLK_TCK")
 
 
 def _children_seconds() -> float:

@@ -65,6 +65,12 @@ class Reader:
         log_min, log_end = log.min_offset, log.position
         memory_floor = log_end - self._memory_bytes
         max_count = max(max_count, 1)
+        # Limits of a reader near the log's end and of one far behind it; found once, not for each entry.
+        near_count = min(max_count, config.max_transfer_count_memory)
+        near_bytes = min(max_bytes, config.max_transfer_bytes_memory)
+        far_count = min(max_count, config.max_transfer_count_disk)
+        far_bytes = min(max_bytes, config.max_transfer_bytes_disk)
+        read = log.segments.read
         scan_end = min(queue.max_offset, offset + max(_SCAN_ENTRIES, max_count))
         step = min(max_count, config.max_transfer_count_memory) if tags is None and predicate is None else 256
         status = GetStatus.NO_MATCHED_MESSAGE
@@ -85,14 +91,13 @@ class Reader:
                     status = GetStatus.MESSAGE_WAS_REMOVING
                     position += 1
                     continue
-                if count:
-                    if place >= memory_floor:
-                        most, room = config.max_transfer_count_memory, config.max_transfer_bytes_memory
-                    else:
-                        most, room = config.max_transfer_count_disk, config.max_transfer_bytes_disk
-                    if count >= max_count or count >= most or total + size > min(max_bytes, room):
+                if place >= memory_floor:
+                    if count and (count >= near_count or total + size > near_bytes):
                         full = True
                         break
+                elif count and (count >= far_count or total + size > far_bytes):
+                    full = True
+                    break
                 position += 1
                 if tags is not None and code not in tags:
                     continue
@@ -104,13 +109,13 @@ class Reader:
                     run_end += size
                 else:
                     if run_end >= 0:
-                        parts.append(log.read(run_start, run_end - run_start))
+                        parts.append(read(run_start, run_end - run_start))
                     run_start, run_end = place, place + size
             if not full and count >= max_count:
                 full = True
         if count == 0:
             return GetResult(status, position, queue.min_offset, queue.max_offset)
-        parts.append(log.read(run_start, run_end - run_start))
+        parts.append(read(run_start, run_end - run_start))
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         on_disk = run_end < memory_floor
         return GetResult(GetStatus.FOUND, position, queue.min_offset, queue.max_offset, count, body, on_disk)
