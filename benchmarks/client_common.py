@@ -1,10 +1,12 @@
 """What the client benchmarks share: one broker for both clients, the command line, goals that are plain numbers.
 
 In their tables `ours` is this project's client and `Apache` is Apache's Java client, both on the broker that
-`--broker` names. The default is both brokers, one after the other, because they answer different questions: on two
-cores Apache's broker leaves its own client little processor (14-24 k async sends/s there, 78-104 k on our broker), so
-a ratio measured on it alone says more about two JVMs sharing a machine than about the clients. Java's client runs as `loadgen.runner.run_java` runs it, with the JVM's
-own choice of collector and compilers; ours in a process of its own, under uvloop where that is installed.
+`--broker` names. The default is both brokers, one after the other, because they answer different questions: on
+two cores Apache's broker leaves its own client little processor (14-24 k async sends/s there, 78-104 k on our
+broker), so a ratio measured on it alone says more about two JVMs sharing a machine than about the clients.
+
+Java's client runs as `loadgen.runner.run_java` runs it, with the JVM's own choice of collector and compilers; ours
+in a process of its own, under uvloop where that is installed.
 """
 
 from __future__ import annotations
