@@ -30,7 +30,7 @@ def run(options: Options) -> list[Row]:
             cost = Row(f"{what}: broker CPU for a send", "us")
             rows += [p50, p99, rate, cost]
             shape = {"topic": "latency", "queues": 8, "connections": clients, "window": clients}
-            shape |= {"body": body, "seconds": options.pick(4, 2), "warmup": 1}
+            shape |= {"body": body, "seconds": options.pick(3, 2), "warmup": 1}
             for _ in range(options.rounds):
                 for name, subject in subjects.items():
                     load = measure(subject, partial(run_c, "send", port=subject.port, **shape), options.tries)

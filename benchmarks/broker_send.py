@@ -31,7 +31,7 @@ def run(options: Options) -> list[Row]:
     cost = Row("broker CPU for a send, 100 B", "us")
     refused = Row("refused (busy) while measured", "1/s")
     memory = Row("memory afterwards, without mapped files", "MB")
-    seconds = options.pick(5, 2)
+    seconds = options.pick(4, 2)
     with running(chosen(options.only)) as subjects:
         for subject in subjects.values():
             with awake(subject):

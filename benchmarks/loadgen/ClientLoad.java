@@ -1,7 +1,5 @@
-import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.HashMap;
-import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.Semaphore;
@@ -23,6 +21,7 @@ import org.apache.rocketmq.common.message.Message;
  *
  *   ClientLoad async   --namesrv A --topic T --window 2000 --body 100 --seconds 8 --warmup 6
  *   ClientLoad sync    --namesrv A --topic T --threads 1 --body 100 --seconds 4 --warmup 4
+ *   ClientLoad produce --namesrv A --topic T --warmcount 600000 --seconds 5    (async at two sizes, then sync)
  *   ClientLoad consume --namesrv A --topic T --count 300000 --batch 32
  *
  * Prints one line of JSON.
@@ -49,6 +48,9 @@ public final class ClientLoad {
             case "sync":
                 sync();
                 break;
+            case "produce":
+                produce();
+                break;
             case "consume":
                 consume();
                 break;
@@ -69,21 +71,81 @@ public final class ClientLoad {
         return producer;
     }
 
-    private static byte[] body() {
-        byte[] body = new byte[number("body", 100)];
+    private static byte[] body(int length) {
+        byte[] body = new byte[length];
         Arrays.fill(body, (byte) 'x');
         return body;
     }
 
+    /** What one phase of sending measured. */
+    private static final class Phase {
+        long ok;
+        long bad;
+        double took;
+        long[] sorted = new long[0];
+        String reason = "";
+
+        String json(String mode) {
+            StringBuilder text = new StringBuilder();
+            text.append(String.format("{\"mode\": \"%s\", \"ok\": %d, \"codes\": {\"0\": %d, \"1\": %d}, ", mode, ok, ok, bad));
+            text.append(String.format("\"seconds\": %.4f, \"per_second\": %.1f", took, ok / took));
+            if (sorted.length > 0) {
+                text.append(String.format(", \"latency_us\": {\"p50\": %.1f, \"p99\": %.1f, \"max\": %.1f}",
+                    sorted[sorted.length / 2] / 1e3, sorted[(int) (sorted.length * 0.99)] / 1e3,
+                    sorted[sorted.length - 1] / 1e3));
+            }
+            return text.append("}").toString();
+        }
+    }
+
+    private static void print(Phase phase, String mode) {
+        if (phase.ok == 0) {
+            fail("no send succeeded: " + phase.reason);
+        } else {
+            System.out.println(phase.json(mode));
+        }
+    }
+
     private static void async() throws Exception {
+        print(asyncPhase(producer(), OPTIONS.get("topic"), body(number("body", 100)), real("warmup", 0),
+            number("warmcount", 0), real("seconds", 5)), "async");
+    }
+
+    private static void sync() throws Exception {
+        print(syncPhase(producer(), OPTIONS.get("topic"), body(number("body", 100)), number("threads", 1),
+            real("warmup", 0), real("seconds", 5)), "sync");
+    }
+
+    /** All kinds of sends from one warm client: starting and warming one for each would take most of the time. */
+    private static void produce() throws Exception {
         DefaultMQProducer producer = producer();
         String topic = OPTIONS.get("topic");
-        byte[] body = body();
+        double seconds = real("seconds", 5);
+        int warm = number("warmcount", 0);
+        Phase small = asyncPhase(producer, topic, body(100), 1, warm, seconds);
+        Phase large = asyncPhase(producer, topic, body(1024), 1, warm / 6, seconds);
+        Phase one = syncPhase(producer, topic, body(100), 1, 1.5, seconds * 0.6);
+        Phase eight = syncPhase(producer, topic, body(100), 8, 1, seconds * 0.6);
+        if (small.ok == 0 || large.ok == 0 || one.ok == 0 || eight.ok == 0) {
+            fail("no send succeeded: " + small.reason + large.reason + one.reason + eight.reason);
+            return;
+        }
+        System.out.printf("{\"mode\": \"produce\", \"ok\": %d, \"per_second\": %.1f, \"phases\": {\"async100\": %s, "
+            + "\"async1024\": %s, \"sync1\": %s, \"sync8\": %s}}%n", small.ok, small.ok / small.took,
+            small.json("async"), large.json("async"), one.json("sync"), eight.json("sync"));
+    }
+
+    /**
+     * Async sends. Measuring begins when both `warmup` seconds have passed and `warmCount` messages are stored, but
+     * after 45 s in any case: compilers warm up by calls, so that seconds alone would favour the faster broker.
+     */
+    private static Phase asyncPhase(DefaultMQProducer producer, String topic, byte[] body, double warmup, long warmCount,
+        double seconds) throws Exception {
         int window = number("window", 2000);
         Semaphore permits = new Semaphore(window);
         AtomicLong good = new AtomicLong();
         AtomicLong bad = new AtomicLong();
-        String[] reason = {""};
+        Phase phase = new Phase();
         SendCallback callback = new SendCallback() {
             @Override
             public void onSuccess(SendResult result) {
@@ -94,52 +156,41 @@ public final class ClientLoad {
             @Override
             public void onException(Throwable error) {
                 bad.incrementAndGet();
-                reason[0] = String.valueOf(error.getMessage());
+                phase.reason = String.valueOf(error.getMessage());
                 permits.release();
             }
         };
         long start = System.nanoTime();
-        long measureFrom = start + (long) (real("warmup", 0) * 1e9);
-        long end = measureFrom + (long) (real("seconds", 5) * 1e9);
         long measuredSince = 0;
         long before = 0;
         long badBefore = 0;
         long now = start;
-        while (now < end) {
+        while (measuredSince == 0 || now - measuredSince < seconds * 1e9) {
             permits.acquire();
             producer.send(new Message(topic, body), callback);
             now = System.nanoTime();
-            if (measuredSince == 0 && now >= measureFrom) {
+            double passed = (now - start) / 1e9;
+            if (measuredSince == 0 && passed >= warmup && (good.get() >= warmCount || passed >= 45)) {
                 measuredSince = now;
                 before = good.get();
                 badBefore = bad.get();
             }
         }
-        double took = (now - measuredSince) / 1e9;
-        long ok = good.get() - before;
-        long refused = bad.get() - badBefore;
+        phase.took = (now - measuredSince) / 1e9;
+        phase.ok = good.get() - before;
+        phase.bad = bad.get() - badBefore;
         permits.tryAcquire(window, 10, TimeUnit.SECONDS);
-        if (ok == 0) {
-            fail("no send succeeded: " + reason[0]);
-            return;
-        }
-        System.out.printf(
-            "{\"mode\": \"async\", \"ok\": %d, \"codes\": {\"0\": %d, \"1\": %d}, \"seconds\": %.4f, \"per_second\": %.1f}%n",
-            ok, ok, refused, took, ok / took);
+        return phase;
     }
 
-    private static void sync() throws Exception {
-        DefaultMQProducer producer = producer();
-        String topic = OPTIONS.get("topic");
-        byte[] body = body();
-        int threads = number("threads", 1);
-        long start = System.nanoTime();
-        long measureFrom = start + (long) (real("warmup", 0) * 1e9);
-        long end = measureFrom + (long) (real("seconds", 5) * 1e9);
-        long[][] times = new long[threads][4_000_000 / threads];
+    private static Phase syncPhase(DefaultMQProducer producer, String topic, byte[] body, int threads, double warmup,
+        double seconds) throws Exception {
+        long measureFrom = System.nanoTime() + (long) (warmup * 1e9);
+        long end = measureFrom + (long) (seconds * 1e9);
+        long[][] times = new long[threads][2_000_000 / threads];
         int[] counts = new int[threads];
         AtomicLong bad = new AtomicLong();
-        String[] reason = {""};
+        Phase phase = new Phase();
         CountDownLatch done = new CountDownLatch(threads);
         for (int t = 0; t < threads; t++) {
             int self = t;
@@ -155,7 +206,7 @@ public final class ClientLoad {
                         }
                     } catch (Exception error) {
                         bad.incrementAndGet();
-                        reason[0] = String.valueOf(error.getMessage());
+                        phase.reason = String.valueOf(error.getMessage());
                         now = System.nanoTime();
                     }
                 }
@@ -164,22 +215,17 @@ public final class ClientLoad {
         }
         done.await();
         int total = Arrays.stream(counts).sum();
-        if (total == 0) {
-            fail("no send succeeded: " + reason[0]);
-            return;
-        }
-        long[] all = new long[total];
+        phase.sorted = new long[total];
         int at = 0;
         for (int t = 0; t < threads; t++) {
-            System.arraycopy(times[t], 0, all, at, counts[t]);
+            System.arraycopy(times[t], 0, phase.sorted, at, counts[t]);
             at += counts[t];
         }
-        Arrays.sort(all);
-        System.out.printf(
-            "{\"mode\": \"sync\", \"ok\": %d, \"codes\": {\"0\": %d, \"1\": %d}, \"per_second\": %.1f, "
-                + "\"latency_us\": {\"p50\": %.1f, \"p99\": %.1f, \"max\": %.1f}}%n",
-            total, total, bad.get(), total / real("seconds", 5), all[total / 2] / 1e3, all[(int) (total * 0.99)] / 1e3,
-            all[total - 1] / 1e3);
+        Arrays.sort(phase.sorted);
+        phase.ok = total;
+        phase.bad = bad.get();
+        phase.took = seconds;
+        return phase;
     }
 
     private static void consume() throws Exception {

@@ -647,7 +647,7 @@ def test_assigned_queues_seek_pause_and_times(apache: ApacheServer, java_550: Ja
 
 
 def test_mqadmin_reaches_our_consumer_through_the_broker(newest: ApacheServer, java_550: JavaClient) -> None:
-    """S1-14, S1-18, S1-23: who is connected (203), how it runs (307), progress (208, 221), 309 and reset (220)."""
+    """S1-14, S1-18, S1-23: who is connected (203), how it runs (307), progress (208), 309 and reset (220)."""
 
     async def scenario() -> None:
         topic, group = await newest.topic(1), newest.group()
