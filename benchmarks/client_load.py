@@ -81,13 +81,14 @@ async def send_sync(asked: argparse.Namespace) -> Result:
     body = b"x" * asked.body
     times: list[float] = []
     bad = 0
+    used = 0.0
     async with Producer("bench_python", asked.namesrv, send_timeout=10.0, retry_times=0) as producer:
         await producer.publish_queues(asked.topic)
         begin = time.perf_counter() + asked.warmup
         end = begin + asked.seconds
 
         async def one() -> None:
-            nonlocal bad
+            nonlocal bad, used
             now = time.perf_counter
             while (begun := now()) < end:
                 try:
@@ -96,9 +97,12 @@ async def send_sync(asked: argparse.Namespace) -> Result:
                     bad += 1
                     continue
                 if begun >= begin:
+                    if not times:
+                        used = time.process_time()
                     times.append(now() - begun)
 
         await asyncio.gather(*(one() for _ in range(asked.threads)))
+        used = time.process_time() - used
     times.sort()
     count = len(times)
     latency = {"p50": times[count // 2] * 1e6, "p99": times[int(count * 0.99)] * 1e6, "max": times[-1] * 1e6}
@@ -108,6 +112,7 @@ async def send_sync(asked: argparse.Namespace) -> Result:
         "codes": {"0": count, "1": bad},
         "per_second": count / asked.seconds,
         "latency_us": latency,
+        "generator_cpu": {"user_us_each": used / count * 1e6},
     }
 
 
@@ -176,7 +181,7 @@ async def decode(asked: argparse.Namespace) -> Result:
     body = Path(asked.file).read_bytes()
     queue = MessageQueue("T", "broker-a", 0)
     count = 0
-    begun = time.perf_counter()
+    begun, used = time.perf_counter(), time.process_time()
     while (took := time.perf_counter() - begun) < asked.seconds:
         for _ in range(50):
             views = decode_views(body, queue)
@@ -184,7 +189,13 @@ async def decode(asked: argparse.Namespace) -> Result:
             if asked.read:
                 for view in views:
                     _ = view.body, view.msg_id, view.tags, view.properties, view.store_timestamp
-    return {"mode": "decode", "ok": count, "seconds": took, "per_second": count / took}
+    return {
+        "mode": "decode",
+        "ok": count,
+        "seconds": took,
+        "per_second": count / took,
+        "generator_cpu": {"user_us_each": (time.process_time() - used) / count * 1e6},
+    }
 
 
 MODES: dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, Result]]] = {

@@ -1,0 +1,41 @@
+"""The columns of a topic in Spark: names, types, and which of them a reader was asked for.
+
+Spark compares Arrow schemas exactly, so the types here are the only place that names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import pyarrow as pa
+
+_TIME: Final = pa.timestamp("us", tz="UTC")
+
+# What every reader can give, in the order of the default schema.
+TYPES: Final[dict[str, pa.DataType]] = {
+    "topic": pa.string(),
+    "broker": pa.string(),
+    "queueId": pa.int32(),
+    "offset": pa.int64(),
+    "key": pa.string(),
+    "tags": pa.string(),
+    "body": pa.binary(),
+    "bornTimestamp": _TIME,
+    "storeTimestamp": _TIME,
+    "msgId": pa.string(),
+    "reconsumeTimes": pa.int32(),
+    # Only when asked for: by option, or by name in a schema of the user's.
+    "properties": pa.map_(pa.string(), pa.string()),
+    "rowId": pa.string(),  # what our sink wrote beside each row, the same when the row is written again
+    "decodeError": pa.string(),
+}
+
+DEFAULT: Final = tuple(TYPES)[:11]
+
+ROW_ID_PROPERTY: Final = "SPARK_ROW_ID"
+"""Message property of the sink: ``<query>-<batch>-<partition>-<row>``."""
+
+
+def arrow_schema(names: Iterable[str]) -> pa.Schema:
+    return pa.schema([(name, TYPES[name]) for name in names])
