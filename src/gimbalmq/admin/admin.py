@@ -1,0 +1,48 @@
+"""Everything an operator asks of a cluster, by noun: ``admin.topics``, ``admin.groups`` and so on."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from gimbalmq.admin.clusters import Clusters
+from gimbalmq.admin.connection import Connection
+from gimbalmq.admin.dead_letters import DeadLetters
+from gimbalmq.admin.groups import Groups
+from gimbalmq.admin.messages import Messages
+from gimbalmq.admin.topics import Topics
+from gimbalmq.client.config import ClientConfig, check_options
+
+
+class Admin:
+    """Administration of a cluster, Apache's or ours (Java: DefaultMQAdminExt).
+
+    >>> async with Admin("127.0.0.1:9876") as admin:  # doctest: +SKIP
+    ...     progress = await admin.groups.progress("billing")
+    ...     print(progress.lag)
+
+    Args:
+        namesrv: name servers, ``host:port;host:port``.
+        options: further fields of ``ClientConfig``, such as ``access_key`` and ``tls``.
+
+    Attributes:
+        clusters, topics, groups, messages, dead_letters: what can be asked and done, by noun.
+    """
+
+    def __init__(self, namesrv: str | list[str] | tuple[str, ...], **options: Any) -> None:
+        check_options(ClientConfig, options)
+        self._connection = Connection(ClientConfig(namesrv=namesrv, **options))
+        self.clusters = Clusters(self._connection)
+        self.topics = Topics(self._connection)
+        self.groups = Groups(self._connection)
+        self.messages = Messages(self._connection)
+        self.dead_letters = DeadLetters(self._connection, self.topics, self.groups, self.messages)
+
+    async def close(self) -> None:
+        await self.messages.close()
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
