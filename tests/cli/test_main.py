@@ -16,7 +16,7 @@ from tests.cli.commands import environment, gimbalmq
 
 
 def _plan(*words: object) -> Plan:
-    args = cli.build_parser().parse_args([str(word) for word in words])
+    args = cli.build_parser(str(words[0])).parse_args([str(word) for word in words])
     return cli._PLANS[args.command](args)
 
 

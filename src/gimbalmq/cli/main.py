@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gimbalmq import __version__
-from gimbalmq.cli import balance
+from gimbalmq.cli import nouns
 from gimbalmq.cli.output import LEVELS, complain, start_logging
 from gimbalmq.errors import ConfigError, RocketMQError
 
@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 CLEAN, FAILED, MISUSED = 0, 1, 2
 """Exit codes."""
 
-_ABOUT = "RocketMQ for Python: a name server and a broker that speak Apache RocketMQ's wire and disk formats."
+_ABOUT = """\
+RocketMQ for Python: a name server and a broker that speak Apache RocketMQ's wire and disk formats,
+and the tools to run a cluster, Apache's or this one."""
 
 _EXAMPLES = """\
 examples:
@@ -38,6 +40,9 @@ examples:
   gimbalmq server --store ./data         the same, messages kept in ./data
   gimbalmq namesrv --host 0.0.0.0        a name server that other machines reach
   gimbalmq broker --host 10.0.0.5 --namesrv '10.0.0.1:9876;10.0.0.2:9876' -c broker.properties
+  gimbalmq topic create orders --queues 16
+  gimbalmq message send orders hello     mqadmin's names work too: gimbalmq sendMessage -t orders -p hello
+  gimbalmq group progress billing --watch
   gimbalmq balance preview --topic orders=16 --members a,b,c --join d --strategy all
 
 `gimbalmq COMMAND --help` lists the options of a command.
@@ -115,8 +120,8 @@ def _addresses(text: str) -> str:
     return text
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
+    """The command line: every command by name, the options of the servers and of the one chosen."""
     parser = argparse.ArgumentParser(
         prog="gimbalmq",
         description=_ABOUT,
@@ -147,7 +152,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for command in (server, broker, namesrv):
         _common_options(command)
-    balance.add_commands(commands)
+    nouns.add_commands(commands, chosen)
     return parser
 
 
@@ -355,7 +360,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not __debug__:
         complain("does not run under python -O: its checks of broken invariants are assert statements")
         return MISUSED
-    args = build_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    args = build_parser(words[0] if words else None).parse_args(words)
     try:
         start_logging("debug" if args.debug else args.log_level, args.log_file)
     except OSError as error:

@@ -1,0 +1,198 @@
+"""How a command asks a cluster: the options they share, JSON or a table, once or again and again."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gimbalmq.errors import (
+    ConfigError,
+    ConsumerNotOnlineError,
+    QueryNotFoundError,
+    SubscriptionGroupNotExistError,
+    TopicNotExistError,
+    TopicRouteNotFoundError,
+)
+
+if TYPE_CHECKING:
+    from gimbalmq.admin.admin import Admin
+
+OK, FAILED, MISUSED, ABSENT, REFUSED = 0, 1, 2, 3, 4
+"""Exit codes: done; could not be asked; wrong option; what was asked for is not there; the answer is no."""
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 the cluster could not be asked or refused, 2 wrong option or value,\n"
+    "3 what was named is not there, 4 a question was answered with no or a limit was passed."
+)
+
+_ABSENT_ERRORS = (
+    ConsumerNotOnlineError,
+    QueryNotFoundError,
+    SubscriptionGroupNotExistError,
+    TopicNotExistError,
+    TopicRouteNotFoundError,
+)
+
+Parsers = argparse._SubParsersAction
+Parser = argparse.ArgumentParser
+
+
+@dataclass(slots=True)
+class Shown:
+    """What a command found: text for people, data for programs."""
+
+    text: str
+    data: Any = None
+    code: int = OK
+
+
+@dataclass(slots=True)
+class Verb:
+    """One command and the name mqadmin has for it."""
+
+    name: str
+    help: str
+    run: Callable[[Admin, argparse.Namespace], Awaitable[Shown]]
+    options: Callable[[Parser], None] | None = None
+    mqadmin: tuple[str, ...] = ()
+    watch: bool = True
+    examples: tuple[str, ...] = field(default_factory=tuple)
+
+
+def add_noun(commands: Parsers[Parser], noun: str, about: str, verbs: list[Verb]) -> None:
+    """``gimbalmq NOUN VERB``, and each verb under mqadmin's name besides."""
+    parser = commands.add_parser(noun, help=about, description=about.capitalize() + ".", allow_abbrev=False)
+    children = parser.add_subparsers(dest="verb", metavar="COMMAND", title="commands", required=True)
+    for verb in verbs:
+        _add_verb(children, verb.name, verb, show=True)
+        for alias in verb.mqadmin:
+            _add_verb(commands, alias, verb, show=False)
+
+
+def _add_verb(parsers: Parsers[Parser], name: str, verb: Verb, *, show: bool) -> None:
+    epilog = "\n".join(("examples:", *(f"  gimbalmq {line}" for line in verb.examples), "", EXIT_CODES))
+    # Without the word "help" a command works but is not listed: mqadmin's names would fill the screen.
+    listed: dict[str, Any] = {"help": verb.help} if show else {}
+    parser = parsers.add_parser(
+        name,
+        **listed,
+        description=verb.help[0].upper() + verb.help[1:] + ".",
+        epilog=epilog if verb.examples else EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    if verb.options is not None:
+        verb.options(parser)
+    _connection_options(parser)
+    add = parser.add_argument
+    add("--json", action="store_true", help="print JSON instead of a table")
+    if verb.watch:
+        add(
+            "--watch",
+            nargs="?",
+            type=_seconds,
+            const=2.0,
+            metavar="SECONDS",
+            help="show it again every so often (2), until Ctrl-C",
+        )
+    parser.set_defaults(run=lambda args: _run(args, verb.run), log_level="warning", log_file=None)
+
+
+def _connection_options(parser: Parser) -> None:
+    group = parser.add_argument_group("cluster")
+    group.add_argument(
+        "-n",
+        "--namesrv",
+        metavar="HOST:PORT[;...]",
+        help="name servers (default: $NAMESRV_ADDR, else 127.0.0.1:9876)",
+    )
+    group.add_argument("--access-key", metavar="KEY", help="ACL (default: $ROCKETMQ_ACCESS_KEY)")
+    group.add_argument(
+        "--secret-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file that holds the secret key (default: $ROCKETMQ_SECRET_KEY itself)",
+    )
+    group.add_argument("--tls", action="store_true", help="speak TLS; any certificate is believed")
+    group.add_argument("--timeout", type=_seconds, default=5.0, metavar="SECONDS", help="for one call (5)")
+    group.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value
+
+
+def connect(args: argparse.Namespace) -> Admin:
+    """The admin object that the options describe."""
+    from gimbalmq.admin.admin import Admin
+
+    options: dict[str, Any] = {"api_timeout": args.timeout, "connect_timeout": min(args.timeout, 3.0)}
+    access = args.access_key or os.environ.get("ROCKETMQ_ACCESS_KEY")
+    if access:
+        options["access_key"], options["secret_key"] = access, _secret(args.secret_key_file)
+    if args.tls:
+        from gimbalmq.transport.tls import trusting_client_context
+
+        options["tls"] = trusting_client_context()
+    return Admin(args.namesrv or os.environ.get("NAMESRV_ADDR") or "127.0.0.1:9876", **options)
+
+
+def _secret(file: Path | None) -> str:
+    if file is not None:
+        try:
+            return file.read_text().strip()
+        except OSError as error:
+            raise ConfigError("--secret-key-file", str(file), error.strerror or str(error)) from error
+    secret = os.environ.get("ROCKETMQ_SECRET_KEY")
+    if not secret:
+        raise ConfigError("--access-key", "...", "give --secret-key-file or $ROCKETMQ_SECRET_KEY too")
+    return secret
+
+
+def _run(args: argparse.Namespace, work: Callable[[Admin, argparse.Namespace], Awaitable[Shown]]) -> int:
+    try:
+        return asyncio.run(_asked(args, work))
+    except _ABSENT_ERRORS as error:
+        from gimbalmq.cli.output import complain
+
+        complain(str(error))
+        return ABSENT
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+
+
+async def _asked(
+    args: argparse.Namespace, work: Callable[[Admin, argparse.Namespace], Awaitable[Shown]]
+) -> int:
+    every: float | None = getattr(args, "watch", None)
+    async with connect(args) as admin:
+        while True:
+            shown = await work(admin, args)
+            if every is not None and sys.stdout.isatty() and not args.json:
+                print("\x1b[H\x1b[2J", end="")
+            show(shown, as_json=args.json)
+            if every is None:
+                return shown.code
+            await asyncio.sleep(every)
+
+
+def show(shown: Shown, *, as_json: bool) -> None:
+    """Prints what was found; nothing where the command has printed itself."""
+    if as_json and shown.data is not None:
+        print(json.dumps(shown.data, indent=2, ensure_ascii=False, default=str), flush=True)
+    elif shown.text:
+        print(shown.text, flush=True)

@@ -1,0 +1,208 @@
+"""``gimbalmq cluster`` and ``gimbalmq config``; ``gimbalmq broker`` itself runs a broker."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from gimbalmq.cli.asking import FAILED, REFUSED, Parser, Parsers, Shown, Verb, add_noun
+from gimbalmq.cli.terminal import confirmed, moment, pairs, table
+from gimbalmq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gimbalmq.admin.admin import Admin
+
+
+def add_commands(commands: Parsers[Parser]) -> None:
+    """Puts both nouns into the command line."""
+    add_noun(
+        commands,
+        "cluster",
+        "clusters and their brokers",
+        [
+            Verb(
+                "list",
+                "every broker of every cluster, with its rates",
+                _list,
+                mqadmin=("clusterList",),
+                examples=("cluster list", "cluster list --watch"),
+            ),
+            Verb(
+                "status",
+                "everything one broker tells of itself",
+                _status,
+                _broker_argument,
+                mqadmin=("brokerStatus",),
+                examples=("cluster status broker-a", "brokerStatus -b 127.0.0.1:10911"),
+            ),
+            Verb(
+                "writable",
+                "take a broker out of the producers' rotation, or back",
+                _writable,
+                _writable_options,
+                watch=False,
+                examples=("cluster writable broker-a no   # before it is taken down",),
+            ),
+        ],
+    )
+    add_noun(
+        commands,
+        "config",
+        "settings of running brokers and name servers",
+        [
+            Verb(
+                "get",
+                "a broker's settings, or the name servers'",
+                _get,
+                _get_options,
+                mqadmin=("getBrokerConfig",),
+                examples=("config get broker-a", "config get broker-a fileReservedTime flushDiskType"),
+            ),
+            Verb(
+                "set",
+                "change settings of one broker, a cluster's or all",
+                _set,
+                _set_options,
+                watch=False,
+                examples=("config set broker-a fileReservedTime=24",),
+            ),
+            Verb(
+                "update",
+                "as set, with mqadmin's flags",
+                _set,
+                _update_options,
+                mqadmin=("updateBrokerConfig",),
+                watch=False,
+                examples=("updateBrokerConfig -b 127.0.0.1:10911 -k fileReservedTime -v 24",),
+            ),
+        ],
+    )
+
+
+def _broker_argument(parser: Parser) -> None:
+    parser.add_argument("broker", nargs="?", metavar="BROKER", help="name or address")
+    parser.add_argument("-b", "--broker", dest="broker_flag", metavar="BROKER", help="the same")
+
+
+def _named_broker(args: argparse.Namespace) -> str:
+    broker: str | None = args.broker or args.broker_flag
+    if broker is None:
+        raise ConfigError("BROKER", "", "name a broker; gimbalmq cluster list shows them")
+    return broker
+
+
+async def _list(admin: Admin, args: argparse.Namespace) -> Shown:
+    brokers = await admin.clusters.brokers()
+    rows = [
+        (
+            view.cluster,
+            view.broker,
+            view.broker_id,
+            view.address,
+            view.version or "-",
+            view.put_tps,
+            view.get_tps,
+            f"{view.disk_used:.0%}",
+            moment(view.boot_ms),
+            view.problem,
+        )
+        for view in brokers
+    ]
+    head = ("CLUSTER", "BROKER", "ID", "ADDRESS", "VERSION", "IN/S", "OUT/S", "DISK", "UP SINCE", "PROBLEM")
+    code = FAILED if any(view.problem for view in brokers) else 0
+    return Shown(
+        table(head, rows, empty="No broker is registered."), [asdict(view) for view in brokers], code
+    )
+
+
+async def _status(admin: Admin, args: argparse.Namespace) -> Shown:
+    view = await admin.clusters.broker(_named_broker(args))
+    if view.problem:
+        return Shown(view.problem, asdict(view), FAILED)
+    return Shown(pairs(sorted(view.runtime.items())), asdict(view))
+
+
+def _writable_options(parser: Parser) -> None:
+    parser.add_argument("broker", metavar="BROKER", help="name of the broker")
+    parser.add_argument("writable", choices=("yes", "no"), help="whether producers may use it")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+
+
+async def _writable(admin: Admin, args: argparse.Namespace) -> Shown:
+    wanted = args.writable == "yes"
+    if not wanted and not confirmed(
+        f"Producers will stop sending to {args.broker}. Go on?", assume_yes=args.yes
+    ):
+        return Shown("Nothing was changed.", code=REFUSED)
+    count = await admin.clusters.set_writable(args.broker, wanted)
+    return Shown(
+        f"{count} topics of {args.broker} are {'writable' if wanted else 'read-only'} now.",
+        {"broker": args.broker, "writable": wanted, "topics": count},
+    )
+
+
+def _get_options(parser: Parser) -> None:
+    _broker_argument(parser)
+    parser.add_argument("keys", nargs="*", metavar="KEY", help="only these settings")
+    parser.add_argument("--of-namesrv", action="store_true", help="the name servers' settings instead")
+
+
+async def _get(admin: Admin, args: argparse.Namespace) -> Shown:
+    if args.of_namesrv:
+        keys = [*([args.broker] if args.broker else []), *args.keys]
+        found = await admin.clusters.nameserver_config()
+    else:
+        keys = (
+            args.keys if args.broker_flag is None else [*([args.broker] if args.broker else []), *args.keys]
+        )
+        broker = args.broker_flag or _named_broker(args)
+        found = {broker: await admin.clusters.config(broker)}
+    for settings in found.values():
+        for key in keys:
+            if key not in settings:
+                raise ConfigError("KEY", key, "there is no such setting; leave KEY out to see all")
+    kept = {
+        owner: {key: value for key, value in sorted(settings.items()) if not keys or key in keys}
+        for owner, settings in found.items()
+    }
+    texts = [
+        (f"# {owner}\n" if len(kept) > 1 else "")
+        + "\n".join(f"{key}={value}" for key, value in kept[owner].items())
+        for owner in kept
+    ]
+    return Shown("\n\n".join(texts), kept if args.of_namesrv else next(iter(kept.values())))
+
+
+def _set_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("broker", metavar="BROKER|all", help="name or address of a broker, or all")
+    add("settings", nargs="+", metavar="KEY=VALUE", help="RocketMQ's keys")
+    add("-c", "--cluster", metavar="NAME", help="with all: of this cluster only")
+    add("--of-namesrv", action="store_true", help="of the name servers instead (BROKER is all)")
+    parser.set_defaults(key=None, value=None)
+
+
+def _update_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("-b", "--broker", default="all", metavar="BROKER", help="name or address of a broker")
+    add("-c", "--cluster", metavar="NAME", help="all brokers of this cluster")
+    add("-k", "--key", required=True, metavar="KEY", help="RocketMQ's key")
+    add("-v", "--value", required=True, metavar="VALUE", help="its new value")
+    parser.set_defaults(settings=(), of_namesrv=False)
+
+
+async def _set(admin: Admin, args: argparse.Namespace) -> Shown:
+    settings = {} if args.key is None else {args.key: args.value}
+    for text in args.settings:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError("KEY=VALUE", text, "write a key, = and its value")
+        settings[key.strip()] = value.strip()
+    if args.of_namesrv:
+        changed = await admin.clusters.set_nameserver_config(settings)
+    else:
+        broker = None if args.broker == "all" else args.broker
+        changed = await admin.clusters.set_config(settings, broker=broker, cluster=args.cluster)
+    lines = [f"{owner}: {', '.join(f'{k}={v}' for k, v in settings.items())}" for owner in changed]
+    return Shown("\n".join(lines), {"changed": changed, "settings": settings})

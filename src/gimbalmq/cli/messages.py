@@ -1,0 +1,511 @@
+"""``gimbalmq message``: send, find, follow, print, export and import."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from gimbalmq.cli.asking import ABSENT, OK, Parser, Parsers, Shown, Verb, add_noun
+from gimbalmq.cli.moments import parse_moment
+from gimbalmq.cli.terminal import Progress, moment, pairs, printable
+from gimbalmq.cli.topics import named_topic, topic_argument
+from gimbalmq.errors import ConfigError, RocketMQError
+
+if TYPE_CHECKING:
+    from gimbalmq.admin.admin import Admin
+    from gimbalmq.model.message import Message, MessageView
+
+_SENDS_IN_FLIGHT = 256
+
+
+def add_commands(commands: Parsers[Parser]) -> None:
+    add_noun(
+        commands,
+        "message",
+        "messages: send, find, tail, print, export, import",
+        [
+            Verb(
+                "send",
+                "send one message, or one for each line of standard input",
+                _send,
+                _send_options,
+                mqadmin=("sendMessage",),
+                watch=False,
+                examples=(
+                    'message send orders "hello" --tags new --key 4711',
+                    "seq 100 | gimbalmq message send orders -",
+                ),
+            ),
+            Verb(
+                "id",
+                "a message by its id: the broker's, or with the topic the sender's",
+                _by_id,
+                _id_options,
+                mqadmin=("queryMsgById", "queryMsgByUniqueKey"),
+                watch=False,
+                examples=("message id 7F0000010000...", "message id AC11000200002A9F... --topic orders"),
+            ),
+            Verb(
+                "key",
+                "messages with a key",
+                _by_key,
+                _key_options,
+                mqadmin=("queryMsgByKey",),
+                watch=False,
+                examples=("message key orders 4711 --since 1d",),
+            ),
+            Verb(
+                "offset",
+                "the message at one place of one queue",
+                _by_offset,
+                _offset_options,
+                mqadmin=("queryMsgByOffset",),
+                watch=False,
+                examples=(
+                    "message offset orders broker-a/3 100",
+                    "queryMsgByOffset -t orders -b broker-a -i 3 -o 100",
+                ),
+            ),
+            Verb(
+                "print",
+                "messages of a time, or the newest of each queue",
+                _print,
+                _print_options,
+                mqadmin=("printMsg",),
+                watch=False,
+                examples=(
+                    "message print orders --newest 5",
+                    "message print orders --since 10m --tags 'new || paid'",
+                ),
+            ),
+            Verb(
+                "tail",
+                "follow a topic live, until Ctrl-C",
+                _tail,
+                _tail_options,
+                watch=False,
+                examples=("message tail orders", "message tail orders --newest 10 --json | jq .body"),
+            ),
+            Verb(
+                "export",
+                "a topic to a file of JSON lines",
+                _export,
+                _export_options,
+                watch=False,
+                examples=("message export orders orders.jsonl --since 1d",),
+            ),
+            Verb(
+                "import",
+                "send what a file of JSON lines holds",
+                _import,
+                _import_options,
+                watch=False,
+                examples=(
+                    "message import orders.jsonl",
+                    "message import orders.jsonl --topic copy --rate 500",
+                ),
+            ),
+        ],
+    )
+
+
+# -- one message, shown ---------------------------------------------------------------
+
+
+def message_data(view: MessageView) -> dict[str, Any]:
+    """A message as JSON: the body as text where it is UTF-8, else as base64."""
+    data: dict[str, Any] = {
+        "topic": view.topic,
+        "broker": view.broker_name,
+        "queueId": view.queue_id,
+        "offset": view.queue_offset,
+        "msgId": view.msg_id,
+        "offsetMsgId": view.offset_msg_id,
+        "tags": view.tags,
+        "keys": list(view.keys),
+        "bornTimestamp": view.born_timestamp,
+        "storeTimestamp": view.store_timestamp,
+        "bornHost": ":".join(map(str, view.born_host)),
+        "storeHost": ":".join(map(str, view.store_host)),
+        "reconsumeTimes": view.reconsume_times,
+        "properties": view.all_properties,
+    }
+    body, name = _body_text(view)
+    data[name] = body
+    return data
+
+
+def _body_text(view: MessageView) -> tuple[str, str]:
+    try:
+        return view.body.decode(), "body"
+    except UnicodeDecodeError:
+        return base64.b64encode(view.body).decode(), "bodyBase64"
+    except RocketMQError as error:
+        return f"(cannot be read: {error})", "bodyError"
+
+
+def message_text(view: MessageView) -> str:
+    """Everything about one message, for a person."""
+    body, name = _body_text(view)
+    return pairs(
+        (
+            ("message id", view.msg_id),
+            ("offset id", view.offset_msg_id),
+            ("topic", view.topic),
+            ("queue", f"{view.broker_name or '-'}/{view.queue_id} at {view.queue_offset}"),
+            ("tags", view.tags),
+            ("keys", " ".join(view.keys) or None),
+            ("born", f"{moment(view.born_timestamp)} at {view.born_host[0]}:{view.born_host[1]}"),
+            ("stored", f"{moment(view.store_timestamp)} at {view.store_host[0]}:{view.store_host[1]}"),
+            ("tries", view.reconsume_times),
+            ("properties", " ".join(f"{key}={value}" for key, value in sorted(view.all_properties.items()))),
+            (name, body),
+        )
+    )
+
+
+def message_line(view: MessageView) -> str:
+    """One message on one line."""
+    body = printable(_body_text(view)[0].replace("\n", "\\n"))
+    words = [moment(view.store_timestamp), f"{view.broker_name or '-'}/{view.queue_id}@{view.queue_offset}"]
+    if view.tags:
+        words.append(f"[{printable(view.tags)}]")
+    if view.keys:
+        words.append(printable(",".join(view.keys)))
+    return f"{'  '.join(words)}  {body}"
+
+
+def _found(views: list[MessageView], nothing: str) -> Shown:
+    if not views:
+        return Shown(nothing, [], ABSENT)
+    return Shown("\n\n".join(map(message_text, views)), [message_data(view) for view in views])
+
+
+# -- find -----------------------------------------------------------------------------
+
+
+def _id_options(parser: Parser) -> None:
+    parser.add_argument("id", nargs="?", metavar="ID", help="offset id or unique id")
+    parser.add_argument("-i", "--msgId", dest="id_flag", metavar="ID", help="the same")
+    parser.add_argument("-t", "--topic", metavar="TOPIC", help="needed for a sender's unique id")
+
+
+async def _by_id(admin: Admin, args: argparse.Namespace) -> Shown:
+    message_id = args.id or args.id_flag
+    if not message_id:
+        raise ConfigError("ID", "", "give a message id")
+    view = await admin.messages.by_id(message_id, topic=args.topic)
+    return Shown(message_text(view), message_data(view))
+
+
+def _key_options(parser: Parser) -> None:
+    topic_argument(parser)
+    add = parser.add_argument
+    add("key", nargs="?", metavar="KEY", help="one of the message's keys")
+    add("-k", "--msgKey", dest="key_flag", metavar="KEY", help="the same")
+    add("--limit", type=int, default=64, metavar="N", help="at most so many (64)")
+    _time_options(parser)
+
+
+async def _by_key(admin: Admin, args: argparse.Namespace) -> Shown:
+    words = [word for word in (args.topic, args.key) if word]
+    topic = args.topic_flag or (words.pop(0) if words else None)
+    key = args.key_flag or (words.pop(0) if words else None)
+    if not topic or not key:
+        raise ConfigError("TOPIC KEY", " ".join(words), "name the topic and the key")
+    since, until = _times(args)
+    views = await admin.messages.by_key(topic, key, limit=args.limit, begin_ms=since or 0, end_ms=until)
+    return _found(views, f"No message of {topic} has the key {key}.")
+
+
+def _offset_options(parser: Parser) -> None:
+    topic_argument(parser)
+    add = parser.add_argument
+    add("queue", nargs="?", metavar="BROKER/ID", help="the queue")
+    add("place", nargs="?", type=int, metavar="OFFSET", help="the offset")
+    add("-b", "--brokerName", metavar="BROKER", help="mqadmin's flag")
+    add("-i", "--queueId", type=int, metavar="ID", help="mqadmin's flag")
+    add("-o", "--offset", type=int, metavar="OFFSET", help="mqadmin's flag")
+
+
+async def _by_offset(admin: Admin, args: argparse.Namespace) -> Shown:
+    from gimbalmq.model.queues import MessageQueue
+
+    topic = named_topic(args)
+    broker, queue_id, offset = args.brokerName, args.queueId, args.offset
+    if args.queue is not None:
+        broker, slash, number = args.queue.rpartition("/")
+        if not slash or not number.isdigit():
+            raise ConfigError("BROKER/ID", args.queue, "write it like broker-a/3")
+        queue_id, offset = int(number), args.place
+    if broker is None or queue_id is None or offset is None:
+        raise ConfigError("BROKER/ID OFFSET", "", "name the queue and the offset")
+    view = await admin.messages.by_offset(MessageQueue(topic, broker, queue_id), offset)
+    return Shown(message_text(view), message_data(view))
+
+
+def _time_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add(
+        "--since",
+        "--beginTimestamp",
+        dest="since",
+        metavar="WHEN",
+        help="stored at or after: 10m, 2026-11-15 12:00",
+    )
+    add("--until", "--endTimestamp", dest="until", metavar="WHEN", help="stored before")
+
+
+def _times(args: argparse.Namespace) -> tuple[int | None, int | None]:
+    since = None if args.since is None else parse_moment("--since", args.since)
+    until = None if args.until is None else parse_moment("--until", args.until)
+    return since, until
+
+
+def _print_options(parser: Parser) -> None:
+    topic_argument(parser)
+    _time_options(parser)
+    add = parser.add_argument
+    add("--newest", type=int, metavar="N", help="only the newest N of each queue (10 where no time is given)")
+    add("--tags", "-s", dest="tags", default="*", metavar="EXPR", help="only these tags: 'new || paid'")
+    add("--limit", type=int, default=1000, metavar="N", help="at most so many (1000)")
+    add("--full", action="store_true", help="everything about each, not one line")
+
+
+async def _print(admin: Admin, args: argparse.Namespace) -> Shown:
+    topic = named_topic(args)
+    since, until = _times(args)
+    newest = args.newest if args.newest is not None or since is not None or until is not None else 10
+    ranges = await admin.messages.ranges(topic, begin_ms=since, end_ms=until, newest=newest)
+    views: list[MessageView] = []
+    async for view in admin.messages.read(topic, dict(ranges), tags=args.tags):
+        views.append(view)
+        if len(views) >= args.limit:
+            break
+    views.sort(key=lambda view: (view.store_timestamp, view.broker_name, view.queue_id, view.queue_offset))
+    if args.full:
+        return _found(views, "No message.")
+    return Shown(
+        "\n".join(map(message_line, views)) or "No message.",
+        [message_data(view) for view in views],
+        OK if views else ABSENT,
+    )
+
+
+def _tail_options(parser: Parser) -> None:
+    topic_argument(parser)
+    add = parser.add_argument
+    add("--newest", type=int, default=0, metavar="N", help="begin N messages before the end of each queue")
+    add("--tags", default="*", metavar="EXPR", help="only these tags: 'new || paid'")
+    add("--limit", type=int, metavar="N", help="stop after so many")
+
+
+async def _tail(admin: Admin, args: argparse.Namespace) -> Shown:
+    topic = named_topic(args)
+    ranges = await admin.messages.ranges(topic, newest=args.newest)
+    seen = 0
+    following = admin.messages.read(
+        topic, {queue: (first, None) for queue, (first, _) in ranges.items()}, tags=args.tags
+    )
+    async for view in following:
+        line = json.dumps(message_data(view), ensure_ascii=False) if args.json else message_line(view)
+        print(line, flush=True)
+        seen += 1
+        if args.limit is not None and seen >= args.limit:
+            break
+    return Shown("")
+
+
+# -- send, export, import -------------------------------------------------------------
+
+
+def _send_options(parser: Parser) -> None:
+    topic_argument(parser)
+    add = parser.add_argument
+    add(
+        "body",
+        nargs="?",
+        metavar="BODY",
+        help="text of the message; - for one message a line of standard input",
+    )
+    add("-p", "--body", dest="body_flag", metavar="BODY", help="the same")
+    add("--tags", "-c", dest="tags", metavar="TAG", help="its tag")
+    add("--key", "-k", dest="keys", action="append", metavar="KEY", help="a key to find it by; repeatable")
+    add("--property", action="append", default=[], metavar="NAME=VALUE", help="a property; repeatable")
+    add("--delay-level", type=int, default=0, metavar="1-18", help="deliver later, by the broker's table")
+    add("--delay", type=float, metavar="SECONDS", help="deliver later")
+    add("--sharding-key", metavar="KEY", help="equal keys go to one queue")
+    add("--queue", metavar="BROKER/ID", help="to this queue")
+
+
+async def _send(admin: Admin, args: argparse.Namespace) -> Shown:
+    words = [word for word in (args.topic, args.body) if word is not None]
+    topic = args.topic_flag or (words.pop(0) if words else None)
+    body = args.body_flag if args.body_flag is not None else (words.pop(0) if words else None)
+    if not topic or body is None:
+        raise ConfigError("TOPIC BODY", " ".join(words), "name the topic and give the text, or - for lines")
+    queue = await _queue_named(admin, topic, args.queue)
+    if body != "-":
+        result = await admin.messages.send(_message(topic, body.encode(), args), queue=queue)
+        place = f"{result.queue.broker_name}/{result.queue.queue_id} at {result.queue_offset}"
+        return Shown(
+            f"{result.msg_id} is in {place} ({result.status.name})",
+            {
+                "msgId": result.msg_id,
+                "broker": result.queue.broker_name,
+                "queueId": result.queue.queue_id,
+                "offset": result.queue_offset,
+                "status": result.status.name,
+            },
+        )
+    lines = (line.rstrip(b"\r\n") for line in sys.stdin.buffer)
+    sent = await _send_all(admin, (_message(topic, line, args) for line in lines), Progress("sent"), None)
+    return Shown(f"{sent:,} messages are sent to {topic}.", {"topic": topic, "sent": sent})
+
+
+def _message(topic: str, body: bytes, args: argparse.Namespace) -> Message:
+    from gimbalmq.model.message import Message
+
+    properties: dict[str, str] = {}
+    for text in args.property:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError("--property", text, "write NAME=VALUE")
+        properties[name] = value
+    return Message(
+        topic,
+        body,
+        tags=args.tags,
+        keys=args.keys,
+        properties=properties,
+        delay_level=args.delay_level,
+        delay=args.delay,
+        sharding_key=args.sharding_key,
+    )
+
+
+async def _queue_named(admin: Admin, topic: str, text: str | None) -> Any:
+    if text is None:
+        return None
+    known = {f"{queue.broker_name}/{queue.queue_id}": queue for queue in await admin.topics.queues(topic)}
+    if text not in known:
+        raise ConfigError("--queue", text, f"topic {topic} has {', '.join(known)}")
+    return known[text]
+
+
+async def _send_all(admin: Admin, messages: Iterator[Message], bar: Progress, rate: float | None) -> int:
+    """Sends many, a few hundred in flight; the first that fails ends it."""
+    producer = await admin.messages.producer()
+    waiting: set[asyncio.Task[Any]] = set()
+    sent = 0
+    with bar:
+        for message in messages:
+            waiting.add(asyncio.create_task(producer.send(message)))
+            if rate:
+                await asyncio.sleep(1 / rate)
+            if len(waiting) >= _SENDS_IN_FLIGHT or rate:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                sent += len(done)
+                bar.at(sent)
+        for task in waiting:
+            await task
+            sent += 1
+        bar.at(sent)
+    return sent
+
+
+def _export_options(parser: Parser) -> None:
+    topic_argument(parser)
+    add = parser.add_argument
+    add("file", nargs="?", type=Path, metavar="FILE", help="where to; standard output without it")
+    _time_options(parser)
+    add("--tags", default="*", metavar="EXPR", help="only these tags")
+
+
+async def _export(admin: Admin, args: argparse.Namespace) -> Shown:
+    topic = named_topic(args)
+    since, until = _times(args)
+    ranges = await admin.messages.ranges(topic, begin_ms=since, end_ms=until)
+    total = sum(end - first for first, end in ranges.values())
+    count = 0
+    with _output(args.file) as out, Progress("exported", total) as bar:
+        async for view in admin.messages.read(topic, dict(ranges), tags=args.tags):
+            out.write(json.dumps(message_data(view), ensure_ascii=False) + "\n")
+            count += 1
+            if count % 500 == 0:
+                bar.at(count)
+        bar.at(count)
+    if args.file is None:
+        return Shown("")
+    return Shown(f"{count:,} messages of {topic} are in {args.file}.", {"topic": topic, "exported": count})
+
+
+@contextmanager
+def _output(file: Path | None) -> Iterator[IO[str]]:
+    if file is None:
+        yield sys.stdout
+        return
+    try:
+        out = file.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError("FILE", str(file), error.strerror or str(error)) from error
+    with out:
+        yield out
+
+
+def _import_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("file", type=Path, metavar="FILE", help="JSON lines, as export writes them; - for standard input")
+    add("-t", "--topic", metavar="TOPIC", help="send to this topic instead of the one in the file")
+    add("--rate", type=float, metavar="N", help="messages a second")
+
+
+async def _import(admin: Admin, args: argparse.Namespace) -> Shown:
+    try:
+        source = sys.stdin if str(args.file) == "-" else args.file.open(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError("FILE", str(args.file), error.strerror or str(error)) from error
+    with source:
+        sent = await _send_all(
+            admin, _messages_of(source, str(args.file), args.topic), Progress("imported"), args.rate
+        )
+    return Shown(f"{sent:,} messages are sent.", {"sent": sent})
+
+
+def _messages_of(lines: IO[str], name: str, topic: str | None) -> Iterator[Message]:
+    from gimbalmq.model.message import SYSTEM_PROPERTIES, Message
+
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            data = json.loads(line)
+            body = base64.b64decode(data["bodyBase64"]) if "bodyBase64" in data else data["body"].encode()
+            own = {
+                key: str(value)
+                for key, value in (data.get("properties") or {}).items()
+                if key not in SYSTEM_PROPERTIES
+            }
+            yield Message(
+                topic or data["topic"],
+                body,
+                tags=data.get("tags"),
+                keys=data.get("keys") or None,
+                properties=own,
+                sharding_key=(data.get("properties") or {}).get("__SHARDINGKEY"),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RocketMQError) as error:
+            raise ConfigError(
+                f"{name} line {number}",
+                line.strip()[:60],
+                f"{type(error).__name__}: {error}; each line is a JSON object with topic and body",
+            ) from error

@@ -1,0 +1,58 @@
+"""Which module holds which command, so that only the one asked for is imported.
+
+A server keeps for life what its command line imported, and a person waits for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+
+NOUNS = {
+    "cluster": ("clusters", "clusters and their brokers: list, status, writable"),
+    "config": ("clusters", "settings of running brokers and name servers: get, set"),
+    "topic": ("topics", "topics: list, route, stats, create, resize, delete"),
+    "group": ("groups", "consumer groups: list, connections, progress, reset offsets"),
+    "message": ("messages", "messages: send, find, tail, print, export, import"),
+    "deadletter": ("dead_letters", "dead letters: list, show, redrive"),
+    "balance": ("balance", "preview and simulate who owns which queue"),
+    "pipeline": ("pipeline", "Spark pipelines: list, init, run"),
+    "completion": ("completion", "print a shell's completion script"),
+}
+
+MQADMIN = {
+    "allocateMQ": "balance",
+    "brokerStatus": "cluster",
+    "clusterList": "cluster",
+    "consumerConnection": "group",
+    "consumerProgress": "group",
+    "deleteSubGroup": "group",
+    "deleteTopic": "topic",
+    "getBrokerConfig": "config",
+    "printMsg": "message",
+    "producerConnection": "group",
+    "queryMsgById": "message",
+    "queryMsgByKey": "message",
+    "queryMsgByOffset": "message",
+    "queryMsgByUniqueKey": "message",
+    "resetOffsetByTime": "group",
+    "sendMessage": "message",
+    "topicList": "topic",
+    "topicRoute": "topic",
+    "topicStatus": "topic",
+    "updateBrokerConfig": "config",
+    "updateSubGroup": "group",
+    "updateTopic": "topic",
+}
+"""mqadmin's commands, which work as they are written for it."""
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser], chosen: str | None) -> None:
+    """All nouns by name; the verbs only of the one chosen, itself or by one of mqadmin's names."""
+    noun = MQADMIN.get(chosen or "", chosen)
+    home = NOUNS[noun][0] if noun in NOUNS else None
+    for name, (module, about) in NOUNS.items():
+        if module != home:
+            commands.add_parser(name, help=about, add_help=False)
+    if home is not None:
+        import_module(f"gimbalmq.cli.{home}").add_commands(commands)
