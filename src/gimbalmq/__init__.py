@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from gimbalmq.admin.admin import Admin as Admin
     from gimbalmq.broker.broker import Broker as Broker
     from gimbalmq.broker.config import BrokerConfig as BrokerConfig
     from gimbalmq.client.consume import ConsumeContext as ConsumeContext
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from gimbalmq.nameserver.server import NameServer as NameServer
 
 _HOMES = {
+    "Admin": "gimbalmq.admin.admin",
     "Broker": "gimbalmq.broker.broker",
     "BrokerConfig": "gimbalmq.broker.config",
     "ConfigError": "gimbalmq.errors",

@@ -1,4 +1,4 @@
-"""Blocking producers and consumers, for programs without an event loop of their own.
+"""Blocking producers, consumers and administration, for programs without an event loop of their own.
 
 Each class has the name, the arguments and the methods of the async one, which does the work: on one event
 loop, in one daemon thread that all of them share. The methods are made from the async ones (``_blocking``),
@@ -24,6 +24,12 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
+from gimbalmq.admin import admin as admins
+from gimbalmq.admin.clusters import Clusters
+from gimbalmq.admin.dead_letters import DeadLetters
+from gimbalmq.admin.groups import Groups
+from gimbalmq.admin.messages import Messages
+from gimbalmq.admin.topics import Topics
 from gimbalmq.client import producer as producers
 from gimbalmq.client import pull_consumer as pull_consumers
 from gimbalmq.client import push_consumer as push_consumers
@@ -40,7 +46,7 @@ from gimbalmq.model.message import Message, MessageView
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.results import SendResult
 
-__all__ = ["Producer", "PullConsumer", "PushConsumer", "TransactionProducer", "reply", "request"]
+__all__ = ["Admin", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer", "reply", "request"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -663,3 +669,109 @@ class PullConsumer(_Consumer[pull_consumers.PullConsumer]):
     def __iter__(self) -> Iterator[MessageView]:
         """Messages one by one, until the consumer is closed."""
         return self._iterate(lambda: aiter(self._async))
+
+
+# -- administration ------------------------------------------------------------------
+
+
+class _Part:
+    """One noun of the admin object, blocking."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self._async = wrapped
+
+    def _running(self) -> _LoopThread:
+        return _loop_thread()
+
+
+def _reading(
+    method: Callable[Concatenate[Any, P], AsyncIterator[T]],
+) -> Callable[Concatenate[Any, P], Iterator[T]]:
+    """A method that iterates over what the async one yields."""
+
+    def items(self: _Part, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        return _items(self._running(), method(self._async, *args, **kwargs))
+
+    functools.update_wrapper(items, method)
+    return items
+
+
+class _Clusters(_Part):
+    brokers = _blocking(Clusters.brokers)
+    broker = _blocking(Clusters.broker)
+    config = _blocking(Clusters.config)
+    set_config = _blocking(Clusters.set_config)
+    nameserver_config = _blocking(Clusters.nameserver_config)
+    set_nameserver_config = _blocking(Clusters.set_nameserver_config)
+    set_writable = _blocking(Clusters.set_writable)
+
+
+class _Topics(_Part):
+    names = _blocking(Topics.names)
+    all = _blocking(Topics.all)
+    route = _blocking(Topics.route)
+    stats = _blocking(Topics.stats)
+    groups = _blocking(Topics.groups)
+    create = _blocking(Topics.create)
+    resize = _blocking(Topics.resize)
+    delete = _blocking(Topics.delete)
+    queues = _blocking(Topics.queues)
+
+
+class _Groups(_Part):
+    names = _blocking(Groups.names)
+    all = _blocking(Groups.all)
+    connections = _blocking(Groups.connections)
+    producers = _blocking(Groups.producers)
+    running_info = _blocking(Groups.running_info)
+    owners = _blocking(Groups.owners)
+    progress = _blocking(Groups.progress)
+    config = _blocking(Groups.config)
+    create = _blocking(Groups.create)
+    delete = _blocking(Groups.delete)
+    plan_reset = _blocking(Groups.plan_reset)
+    reset = _blocking(Groups.reset)
+    clone_offsets = _blocking(Groups.clone_offsets)
+    topics = _blocking(Groups.topics)
+
+
+class _Messages(_Part):
+    by_id = _blocking(Messages.by_id)
+    by_unique_key = _blocking(Messages.by_unique_key)
+    by_key = _blocking(Messages.by_key)
+    by_offset = _blocking(Messages.by_offset)
+    ranges = _blocking(Messages.ranges)
+    read = _reading(Messages.read)
+    send = _blocking(Messages.send)
+
+
+class _DeadLetters(_Part):
+    groups = _blocking(DeadLetters.groups)
+    ranges = _blocking(DeadLetters.ranges)
+    read = _reading(DeadLetters.read)
+    redrive = _blocking(DeadLetters.redrive)
+
+
+class Admin:
+    """Administration without an event loop; see ``gimbalmq.admin.admin.Admin``.
+
+    >>> with Admin("127.0.0.1:9876") as admin:  # doctest: +SKIP
+    ...     print(admin.groups.progress("billing").lag)
+    """
+
+    def __init__(self, namesrv: str | list[str] | tuple[str, ...], **options: Any) -> None:
+        self._async = admins.Admin(namesrv, **options)
+        self.clusters = _Clusters(self._async.clusters)
+        self.topics = _Topics(self._async.topics)
+        self.groups = _Groups(self._async.groups)
+        self.messages = _Messages(self._async.messages)
+        self.dead_letters = _DeadLetters(self._async.dead_letters)
+
+    def close(self) -> None:
+        _loop_thread().run(self._async.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
