@@ -1,0 +1,429 @@
+"""Every command that asks a cluster, run as a person would type it, against a cluster of ours."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gimbalmq import ConsumeFromWhere, ConsumeResult, MessageView
+from gimbalmq.cli import nouns
+from gimbalmq.cli.main import build_parser, main
+from gimbalmq.sync import Admin, PushConsumer
+from gimbalmq.testing import LocalCluster
+from gimbalmq.testing.cluster import ThreadCluster
+from tests.cli.commands import environment
+
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ThreadCluster]:
+    with LocalCluster.in_thread() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def run(cluster: ThreadCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process; its output, and the exit code checked."""
+    monkeypatch.setenv("NAMESRV_ADDR", cluster.namesrv)
+
+    def run(*words: object, code: int = 0, error: str | None = None) -> str:
+        found = main([str(word) for word in words])
+        shown = capsys.readouterr()
+        assert found == code, shown.out + shown.err
+        if error is not None:
+            assert re.search(error, shown.err), shown.err
+        return shown.out
+
+    return run
+
+
+@pytest.fixture
+def admin(cluster: ThreadCluster) -> Iterator[Admin]:
+    with Admin(cluster.namesrv) as admin:
+        yield admin
+
+
+_numbers = iter(range(10_000))
+
+
+@pytest.fixture
+def topic(admin: Admin) -> str:
+    name = f"topic-{next(_numbers)}"
+    admin.topics.create(name, queues=2)
+    return name
+
+
+def send(run: Run, topic: str, count: int, *more: object) -> list[str]:
+    """Messages to both queues in turn; their ids."""
+
+    def one(index: int) -> str:
+        place = ("--queue", f"broker-a/{index % 2}", "--key", f"key-{index}")
+        return str(
+            json.loads(run("message", "send", topic, f"body-{index}", *place, *more, "--json"))["msgId"]
+        )
+
+    return [one(index) for index in range(count)]
+
+
+# -- the command line itself ----------------------------------------------------------
+
+
+def test_every_mqadmin_name_leads_to_its_command() -> None:
+    for name, noun in nouns.MQADMIN.items():
+        parser = build_parser(name)
+        with pytest.raises(SystemExit) as stopped:
+            parser.parse_args([name, "--help"])
+        assert stopped.value.code == 0, (name, noun)
+
+
+@pytest.mark.parametrize("noun", [noun for noun in nouns.NOUNS if noun not in ("pipeline", "dashboard")])
+def test_every_noun_has_help(noun: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([noun, "--help"])
+    assert stopped.value.code == 0
+    assert "usage: gimbalmq" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_nouns_verbs_and_options(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    printed = capsys.readouterr().out
+    for word in ("topic", "resize", "max-lag", "redrive"):
+        assert word in printed
+
+
+def test_bash_takes_the_completion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    asked = (
+        capsys.readouterr().out
+        + '\nCOMP_WORDS=(gimbalmq topic re); COMP_CWORD=2; _gimbalmq; echo "${COMPREPLY[@]}"\n'
+        + 'COMP_WORDS=(gimbalmq gr); COMP_CWORD=1; _gimbalmq; echo "${COMPREPLY[@]}"\n'
+        + 'COMP_WORDS=(gimbalmq group progress billing --max); COMP_CWORD=4; _gimbalmq; echo "${COMPREPLY[@]}"\n'
+    )
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.splitlines() == ["resize", "group", "--max-lag"]
+
+
+def test_only_what_a_command_needs_is_imported() -> None:
+    """So that it answers at once: numpy, uvloop and the servers stay out."""
+    code = (
+        "import sys; from gimbalmq.cli.main import main\n"
+        "main(['topic', 'list', '-n', '127.0.0.1:1', '--timeout', '1'])\n"
+        "heavy = {'numpy', 'uvloop', 'gimbalmq.broker.broker', 'gimbalmq.nameserver.server', 'pyarrow'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
+    assert "127.0.0.1:1" in done.stderr
+
+
+def test_wrong_values_are_named_with_the_remedy(run: Run, topic: str) -> None:
+    run("topic", "route", code=2, error="name a topic")
+    run("topic", "create", "no good", code=2, error="illegal")
+    run("topic", "create", topic, "--perm", "X", code=2, error="--perm='X'.*RW")
+    run("message", "print", topic, "--since", "yesterday", code=2, error="yesterday.*15m")
+    run("group", "reset", "g", topic, "--to", "soon", code=2, error="soon")
+    run("group", "reset", "g", topic, code=2, error="say where to")
+    run("group", "reset", "g", topic, "--to-offset", 1, "--queue", "broker-z/1", code=2, error="broker-a/0")
+    run("config", "get", "broker-a", "noSuchKey", code=2, error="noSuchKey")
+    run("config", "set", "broker-a", "justAKey", code=2, error="KEY=VALUE")
+    run("deadletter", "show", "g", "--matching", "(", code=2, error="regular expression")
+    run("topic", "route", "nowhere", code=3, error="nowhere")
+    run("group", "connections", "nobody", code=3, error="nobody")
+    run("topic", "list", "-n", "127.0.0.1:1", code=1, error="127.0.0.1:1")
+    run("topic", "list", "-n", "nonsense", code=2, error="nonsense")
+
+
+# -- clusters and settings ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [("cluster", "list"), ("clusterList",)])
+def test_cluster_list(run: Run, cluster: ThreadCluster, words: tuple[str, ...]) -> None:
+    printed = run(*words)
+    assert re.search(rf"DefaultCluster +broker-a +0 +{cluster.broker.address}", printed)
+    (broker,) = json.loads(run(*words, "--json"))
+    assert broker["broker"] == "broker-a"
+
+
+@pytest.mark.parametrize("words", [("cluster", "status", "broker-a"), ("brokerStatus", "-b", "broker-a")])
+def test_cluster_status(run: Run, words: tuple[str, ...]) -> None:
+    assert re.search(r"^brokerVersionDesc +V\d", run(*words), re.MULTILINE)
+
+
+def test_config_is_read_and_changed(run: Run, cluster: ThreadCluster) -> None:
+    assert "brokerName=broker-a" in run("config", "get", "broker-a").splitlines()
+    assert run("config", "set", "broker-a", "fileReservedTime=24").startswith("broker-a: fileReservedTime=24")
+    assert run("config", "get", "broker-a", "fileReservedTime") == "fileReservedTime=24\n"
+    run("updateBrokerConfig", "-b", cluster.broker.address, "-k", "fileReservedTime", "-v", "48")
+    assert "fileReservedTime=48" in run("getBrokerConfig", "-b", cluster.broker.address)
+    assert json.loads(run("config", "get", "broker-a", "fileReservedTime", "--json")) == {
+        "fileReservedTime": "48"
+    }
+    assert json.loads(run("config", "get", "--of-namesrv", "--json"))
+
+
+def test_a_broker_is_taken_out_of_rotation_and_back(run: Run, admin: Admin, topic: str) -> None:
+    run("cluster", "writable", "broker-a", "no", code=4)
+    run("cluster", "writable", "broker-a", "no", "--yes")
+    (view,) = [view for view in admin.topics.all() if view.topic == topic]
+    assert view.perm == "R-"
+    run("cluster", "writable", "broker-a", "yes")
+    (view,) = [view for view in admin.topics.all() if view.topic == topic]
+    assert view.perm == "RW"
+
+
+# -- topics ---------------------------------------------------------------------------
+
+
+def test_a_topic_is_made_shown_resized_and_deleted(run: Run) -> None:
+    """S1-14"""
+    run("topic", "create", "shop", "--queues", 4)
+    assert re.search(r"^shop +normal +broker-a +4 +4 +RW$", run("topic", "list"), re.MULTILINE)
+    assert re.search(
+        r"^broker-a +DefaultCluster +0=127\.0\.0\.1:\d+ +4 +4 +RW$", run("topic", "route", "shop"), re.M
+    )
+    assert json.loads(run("topicRoute", "-t", "shop", "--json"))["queueDatas"][0]["readQueueNums"] == 4
+    assert "can still be read" in run("topic", "resize", "shop", 2)
+    run("topic", "resize", "shop", 2, "--at-once", code=4)
+    run("topic", "resize", "shop", 2, "--at-once", "--yes")
+    assert [item["queueId"] for item in json.loads(run("topicStatus", "-t", "shop", "--json"))] == [0, 1]
+    run("topic", "delete", "shop", code=4, error="say --yes")
+    run("deleteTopic", "-c", "DefaultCluster", "-t", "shop", "--yes")
+    assert "shop" not in run("topicList")
+    run("updateTopic", "-c", "DefaultCluster", "-t", "shop", "-r", 3, "-w", 5, "-p", 6)
+    assert re.search(r"^shop +normal +broker-a +3 +5 +RW$", run("topic", "list"), re.MULTILINE)
+    assert "%RETRY%" not in run("topic", "list")
+    assert "TBW102" in run("topic", "list", "--all")
+
+
+def test_what_changes_is_shown_again(cluster: ThreadCluster, topic: str) -> None:
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "gimbalmq", "topic", "stats", topic, "--json", "--watch", "0.1"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment() | {"NAMESRV_ADDR": cluster.namesrv},
+    )
+    assert watching.stdout is not None
+    try:
+        starts = 0
+        for line in watching.stdout:
+            starts += line.startswith("[")
+            if starts == 3:
+                break
+    finally:
+        watching.terminate()
+        watching.wait(10)
+        watching.stdout.close()
+    assert starts == 3
+
+
+# -- messages -------------------------------------------------------------------------
+
+
+def test_messages_are_found_by_id_key_and_place(run: Run, topic: str) -> None:
+    ids = send(run, topic, 3, "--tags", "new", "--property", "colour=red")
+    shown = json.loads(run("message", "id", ids[1], "--topic", topic, "--json"))
+    assert (shown["body"], shown["tags"], shown["keys"]) == ("body-1", "new", ["key-1"])
+    assert shown["properties"]["colour"] == "red"
+    assert "body-1" in run("queryMsgById", "-i", shown["offsetMsgId"])
+    assert "body-1" in run("queryMsgByUniqueKey", "-t", topic, "-i", ids[1])
+    run("message", "id", ids[1], code=3, error="--topic")
+    assert "body-2" in run("message", "key", topic, "key-2")
+    assert "body-2" in run("queryMsgByKey", "-t", topic, "-k", "key-2")
+    run("message", "key", topic, "no-such-key", code=3)
+    place = (f"broker-a/{shown['queueId']}", shown["offset"])
+    assert "body-1" in run("message", "offset", topic, *place)
+    by_flags = ("-t", topic, "-b", "broker-a", "-i", shown["queueId"], "-o", shown["offset"])
+    assert "body-1" in run("queryMsgByOffset", *by_flags)
+    run("message", "offset", topic, "broker-a/0", 99, code=3, error="holds offsets")
+
+
+def test_messages_are_printed_by_time_tag_and_newest(run: Run, topic: str) -> None:
+    send(run, topic, 4, "--tags", "new")
+    send(run, topic, 2, "--tags", "paid")
+    assert len(run("message", "print", topic).splitlines()) == 6
+    assert len(run("message", "print", topic, "--tags", "paid").splitlines()) == 2
+    assert len(run("message", "print", topic, "--newest", 1).splitlines()) == 2
+    assert len(run("printMsg", "-t", topic, "--since", "1h").splitlines()) == 6
+    run("message", "print", topic, "--until", "1h", code=3)
+    assert "message id" in run("message", "print", topic, "--full", "--limit", 1)
+
+
+def test_a_topic_is_tailed_from_its_newest_messages(run: Run, topic: str) -> None:
+    send(run, topic, 4)
+    lines = run("message", "tail", topic, "--newest", 1, "--limit", 2, "--json").splitlines()
+    assert sorted(json.loads(line)["body"] for line in lines) == ["body-2", "body-3"]
+
+
+def test_what_is_exported_is_imported_equal(run: Run, topic: str, admin: Admin, tmp_path: Path) -> None:
+    from gimbalmq import Message
+
+    admin.messages.send(Message(topic, b"\xff\x00\x01", tags="T", keys=["a", "b"], properties={"p": "v"}))
+    admin.messages.send(Message(topic, "文字", sharding_key="s"))
+    file = tmp_path / "all.jsonl"
+    assert "2 messages" in run("message", "export", topic, file)
+    assert "2 messages" in run("message", "import", file, "--topic", f"{topic}-copy")
+
+    def contents(name: str) -> list[Any]:
+        return sorted(
+            (view.body, view.tags, view.keys, view.properties, view.sharding_key)
+            for view in admin.messages.read(name)
+        )
+
+    assert contents(f"{topic}-copy") == contents(topic)
+    assert len(run("message", "export", topic).splitlines()) == 2
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"topic": "t", "body": "fine"}\n{"no": 1}\n')
+    run("message", "import", broken, code=2, error="line 2")
+    run("message", "import", tmp_path / "absent", code=2, error="absent")
+
+
+def test_lines_of_standard_input_are_sent(cluster: ThreadCluster, topic: str, admin: Admin) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "gimbalmq", "message", "send", topic, "-"],
+        input="".join(f"{number}\n" for number in range(600)),
+        text=True,
+        check=True,
+        env=environment() | {"NAMESRV_ADDR": cluster.namesrv},
+        timeout=60,
+        capture_output=True,
+    )
+    assert sorted(int(view.body) for view in admin.messages.read(topic)) == list(range(600))
+
+
+def test_a_message_cannot_repaint_the_terminal(run: Run, topic: str, admin: Admin) -> None:
+    from gimbalmq import Message
+
+    admin.messages.send(Message(topic, b"\x1b[2J\x1b]0;title\x07evil", tags="T\x1b[31m"))
+    for words in (("message", "print", topic), ("message", "print", topic, "--full")):
+        printed = run(*words)
+        assert "evil" in printed
+        assert "\x1b" not in printed
+        assert "\x07" not in printed
+
+
+# -- groups ---------------------------------------------------------------------------
+
+
+def consume(cluster: ThreadCluster, group: str, topic: str, handler: Any, **options: Any) -> PushConsumer:
+    first = ConsumeFromWhere.FIRST_OFFSET
+    consumer = PushConsumer(group, cluster.namesrv, consume_from_where=first, persist_interval=0.1, **options)
+    consumer.subscribe(topic, "*", handler)
+    return consumer
+
+
+def eventually(ask: Callable[[], str], good: Callable[[str], object]) -> str:
+    while not good(found := ask()):
+        pass
+    return found
+
+
+def test_a_group_shows_members_progress_and_owners(run: Run, cluster: ThreadCluster, topic: str) -> None:
+    """S1-18 S1-19"""
+    send(run, topic, 4)
+    group = f"billing-{topic}"
+
+    def take(message: MessageView) -> None:
+        pass
+
+    with consume(cluster, group, topic, take) as consumer:
+        printed = eventually(
+            lambda: run("group", "progress", group, "-t", topic),
+            lambda text: "lag 0," in text and "#" in text,
+        )
+        owned = rf"^{topic} +broker-a +[01] +2 +2 +0 +{re.escape(consumer.client_id)}"
+        assert len(re.findall(owned, printed, re.MULTILINE)) == 2
+        assert consumer.client_id in run("consumerConnection", "-g", group)
+        shown = json.loads(run("group", "connections", group, "--json"))
+        assert shown["subscriptions"][topic] == "*"
+        assert re.search(rf"^{group} +1 +0 ", run("group", "list"), re.MULTILINE)
+        assert group in run("topic", "groups", topic)
+    send(run, topic, 3)
+    run("consumerProgress", "-g", group, "--max-lag", 2, code=4)
+    run("consumerProgress", "-g", group, "--max-lag", 3)
+    assert "nobody consumes" in run("group", "list")
+
+
+def test_offsets_are_previewed_and_reset(run: Run, cluster: ThreadCluster, topic: str) -> None:
+    send(run, topic, 4)
+    group = f"reset-{topic}"
+    run("group", "create", group, "--retries", 3)
+    assert "retryMaxTimes" in run("updateSubGroup", "-c", "DefaultCluster", "-g", group) or run(
+        "group", "show", group
+    )
+    printed = run("group", "reset", group, topic, "--to", "latest", "--dry-run")
+    assert "nothing was changed" in printed
+    run("group", "reset", group, topic, "--to", "latest", code=4)
+    run("group", "reset", group, topic, "--to", "latest", "--yes")
+    shown = json.loads(run("group", "progress", group, "-t", topic, "--json"))
+    assert shown["lag"] == 0
+    run("resetOffsetByTime", "-g", group, "-t", topic, "-s", "1h", "--yes")
+    assert json.loads(run("group", "progress", group, "-t", topic, "--json"))["lag"] == 4
+    run("group", "reset", group, topic, "--to-offset", 1, "--queue", "broker-a/0", "--yes")
+    shown = json.loads(run("group", "progress", group, "-t", topic, "--json"))
+    assert {item["queueId"]: item["consumerOffset"] for item in shown["queues"]} == {0: 1, 1: 0}
+    run("group", "delete", group, code=4)
+    run("deleteSubGroup", "-g", group, "--yes")
+    run("group", "show", group, code=3)
+
+
+def test_producers_are_shown(run: Run, cluster: ThreadCluster, topic: str) -> None:
+    from gimbalmq import Message
+    from gimbalmq.sync import Producer
+
+    with Producer("senders", cluster.namesrv) as producer:
+        producer.send(Message(topic, b"x"))
+        eventually(
+            lambda: run("producerConnection", "-g", "senders", "-t", topic),
+            lambda text: producer.client_id in text,
+        )
+
+
+# -- dead letters ---------------------------------------------------------------------
+
+
+def test_dead_letters_are_listed_shown_and_driven_back(run: Run, cluster: ThreadCluster, topic: str) -> None:
+    send(run, topic, 3, "--tags", "T")
+    group = f"dead-{topic}"
+    healthy: list[bytes] = []
+    well = False
+
+    def take(message: MessageView) -> ConsumeResult:
+        if not well:
+            return ConsumeResult.LATER
+        healthy.append(message.body)
+        return ConsumeResult.SUCCESS
+
+    with consume(cluster, group, topic, take, max_reconsume_times=0):
+        eventually(
+            lambda: run("deadletter", "list"), lambda text: re.search(rf"^{group} +3 ", text, re.MULTILINE)
+        )
+        assert len(run("deadletter", "show", group).splitlines()) == 3
+        assert len(run("deadletter", "show", group, "--key", "key-1").splitlines()) == 1
+        assert run("deadletter", "redrive", group, "--matching", "body-[12]", "--dry-run").startswith(
+            "2 dead letters"
+        )
+        run("deadletter", "redrive", group, code=4)
+        well = True
+        assert "2 dead letters went back" in run(
+            "deadletter", "redrive", group, "--matching", "body-[12]", "--yes"
+        )
+        while len(healthy) < 2:
+            pass
+        assert sorted(healthy) == [b"body-1", b"body-2"]
+        run("deadletter", "show", group, "--new", code=3)
