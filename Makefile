@@ -25,7 +25,7 @@ setup: $(READY)
 $(READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on PATH; install one or say make PYTHON=/path/to/python3"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,spark]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,spark,dashboard]'
 	@touch $@
 
 fmt: $(READY)

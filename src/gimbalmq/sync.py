@@ -724,6 +724,8 @@ class _Groups(_Part):
     connections = _blocking(Groups.connections)
     producers = _blocking(Groups.producers)
     running_info = _blocking(Groups.running_info)
+    member_ids = _blocking(Groups.member_ids)
+    told_by = _blocking(Groups.told_by)
     owners = _blocking(Groups.owners)
     progress = _blocking(Groups.progress)
     config = _blocking(Groups.config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -151,24 +151,34 @@ class Groups:
         assert failure is not None
         raise failure
 
+    async def member_ids(self, group: str) -> list[str]:
+        """Client ids of the members, sorted; none where nobody is connected."""
+        try:
+            return [member.client_id for member in (await self.connections(group)).members]
+        except ConsumerNotOnlineError:
+            return []
+
+    async def told_by(self, group: str, members: Iterable[str]) -> dict[str, ConsumerRunningInfo]:
+        """What these members say of themselves; the silent ones are left out."""
+
+        async def one(client_id: str) -> tuple[str, ConsumerRunningInfo | None]:
+            try:
+                return client_id, await self.running_info(group, client_id)
+            except RocketMQError:
+                return client_id, None
+
+        answers = await asyncio.gather(*map(one, members))
+        return {client_id: info for client_id, info in answers if info is not None}
+
     async def owners(self, group: str) -> dict[MessageQueue, str]:
         """Which member holds which queue, as the members themselves say; silent members are left out."""
-        try:
-            connections = await self.connections(group)
-        except ConsumerNotOnlineError:
-            return {}
-
-        async def one(client_id: str) -> dict[MessageQueue, str]:
-            try:
-                info = await self.running_info(group, client_id)
-            except RocketMQError:
-                return {}
-            return {queue: client_id for queue, state in info.queues.items() if not state.dropped}
-
-        owned: dict[MessageQueue, str] = {}
-        for part in await asyncio.gather(*(one(member.client_id) for member in connections.members)):
-            owned |= part
-        return owned
+        told = await self.told_by(group, await self.member_ids(group))
+        return {
+            queue: client_id
+            for client_id, info in told.items()
+            for queue, state in info.queues.items()
+            if not state.dropped
+        }
 
     # -- how far ----------------------------------------------------------------------
 

@@ -90,7 +90,7 @@ def _add_verb(parsers: Parsers[Parser], name: str, verb: Verb, *, show: bool) ->
     )
     if verb.options is not None:
         verb.options(parser)
-    _connection_options(parser)
+    connection_options(parser)
     add = parser.add_argument
     add("--json", action="store_true", help="print JSON instead of a table")
     if verb.watch:
@@ -105,7 +105,7 @@ def _add_verb(parsers: Parsers[Parser], name: str, verb: Verb, *, show: bool) ->
     parser.set_defaults(run=lambda args: _run(args, verb.run), log_level="warning", log_file=None)
 
 
-def _connection_options(parser: Parser) -> None:
+def connection_options(parser: Parser) -> None:
     group = parser.add_argument_group("cluster")
     group.add_argument(
         "-n",
@@ -135,10 +135,12 @@ def _seconds(text: str) -> float:
     return value
 
 
-def connect(args: argparse.Namespace) -> Admin:
-    """The admin object that the options describe."""
-    from gimbalmq.admin.admin import Admin
+def namesrv_of(args: argparse.Namespace) -> str:
+    return args.namesrv or os.environ.get("NAMESRV_ADDR") or "127.0.0.1:9876"
 
+
+def admin_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What ``connection_options`` gathered, as options of the admin object."""
     options: dict[str, Any] = {"api_timeout": args.timeout, "connect_timeout": min(args.timeout, 3.0)}
     access = args.access_key or os.environ.get("ROCKETMQ_ACCESS_KEY")
     if access:
@@ -147,7 +149,14 @@ def connect(args: argparse.Namespace) -> Admin:
         from gimbalmq.transport.tls import trusting_client_context
 
         options["tls"] = trusting_client_context()
-    return Admin(args.namesrv or os.environ.get("NAMESRV_ADDR") or "127.0.0.1:9876", **options)
+    return options
+
+
+def connect(args: argparse.Namespace) -> Admin:
+    """The admin object that the options describe."""
+    from gimbalmq.admin.admin import Admin
+
+    return Admin(namesrv_of(args), **admin_options(args))
 
 
 def _secret(file: Path | None) -> str:

@@ -6,8 +6,9 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from gimbalmq.admin.texts import moment, pairs
 from gimbalmq.cli.asking import FAILED, REFUSED, Parser, Parsers, Shown, Verb, add_noun
-from gimbalmq.cli.terminal import confirmed, moment, pairs, table
+from gimbalmq.cli.terminal import confirmed, table
 from gimbalmq.errors import ConfigError
 
 if TYPE_CHECKING:

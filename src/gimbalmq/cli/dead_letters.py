@@ -7,10 +7,11 @@ import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from gimbalmq.admin.message_texts import message_data, message_line, message_text
+from gimbalmq.admin.texts import moment
 from gimbalmq.cli.asking import ABSENT, OK, REFUSED, Parser, Parsers, Shown, Verb, add_noun
 from gimbalmq.cli.groups import group_argument, named_group
-from gimbalmq.cli.messages import message_data, message_line, message_text
-from gimbalmq.cli.terminal import Progress, confirmed, moment, table
+from gimbalmq.cli.terminal import Progress, confirmed, table
 from gimbalmq.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from gimbalmq.admin.moments import parse_moment
+from gimbalmq.admin.texts import moment, pairs
 from gimbalmq.cli.asking import OK, REFUSED, Parser, Parsers, Shown, Verb, add_noun
-from gimbalmq.cli.moments import parse_moment
-from gimbalmq.cli.terminal import confirmed, moment, pairs, table
+from gimbalmq.cli.terminal import confirmed, table
 from gimbalmq.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 import sys
-import unicodedata
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from types import TracebackType
 from typing import Self
 
-
-def printable(text: str) -> str:
-    """Text from elsewhere without control characters, which could repaint the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in text)
-
-
-def width(text: str) -> int:
-    """Columns a text takes: Chinese, Japanese and Korean characters take two."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
-        for char in text
-    )
+from gimbalmq.admin.texts import cell, printable, width
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str = "(none)") -> str:
@@ -32,7 +15,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str =
     listed = [tuple(row) for row in rows]
     if not listed:
         return empty
-    cells = [[printable(_cell(value)) for value in row] for row in listed]
+    cells = [[printable(cell(value)) for value in row] for row in listed]
     right = [
         all(isinstance(row[index], int | float) or row[index] in ("", None) for row in listed)
         for index in range(len(head))
@@ -47,30 +30,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str =
         return "  ".join(padded).rstrip()
 
     return "\n".join(line(texts) for texts in [list(head), ["-" * size for size in widths], *cells])
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.2f}"
-    return str(value)
-
-
-def pairs(items: Iterable[tuple[str, object]]) -> str:
-    """``name   value`` lines, values under each other."""
-    listed = [(name, printable(_cell(value))) for name, value in items]
-    size = max((width(name) for name, _ in listed), default=0)
-    return "\n".join(f"{name}{' ' * (size - width(name))}  {value}".rstrip() for name, value in listed)
-
-
-def moment(ms: int) -> str:
-    """A time on the wire as people here read it; "-" where there is none."""
-    if ms <= 0:
-        return "-"
-    return datetime.fromtimestamp(ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 def confirmed(question: str, *, assume_yes: bool) -> bool:
