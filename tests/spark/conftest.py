@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,13 @@ pytest.importorskip("pyspark", reason="pip install 'gimbalmq[spark]'")
 
 from pyspark.sql import SparkSession
 
+from gimbalmq import sync
+from gimbalmq.model.message import Message
+from gimbalmq.model.queues import MessageQueue
+from gimbalmq.protocol.bodies import TopicConfig
+from gimbalmq.rpc import management
+from gimbalmq.spark.option_values import Connection
+from gimbalmq.spark.wire import Wire, close_process_wires
 from gimbalmq.testing import LocalCluster
 from gimbalmq.testing.cluster import ThreadCluster
 
@@ -57,6 +65,81 @@ def cluster() -> Iterator[ThreadCluster]:
         yield cluster
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_connections_left() -> Iterator[None]:
+    yield
+    close_process_wires()
+
+
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> str:
     return str(tmp_path / "checkpoint")
+
+
+class Topic:
+    """A topic with messages whose bodies are their numbers, spread evenly over its queues."""
+
+    def __init__(self, cluster: ThreadCluster, name: str, queues: int = 4) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.sent = 0
+        self.queues = queues
+        self.set_queues(queues)
+
+    def set_queues(self, count: int) -> None:
+        self.queues = count
+        config = TopicConfig(topic_name=self.name, read_queue_nums=count, write_queue_nums=count)
+        self.admin(lambda wire, address: wire.run(management.create_topic(wire, address, config)))
+
+    def delete(self) -> None:
+        """As mqadmin does it: at the broker and at the name server."""
+        self.admin(lambda wire, address: wire.run(management.delete_topic(wire, address, self.name)))
+
+    def admin(self, work: Callable[[Wire, str], object]) -> None:
+        wire = Wire(Connection(namesrv=self.cluster.namesrv))
+        try:
+            for broker in self.cluster.brokers:
+                work(wire, broker.address)
+        finally:
+            wire.close()
+
+    def queue(self, queue_id: int) -> MessageQueue:
+        return MessageQueue(self.name, self.cluster.broker.live.now.broker_name, queue_id)
+
+    def send(
+        self,
+        count: int,
+        *,
+        tags: Sequence[str] | None = None,
+        body: Callable[[int], bytes] = lambda number: str(number).encode(),
+        row_ids: Sequence[str] | None = None,
+    ) -> None:
+        """Messages number, number + 1, ...: each to the queue its number says."""
+        by_queue: dict[int, list[Message]] = {}
+        for index, number in enumerate(range(self.sent, self.sent + count)):
+            by_queue.setdefault(number % self.queues, []).append(
+                Message(
+                    self.name,
+                    body(number),
+                    tags=None if tags is None else tags[number % len(tags)],
+                    keys=[f"k{number}"],
+                    properties=None if row_ids is None else {"SPARK_ROW_ID": row_ids[index]},
+                )
+            )
+        self.sent += count
+        with sync.Producer("tests", self.cluster.namesrv) as producer:
+            for queue_id, messages in by_queue.items():
+                producer.send_batch(messages, queue=self.queue(queue_id))
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def new_topic() -> Callable[..., Topic]:
+    """Makes topics under names of their own."""
+
+    def make(cluster: ThreadCluster, queues: int = 4, name: str | None = None) -> Topic:
+        return Topic(cluster, name or f"topic-{next(_numbers)}", queues)
+
+    return make

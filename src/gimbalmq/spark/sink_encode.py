@@ -1,0 +1,605 @@
+"""Rows of an Arrow batch to the bytes of send requests, by whole columns.
+
+A batch request's body is its messages one behind the other, each a head, the body, the length of the
+properties and the properties (``model.batch``). That is what Arrow makes of joining columns element by
+element: the data buffer of the joined column *is* the request. So a row costs no Python, unless it has
+to travel alone (a delay, a very large body) or its body is compressed.
+
+Everything here is pure: rows and settings in, requests out. Which queues a topic has is asked through a
+function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from gimbalmq.balance.select import select_by_hash
+from gimbalmq.errors import ConfigError, MessageIllegalError
+from gimbalmq.model import properties as names
+from gimbalmq.model.compression import compress
+from gimbalmq.model.flags import COMPRESSED
+from gimbalmq.model.message import SYSTEM_PROPERTIES
+from gimbalmq.model.queues import MessageQueue
+from gimbalmq.model.record import MAX_PROPERTIES, MIN_RECORD
+from gimbalmq.model.topics import MAX_TOPIC_LENGTH, RETRY_PREFIX
+from gimbalmq.spark.columns import ROW_ID_PROPERTY
+from gimbalmq.spark.sink_options import SinkSettings, check_topic
+
+_HEAD_BYTES: Final = 20
+_ITEM_BYTES: Final = _HEAD_BYTES + 2
+_STORED_EXTRA: Final = MIN_RECORD + 64
+"""What a broker adds to an item when it stores it, with some room for its own properties."""
+
+_STORED_LIMIT: Final = 4 << 20
+"""Apache's broker refuses a batch whose records together are larger than ``maxMessageSize``."""
+
+_SLICE_BYTES: Final = 64 << 20
+_EMPTY: Final = pa.scalar(b"", pa.binary())
+_NAMED_ROWS: Final = 10
+
+_COMPRESSED_KIND: Final = 1
+_ALONE_KIND: Final = 2
+
+Queues = Callable[[str], Sequence[MessageQueue]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One send: a batch of rows, or one row that travels alone.
+
+    Attributes:
+        rows: indices of the rows in their task, ascending.
+        bound: whether it must not go to any other queue (sharding key, queue id).
+        properties: of the request's header.
+    """
+
+    queue: MessageQueue
+    body: memoryview | bytes
+    rows: NDArray[np.int64]
+    batch: bool
+    bound: bool
+    sys_flag: int
+    properties: str
+
+
+class RowEncoder:
+    """Encodes the rows of one task, in order.
+
+    Args:
+        roles: role to index of its column.
+        row_prefix: what stands before a row's index in its id: ``<query>-<batch>-<partition>-``.
+        turn: which queue row 0 begins with.
+        queues: a topic's queues in the order of its route; asked once for each topic.
+        unique_id: makes a UNIQ_KEY, where they are wanted.
+    """
+
+    def __init__(
+        self,
+        settings: SinkSettings,
+        roles: dict[str, int],
+        *,
+        row_prefix: str,
+        turn: int,
+        queues: Queues,
+        unique_id: Callable[[], str],
+    ) -> None:
+        self._settings = settings
+        self._roles = roles
+        self._row_prefix = row_prefix
+        self._turn = turn
+        self._find_queues = queues
+        self._unique_id = unique_id
+        self._queues: dict[str, Sequence[MessageQueue]] = {}
+        self._lanes: dict[tuple[str, str], int] = {}
+        self._wait = f"{names.WAIT}\x01{'true' if settings.wait_store else 'false'}\x02"
+        self.row = 0
+        """Index of the next row."""
+
+    def encode(self, batch: pa.RecordBatch) -> Iterator[Request]:
+        """The requests for these rows; those of one queue in the order of the rows.
+
+        Raises:
+            MessageIllegalError: rows cannot be messages; says which.
+        """
+        while batch.num_rows:
+            # Joined columns are addressed with 32 bits, and memory is finite.
+            most = max(1, int(batch.num_rows * _SLICE_BYTES // max(batch.nbytes, 1)))
+            part, batch = batch.slice(0, most), batch.slice(most)
+            first, self.row = self.row, self.row + part.num_rows
+            yield from self._encode(part, first)
+
+    def row_id(self, row: int) -> str:
+        return f"{self._row_prefix}{row}"
+
+    # --- one slice -----------------------------------------------------------------------------
+
+    def _encode(self, batch: pa.RecordBatch, first: int) -> Iterator[Request]:
+        rows = batch.num_rows
+        body = _binary(self._column(batch, "body"))
+        lengths = self._check_bodies(body, first)
+        kinds: NDArray[np.uint8] | None = None
+        if self._settings.compress_over <= int(lengths.max()):
+            packed = lengths >= self._settings.compress_over
+            body = self._compress(body, packed)
+            lengths = _lengths(body)
+            kinds = np.where(packed, np.uint8(_COMPRESSED_KIND), np.uint8(0))
+        sharding = self._text(batch, "shardingKey", names.SHARDING_KEY, first)
+        pieces = self._properties(batch, first, sharding)
+        alone = self._delays(batch, first, pieces)
+        property_bytes = np.zeros(rows, np.int64)
+        for piece in pieces:
+            property_bytes += _lengths(piece) if isinstance(piece, pa.Array) else len(piece.as_py())
+        self._check(
+            property_bytes > MAX_PROPERTIES,
+            first,
+            f"their properties are longer than {MAX_PROPERTIES} bytes: shorten keys or properties",
+        )
+        totals = property_bytes + lengths + _ITEM_BYTES
+        large = totals > self._settings.batch_bytes
+        if large.any():
+            alone = large if alone is None else alone | large
+        lanes = self._assign(batch, first, sharding)
+        if alone is not None:
+            kinds = np.zeros(rows, np.uint8) if kinds is None else kinds
+            kinds[alone] |= _ALONE_KIND
+        if lanes.retry is not None:
+            kinds = np.zeros(rows, np.uint8) if kinds is None else kinds
+            kinds[lanes.retry] |= _ALONE_KIND
+        head = np.zeros((rows, _HEAD_BYTES // 4), ">i4")
+        head[:, 0] = totals
+        head[:, 4] = lengths
+        items = pc.binary_join_element_wise(
+            _fixed(head, _HEAD_BYTES), body, _fixed(property_bytes.astype(">u2"), 2), *pieces, _EMPTY
+        )
+        yield from self._cut(items, body, pieces, totals, kinds, lanes, first)
+
+    def _column(self, batch: pa.RecordBatch, role: str) -> pa.Array | None:
+        index = self._roles.get(role)
+        return None if index is None else batch.column(index)
+
+    def _check_bodies(self, body: pa.Array, first: int) -> NDArray[np.int64]:
+        lengths = _lengths(body)
+        if body.null_count or not lengths.all():
+            self._check(
+                lengths == 0,
+                first,
+                "their body is null or empty, which RocketMQ does not carry: filter them out, or coalesce() it",
+            )
+        limit = self._settings.max_message_size
+        if int(lengths.max()) > limit:
+            sizes = ", ".join(str(size) for size in lengths[lengths > limit][:3])
+            self._check(
+                lengths > limit,
+                first,
+                f"their bodies are too large ({sizes} bytes, maxMessageSize is {limit}): make them smaller, or "
+                "raise maxMessageSize here and in the broker",
+            )
+        return lengths
+
+    def _compress(self, body: pa.Array, packed: NDArray[np.bool_]) -> pa.Array:
+        settings = self._settings
+        smaller = [
+            compress(value.as_py(), settings.compression, settings.compression_level)
+            for value in body.filter(pa.array(packed))
+        ]
+        return pc.replace_with_mask(body, pa.array(packed), pa.array(smaller, pa.binary()))
+
+    # --- properties ----------------------------------------------------------------------------
+
+    def _properties(self, batch: pa.RecordBatch, first: int, sharding: pa.Array | None) -> list[Any]:
+        """The pieces whose concatenation is each row's properties."""
+        rows = batch.num_rows
+        pieces: list[Any] = []
+        if self._settings.unique_keys:
+            ids = [self._unique_id() for _ in range(rows)]
+            pieces += (
+                _text(f"{names.UNIQ_KEY}\x01"),
+                pa.array(ids, pa.string()).cast(pa.binary()),
+                _text("\x02"),
+            )
+        numbers = pa.array(np.arange(first, first + rows)).cast(pa.string()).cast(pa.binary())
+        pieces += (_text(f"{ROW_ID_PROPERTY}\x01{self._row_prefix}"), numbers, _text("\x02"))
+        for role, name in (("key", names.KEYS), ("tags", names.TAGS)):
+            value = self._text(batch, role, name, first)
+            if value is not None:
+                pieces.append(value)
+        if sharding is not None:
+            pieces.append(sharding)
+        own = self._column(batch, "properties")
+        if own is not None and own.null_count < rows:
+            pieces.append(self._map(own, first))
+        return pieces
+
+    def _text(self, batch: pa.RecordBatch, role: str, name: str, first: int) -> pa.Array | None:
+        """``name U+0001 value U+0002`` of each row, empty where the value is; None where all are."""
+        column = self._column(batch, role)
+        if column is None or column.null_count == len(column):
+            return None
+        value = _binary(column)
+        lengths = _lengths(value)
+        if not lengths.any():
+            return None
+        self._check_separators(value, first, f"column {role}")
+        joined = pc.binary_join_element_wise(_text(f"{name}\x01"), value, _text("\x02"), _EMPTY)
+        if lengths.all():
+            return joined
+        return pc.if_else(pa.array(lengths > 0), joined, _EMPTY)
+
+    def _map(self, column: pa.MapArray, first: int) -> pa.Array:
+        """The rows' own properties: the map's entries are joined as one column, then cut into rows."""
+        offsets = np.asarray(column.offsets)[: len(column) + 1].astype(np.int64)
+        if column.null_count:
+            # A null map may still span entries.
+            sizes = np.diff(offsets)
+            sizes[np.asarray(column.is_null())] = 0
+            owner = np.repeat(np.arange(len(column)), np.diff(offsets))
+            wanted = ~np.asarray(column.is_null())[owner]
+        else:
+            sizes = np.diff(offsets)
+            owner = np.repeat(np.arange(len(column)), sizes)
+            wanted = np.ones(len(owner), bool)
+        low, high = int(offsets[0]), int(offsets[-1])
+        keys = _binary(column.keys[low:high])
+        values = _binary(column.items[low:high])
+        wanted &= np.asarray(values.is_valid()) & (_lengths(values) > 0)
+        reserved = np.asarray(pc.is_in(keys, value_set=_RESERVED))
+        if reserved.any():
+            # Ours replaces a row id that came with the row.
+            foreign = reserved & ~np.asarray(pc.equal(keys, ROW_ID_PROPERTY.encode()))
+            if foreign.any() and not self._settings.drop_reserved:
+                names_found = sorted({key.as_py().decode() for key in keys.filter(pa.array(foreign))})
+                self._check(
+                    _any_of(foreign, owner, len(column)),
+                    first,
+                    f"their properties hold names RocketMQ keeps for itself ({', '.join(names_found[:5])}): use "
+                    "the columns key, tags, shardingKey and delayLevel, or option reservedProperties=drop",
+                )
+            wanted &= ~reserved
+        if not wanted.all():
+            keys, values = keys.filter(pa.array(wanted)), values.filter(pa.array(wanted))
+            owner = owner[wanted]
+            sizes = np.bincount(owner, minlength=len(column))
+        blank = _lengths(keys) == 0
+        if blank.any():
+            self._check(
+                _any_of(blank, owner, len(column)), first, "a property has an empty name: give it one"
+            )
+        for part in (keys, values):
+            if _holds_separator(part):
+                self._check(
+                    _any_of(_separator_rows(part), owner, len(column)),
+                    first,
+                    "a property holds U+0001 or U+0002, which separate properties: remove them",
+                )
+        entries = pc.binary_join_element_wise(keys, _text("\x01"), values, _text("\x02"), _EMPTY)
+        starts = np.zeros(len(column) + 1, np.int64)
+        np.cumsum(sizes, out=starts[1:])
+        places = _offsets(entries)[starts].astype(np.int32)
+        return pa.Array.from_buffers(
+            pa.binary(), len(column), [None, pa.py_buffer(places), entries.buffers()[2] or pa.py_buffer(b"")]
+        )
+
+    def _check_separators(self, value: pa.Array, first: int, what: str) -> None:
+        if _holds_separator(value):
+            self._check(
+                _separator_rows(value), first, f"{what} holds U+0001 or U+0002, which separate properties"
+            )
+
+    def _delays(self, batch: pa.RecordBatch, first: int, pieces: list[Any]) -> NDArray[np.bool_] | None:
+        """Which rows are delayed; adds what says so to the pieces. Such rows are no part of batches."""
+        given: list[tuple[str, NDArray[np.int64], NDArray[np.bool_]]] = []
+        for role, name in (
+            ("delayLevel", names.DELAY),
+            ("deliverTimestamp", names.TIMER_DELIVER_MS),
+            ("delayMs", names.TIMER_DELAY_MS),
+        ):
+            column = self._column(batch, role)
+            if column is None or column.null_count == len(column):
+                continue
+            if pa.types.is_timestamp(column.type):
+                column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
+            numbers = np.asarray(column.cast(pa.int64()).fill_null(0))
+            self._check(numbers < 0, first, f"their {role} is negative: use null for no delay")
+            if numbers.any():
+                given.append((name, numbers, numbers > 0))
+        if not given:
+            return None
+        delayed = given[0][2]
+        for _, _, mask in given[1:]:
+            self._check(delayed & mask, first, "they have both a delayLevel and a time: give one of them")
+            delayed = delayed | mask
+        for name, numbers, mask in given:
+            digits = pa.array(numbers).cast(pa.string()).cast(pa.binary())
+            joined = pc.binary_join_element_wise(_text(f"{name}\x01"), digits, _text("\x02"), _EMPTY)
+            pieces.append(pc.if_else(pa.array(mask), joined, _EMPTY))
+        return delayed
+
+    # --- queues --------------------------------------------------------------------------------
+
+    def _topic_queues(self, topic: str) -> Sequence[MessageQueue]:
+        found = self._queues.get(topic)
+        if found is None:
+            found = self._queues[topic] = self._find_queues(topic)
+        return found
+
+    def _assign(self, batch: pa.RecordBatch, first: int, sharding: pa.Array | None) -> _Lanes:
+        """A queue for each row: by sharding key, by queue id, else by the row's index."""
+        settings = self._settings
+        rows = batch.num_rows
+        blocks = np.arange(first, first + rows) // settings.batch_size + self._turn
+        topics, topic_of = self._topics(batch, first)
+        queue_ids = self._column(batch, "queueId")
+        if queue_ids is not None and queue_ids.null_count == rows:
+            queue_ids = None
+        retry = None
+        if any(topic.startswith(RETRY_PREFIX) or len(topic) > MAX_TOPIC_LENGTH for topic in topics):
+            flags = [topic.startswith(RETRY_PREFIX) or len(topic) > MAX_TOPIC_LENGTH for topic in topics]
+            retry = np.asarray(flags)[topic_of]
+        starts = np.cumsum([0, *(len(self._topic_queues(topic)) for topic in topics)])
+        every = [queue for topic in topics for queue in self._topic_queues(topic)]
+        counts = np.diff(starts)[topic_of]
+        lane = starts[topic_of] + blocks % counts
+        bound: NDArray[np.bool_] | None = None
+        if queue_ids is not None:
+            bound = np.asarray(queue_ids.is_valid())
+            wanted = np.asarray(queue_ids.cast(pa.int64()).fill_null(-1))
+            for topic_index, topic in enumerate(topics):
+                for queue_id in np.unique(wanted[bound & (topic_of == topic_index)]).tolist():
+                    rows_of = bound & (topic_of == topic_index) & (wanted == queue_id)
+                    held = [
+                        at for at, queue in enumerate(self._topic_queues(topic)) if queue.queue_id == queue_id
+                    ]
+                    if not held:
+                        most = max(queue.queue_id for queue in self._topic_queues(topic))
+                        self._check(
+                            rows_of,
+                            first,
+                            f"topic {topic} has no queue {queue_id}: use queueId 0 to {most}, or null",
+                        )
+                    lane[rows_of] = starts[topic_index] + np.asarray(held)[blocks[rows_of] % len(held)]
+        if sharding is not None:
+            keyed = self._shard(batch, topics, topic_of, starts, lane, bound)
+            bound = keyed if bound is None else bound | keyed
+        uniform = len(topics) == 1 and bound is None
+        return _Lanes(every, lane, bound, retry, uniform)
+
+    def _topics(self, batch: pa.RecordBatch, first: int) -> tuple[list[str], NDArray[np.int64]]:
+        column = self._column(batch, "topic")
+        rows = batch.num_rows
+        default = self._settings.topic
+        if column is None or column.null_count == rows:
+            if default is None:
+                self._check(np.ones(rows, bool), first, _NO_TOPIC)
+            assert default is not None
+            return [default], np.zeros(rows, np.int64)
+        if column.null_count:
+            if default is None:
+                self._check(np.asarray(column.is_null()), first, _NO_TOPIC)
+            column = column.fill_null(default)
+        encoded = column.dictionary_encode()
+        topics: list[str] = encoded.dictionary.to_pylist()
+        codes = np.asarray(encoded.indices).astype(np.int64)
+        for index, topic in enumerate(topics):
+            if topic not in self._queues:
+                try:
+                    check_topic("topic", topic)
+                except ConfigError as error:
+                    self._check(codes == index, first, str(error))
+        return topics, codes
+
+    def _shard(
+        self,
+        batch: pa.RecordBatch,
+        topics: list[str],
+        topic_of: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        lane: NDArray[np.int64],
+        fixed: NDArray[np.bool_] | None,
+    ) -> NDArray[np.bool_]:
+        """Puts rows with a sharding key where every producer would put them; a queue id still wins."""
+        column = self._column(batch, "shardingKey")
+        assert column is not None
+        keyed = np.asarray(pc.fill_null(pc.greater(pc.binary_length(column), 0), False))
+        encoded = column.dictionary_encode()
+        keys: list[str | None] = encoded.dictionary.to_pylist()
+        codes = np.asarray(encoded.indices.fill_null(0)).astype(np.int64)
+        free = keyed if fixed is None else keyed & ~fixed
+        for topic_index, topic in enumerate(topics):
+            queues = self._topic_queues(topic)
+            table = np.fromiter(
+                (self._lane_of(topic, queues, key or "") for key in keys), np.int64, len(keys)
+            )
+            rows_of = free if len(topics) == 1 else free & (topic_of == topic_index)
+            lane[rows_of] = starts[topic_index] + table[codes[rows_of]]
+        return keyed
+
+    def _lane_of(self, topic: str, queues: Sequence[MessageQueue], key: str) -> int:
+        found = self._lanes.get((topic, key))
+        if found is None:
+            if len(self._lanes) >= 100_000:
+                self._lanes.clear()
+            found = self._lanes[topic, key] = queues.index(select_by_hash(queues, key))
+        return found
+
+    # --- requests ------------------------------------------------------------------------------
+
+    def _cut(
+        self,
+        items: pa.Array,
+        body: pa.Array,
+        pieces: list[Any],
+        totals: NDArray[np.int64],
+        kinds: NDArray[np.uint8] | None,
+        lanes: _Lanes,
+        first: int,
+    ) -> Iterator[Request]:
+        """Groups rows by queue and kind, and cuts the groups where a request is full."""
+        rows = len(items)
+        numbers = np.arange(first, first + rows)
+        if lanes.uniform:
+            order = None
+            lane = lanes.lane
+        else:
+            order = np.argsort(lanes.lane, kind="stable")
+            lane = lanes.lane[order]
+            items = items.take(pa.array(order))
+            totals, numbers = totals[order], numbers[order]
+            kinds = None if kinds is None else kinds[order]
+        changes = lane[1:] != lane[:-1]
+        if kinds is not None:
+            changes |= kinds[1:] != kinds[:-1]
+        bound = lanes.bound
+        if bound is not None and order is not None:
+            bound = bound[order]
+            changes |= bound[1:] != bound[:-1]
+        edges = [0, *(np.flatnonzero(changes) + 1).tolist(), rows]
+        places = _offsets(items)
+        data = memoryview(items.buffers()[2])
+        properties: pa.Array | None = None
+        for start, end in pairwise(edges):
+            kind = 0 if kinds is None else int(kinds[start])
+            queue = lanes.queues[int(lane[start])]
+            held = bound is not None and bool(bound[start])
+            sys_flag = COMPRESSED | self._settings.compression if kind & _COMPRESSED_KIND else 0
+            if kind & _ALONE_KIND:
+                if properties is None:
+                    properties = pc.binary_join_element_wise(*_columns(pieces, rows), _EMPTY)
+                for at in range(start, end):
+                    source = at if order is None else int(order[at])
+                    text = properties[source].as_py().decode("utf-8", "replace") + self._wait
+                    plain = body[source].as_py()
+                    yield Request(queue, plain, numbers[at : at + 1], False, held, sys_flag, text)
+                continue
+            for low, high in self._full(places, totals, start, end, len(queue.topic)):
+                piece = data[int(places[low]) : int(places[high])]
+                yield Request(queue, piece, numbers[low:high], True, held, sys_flag, self._wait)
+
+    def _full(
+        self, places: NDArray[np.int32], totals: NDArray[np.int64], start: int, end: int, topic_bytes: int
+    ) -> Iterator[tuple[int, int]]:
+        """[start, end) in parts that fit a request, as sent and as stored."""
+        extra = _STORED_EXTRA + topic_bytes
+        size = int(places[end]) - int(places[start])
+        if size <= self._settings.batch_bytes and size + (end - start) * extra <= _STORED_LIMIT:
+            yield start, end
+            return
+        sent = np.cumsum(totals[start:end])
+        stored = sent + np.arange(1, end - start + 1) * extra
+        low = 0
+        while low < end - start:
+            before = int(sent[low - 1]) if low else 0
+            before_stored = int(stored[low - 1]) if low else 0
+            high = min(
+                int(np.searchsorted(sent, before + self._settings.batch_bytes, "right")),
+                int(np.searchsorted(stored, before_stored + _STORED_LIMIT, "right")),
+            )
+            high = max(high, low + 1)
+            yield start + low, start + high
+            low = high
+
+    # --- errors --------------------------------------------------------------------------------
+
+    def _check(self, wrong: NDArray[np.bool_], first: int, why: str) -> None:
+        if wrong.any():
+            found = np.flatnonzero(wrong) + first
+            raise MessageIllegalError(f"{self.name_rows(found)} cannot be sent: {why}")
+
+    def name_rows(self, rows: NDArray[np.int64]) -> str:
+        """``row 7 (SPARK_ROW_ID ...)``, or the first few of many."""
+        count = len(rows)
+        if count == 1:
+            return f"row {int(rows[0])} ({ROW_ID_PROPERTY} {self.row_id(int(rows[0]))})"
+        last = int(rows[-1])
+        ids = f"({ROW_ID_PROPERTY} {self.row_id(int(rows[0]))} to {self.row_id(last)})"
+        if last - int(rows[0]) == count - 1:
+            return f"rows {int(rows[0])} to {last} {ids}"
+        listed = ", ".join(str(row) for row in rows[:_NAMED_ROWS].tolist())
+        more = f" and {count - _NAMED_ROWS} more" if count > _NAMED_ROWS else ""
+        return f"rows {listed}{more} {ids}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """Where the rows of a slice go: numbers in a list of queues."""
+
+    queues: list[MessageQueue]
+    lane: NDArray[np.int64]
+    bound: NDArray[np.bool_] | None
+    retry: NDArray[np.bool_] | None
+    uniform: bool
+    """One topic, and nothing but the row's index decides: the rows need no sorting."""
+
+
+_NO_TOPIC: Final = "they name no topic: fill the column topic, or give option('topic', NAME)"
+_RESERVED: Final = pa.array(
+    [name.encode() for name in sorted({*SYSTEM_PROPERTIES, ROW_ID_PROPERTY})], pa.binary()
+)
+
+
+# --- Arrow columns as numpy arrays ---------------------------------------------------------------
+
+
+def _text(value: str) -> pa.Scalar:
+    return pa.scalar(value.encode(), pa.binary())
+
+
+def _binary(column: pa.Array | None) -> pa.Array:
+    """Any text or bytes as 32-bit binary, nulls as empty ones."""
+    assert column is not None
+    if not pa.types.is_binary(column.type):
+        column = column.cast(pa.binary())
+    return column.fill_null(b"") if column.null_count else column
+
+
+def _offsets(column: pa.Array) -> NDArray[np.int32]:
+    """The offsets of a binary column, its slice respected."""
+    found = np.frombuffer(column.buffers()[1], np.int32)
+    return found[column.offset : column.offset + len(column) + 1]
+
+
+def _lengths(column: pa.Array) -> NDArray[np.int64]:
+    return np.diff(_offsets(column)).astype(np.int64) if len(column) else np.zeros(0, np.int64)
+
+
+def _fixed(values: NDArray[Any], width: int) -> pa.Array:
+    """Equal-sized bytes of each row as a binary column, without copying them."""
+    count = len(values)
+    places = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    return pa.Array.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(places), pa.py_buffer(np.ascontiguousarray(values))]
+    )
+
+
+def _columns(pieces: list[Any], rows: int) -> list[Any]:
+    """The same pieces, at least one of them a column."""
+    assert any(isinstance(piece, pa.Array) and len(piece) == rows for piece in pieces)
+    return pieces
+
+
+def _holds_separator(column: pa.Array) -> bool:
+    buffer = column.buffers()[2]
+    if buffer is None or not len(column):
+        return False
+    places = _offsets(column)
+    data = np.frombuffer(buffer, np.uint8)[int(places[0]) : int(places[-1])]
+    return bool(((data == 1) | (data == 2)).any())
+
+
+def _separator_rows(column: pa.Array) -> NDArray[np.bool_]:
+    found = pc.or_(pc.match_substring(column, "\x01"), pc.match_substring(column, "\x02"))
+    return np.asarray(found)
+
+
+def _any_of(marked: NDArray[np.bool_], owner: NDArray[np.int64], rows: int) -> NDArray[np.bool_]:
+    """Rows that own a marked entry."""
+    found = np.zeros(rows, bool)
+    found[owner[marked]] = True
+    return found

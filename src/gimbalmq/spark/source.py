@@ -1,0 +1,521 @@
+"""``format("rocketmq")``: topics as tables and streams, tables and streams as topics."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from gimbalmq._clock import SYSTEM_CLOCK
+from gimbalmq.errors import ConfigError
+from gimbalmq.model.queues import MessageQueue
+from gimbalmq.spark import columns, offsets
+from gimbalmq.spark.cluster import MAX_PAUSE, Cluster
+from gimbalmq.spark.fetch import read_partition
+from gimbalmq.spark.offsets import Bounds
+from gimbalmq.spark.option_values import nearest
+from gimbalmq.spark.options import Place, SourceSettings
+from gimbalmq.spark.planning import Partition, QueueRange, plan, ranges_between
+from gimbalmq.spark.wire import Wire
+
+log = logging.getLogger(__name__)
+
+_PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class RocketMQDataSource(DataSource):
+    """Spark's way in: readers and writers of topics."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq"
+
+    def schema(self) -> StructType:
+        settings = SourceSettings.read(self.options, streaming=None)
+        return from_arrow_schema(columns.arrow_schema(settings.column_names))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        settings = SourceSettings.read(self.options, streaming=False)
+        kind = PushdownReader if _filters_may_be_pushed() else BatchReader
+        return kind(settings, checked_schema(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return StreamReader(SourceSettings.read(self.options, streaming=True), checked_schema(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from gimbalmq.spark import sink
+
+        return sink.writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from gimbalmq.spark import sink
+
+        return sink.stream_writer(self.options, schema, overwrite)
+
+
+def _filters_may_be_pushed() -> bool:
+    """Whether this process plans with filters: where it does not, Spark refuses a reader that takes them."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PUSHDOWN_WORKER in sys.modules or getattr(main, "name", None) == _PUSHDOWN_WORKER
+
+
+def checked_schema(schema: StructType) -> pa.Schema:
+    """The Arrow schema rows must have; any choice of our columns, in any order.
+
+    Raises:
+        ConfigError: a column we do not have, or of another type.
+    """
+    fields: list[pa.Field] = []
+    for field in schema.fields:
+        known = columns.TYPES.get(field.name)
+        if known is None:
+            close = nearest(field.name, columns.TYPES)
+            hint = f"did you mean {close}?" if close else f"there are {', '.join(columns.TYPES)}"
+            raise ConfigError("schema", field.name, f"a topic has no such column; {hint}")
+        wanted = to_arrow_type(field.dataType, timezone="UTC")
+        if wanted != known:
+            own = from_arrow_schema(columns.arrow_schema([field.name])).fields[0].dataType
+            raise ConfigError(
+                "schema",
+                f"{field.name} {field.dataType.simpleString()}",
+                f"the column is {own.simpleString()}; read it as that and cast it afterwards",
+            )
+        fields.append(pa.field(field.name, wanted, field.nullable))
+    return pa.schema(fields)
+
+
+class TopicPartition(InputPartition):
+    """Ranges that one task reads, and where their brokers were when they were planned."""
+
+    def __init__(self, ranges: Partition, addresses: dict[str, str]) -> None:
+        self.ranges = ranges
+        self.addresses = addresses
+
+
+class _Reading:
+    """What both kinds of reader do on executors, and the planning they share."""
+
+    def __init__(self, settings: SourceSettings, schema: pa.Schema) -> None:
+        self.settings = settings
+        self.arrow_schema = schema
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, TopicPartition):
+            return  # Spark's stand-in for a plan without partitions
+        names = self.arrow_schema.names
+        for batch in read_partition(self.settings, partition.ranges, partition.addresses, names):
+            if batch.schema.equals(self.arrow_schema):
+                yield batch
+            else:  # the same columns, some of them said never to be null
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=self.arrow_schema)
+
+    def _partitions(self, ranges: Iterable[QueueRange], cluster: Cluster) -> list[TopicPartition]:
+        settings = self.settings
+        planned = plan(
+            ranges,
+            min_partitions=settings.min_partitions,
+            max_records=settings.max_records_per_partition,
+            join_below=settings.min_records_per_partition,
+        )
+        return [TopicPartition(part, cluster.addresses(wanted.queue for wanted in part)) for part in planned]
+
+
+# --- batch ---------------------------------------------------------------------------------------
+
+
+class BatchReader(_Reading, DataSourceReader):
+    """A topic from one place to another, both fixed when the query is planned."""
+
+    def partitions(self) -> Sequence[InputPartition]:
+        wire = Wire(self.settings.connection)
+        try:
+            cluster = Cluster(self.settings, wire)
+            return self._partitions(self._ranges(cluster), cluster)
+        finally:
+            wire.close()
+
+    def _queues(self, cluster: Cluster) -> list[MessageQueue]:
+        return cluster.needed_queues()
+
+    def _ranges(self, cluster: Cluster) -> list[QueueRange]:
+        settings = self.settings
+        bounds = cluster.bounds(self._queues(cluster))
+        start = cluster.positions(settings.starting or Place("startingOffsets", "earliest"), bounds)
+        end = cluster.positions(settings.ending or Place("endingOffsets", "latest"), bounds)
+        found: list[QueueRange] = []
+        lost: list[offsets.Loss] = []
+        for queue, (low, high) in bounds.items():
+            first, last = start[queue], min(end[queue], high)
+            if not low <= first <= high:
+                lost.append(offsets.Loss(queue, first, Bounds(low, high)))
+                first = min(max(low, first), high)
+            found.append(QueueRange(queue, first, last))
+        if lost:
+            _say_lost(lost, settings)
+        return found
+
+
+def _say_lost(lost: Iterable[offsets.Loss], settings: SourceSettings) -> None:
+    if settings.fail_on_data_loss:
+        raise offsets.loss_error(lost)
+    for loss in lost:
+        log.warning("%s; going on with what is there", loss)
+
+
+class PushdownReader(BatchReader):
+    """As its parent, leaving out what filters on topic, broker, queue, offset and store time exclude."""
+
+    def __init__(self, settings: SourceSettings, schema: pa.Schema) -> None:
+        super().__init__(settings, schema)
+        self.limits: dict[str, Limit] = {}
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        for pushed in filters:
+            limit = limit_of(pushed)
+            if limit is None:
+                yield pushed
+                continue
+            name, allowed = limit
+            self.limits[name] = allowed if name not in self.limits else self.limits[name].and_also(allowed)
+            if name == "storeTimestamp":
+                yield pushed  # offsets follow the store time only about: Spark looks at the rows again
+
+    def _queues(self, cluster: Cluster) -> list[MessageQueue]:
+        return [
+            queue
+            for queue in super()._queues(cluster)
+            if self._allows("topic", queue.topic)
+            and self._allows("broker", queue.broker_name)
+            and self._allows("queueId", queue.queue_id)
+        ]
+
+    def _allows(self, name: str, value: object) -> bool:
+        limit = self.limits.get(name)
+        return limit is None or limit.allows(value)
+
+    def _ranges(self, cluster: Cluster) -> list[QueueRange]:
+        ranges = super()._ranges(cluster)
+        limit = self.limits.get("offset")
+        if limit is not None:
+            ranges = [piece for wanted in ranges for piece in limit.cut(wanted)]
+        limit = self.limits.get("storeTimestamp")
+        return ranges if limit is None else self._within_times(ranges, limit, cluster)
+
+    def _within_times(self, ranges: list[QueueRange], limit: Limit, cluster: Cluster) -> list[QueueRange]:
+        # A millisecond to spare on either side: stored times have whole ones, filters microseconds.
+        queues = {wanted.queue for wanted in ranges if wanted.length}
+        first: Mapping[MessageQueue, int | None] = {}
+        last: Mapping[MessageQueue, int | None] = {}
+        if limit.low is not None:
+            first = cluster.offsets_at(dict.fromkeys(queues, _milliseconds(limit.low)))
+        if limit.high is not None:
+            last = cluster.offsets_at(dict.fromkeys(queues, _milliseconds(limit.high) + 1))
+        cut: list[QueueRange] = []
+        for queue, start, end in ranges:
+            earliest = first.get(queue, start)
+            latest = last.get(queue)
+            cut.append(
+                QueueRange(
+                    queue,
+                    end if earliest is None else max(start, earliest),
+                    end if latest is None else min(end, latest),
+                )
+            )
+        return cut
+
+
+class Limit:
+    """What filters on one column let through: a closed range, and maybe only these values."""
+
+    def __init__(self, low: Any = None, high: Any = None, values: frozenset[Any] | None = None) -> None:
+        self.low = low
+        self.high = high
+        self.values = values
+
+    def and_also(self, other: Limit) -> Limit:
+        lows = [low for low in (self.low, other.low) if low is not None]
+        highs = [high for high in (self.high, other.high) if high is not None]
+        sets = [values for values in (self.values, other.values) if values is not None]
+        return Limit(
+            max(lows, default=None), min(highs, default=None), frozenset.intersection(*sets) if sets else None
+        )
+
+    def allows(self, value: Any) -> bool:
+        return (
+            (self.low is None or value >= self.low)
+            and (self.high is None or value <= self.high)
+            and (self.values is None or value in self.values)
+        )
+
+    def cut(self, wanted: QueueRange) -> list[QueueRange]:
+        """The parts of a range whose offsets pass."""
+        queue, start, end = wanted
+        if self.low is not None:
+            start = max(start, self.low)
+        if self.high is not None:
+            end = min(end, self.high + 1)
+        if self.values is None:
+            return [QueueRange(queue, start, end)]
+        return [QueueRange(queue, one, one + 1) for one in sorted(self.values) if start <= one < end]
+
+
+_ORDERED: Final = frozenset({"queueId", "offset", "storeTimestamp"})
+_EQUAL: Final = frozenset({"topic", "broker"}) | _ORDERED
+
+
+def limit_of(pushed: Filter) -> tuple[str, Limit] | None:
+    """A filter as a limit of one column; None where it is not for us."""
+    attribute: tuple[str, ...] = getattr(pushed, "attribute", ())
+    name = attribute[0] if len(attribute) == 1 else ""
+    value = getattr(pushed, "value", None)
+    if name not in _EQUAL or isinstance(pushed, IsNotNull) or value is None:
+        return None
+    whole = name in ("queueId", "offset")
+    if isinstance(pushed, EqualTo):
+        if name == "storeTimestamp":
+            return name, Limit(value, value)
+        return name, Limit(values=frozenset({value}))
+    if isinstance(pushed, In) and name != "storeTimestamp" and None not in pushed.value:
+        return name, Limit(values=frozenset(pushed.value))
+    if name in _ORDERED:
+        if isinstance(pushed, GreaterThan):
+            return name, Limit(low=value + 1 if whole else value)
+        if isinstance(pushed, GreaterThanOrEqual):
+            return name, Limit(low=value)
+        if isinstance(pushed, LessThan):
+            return name, Limit(high=value - 1 if whole else value)
+        if isinstance(pushed, LessThanOrEqual):
+            return name, Limit(high=value)
+    return None
+
+
+def _milliseconds(moment: datetime) -> int:
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000
+
+
+# --- stream --------------------------------------------------------------------------------------
+
+
+class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A topic from where the checkpoint is, one micro-batch after the other.
+
+    Spark keeps one of these in a process of its own for as long as the query runs; copies of it are sent
+    to executors, which only ``read``.
+    """
+
+    def __init__(self, settings: SourceSettings, schema: pa.Schema) -> None:
+        super().__init__(settings, schema)
+        self._cluster: Cluster | None = None
+        self._wire: Wire | None = None
+        self._initial: dict[str, Any] | None = None
+        self._bounds: dict[MessageQueue, Bounds] = {}
+        self._target: dict[MessageQueue, int] | None = None
+        self._committed: dict[MessageQueue, int] = {}
+        self._tried: dict[MessageQueue, int] = {}
+        self._commit_again = float("-inf")
+        self._last_batch = float("-inf")
+        self._missing: frozenset[MessageQueue] = frozenset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"settings": self.settings, "arrow_schema": self.arrow_schema}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["settings"], state["arrow_schema"])  # type: ignore[misc]
+
+    @property
+    def cluster(self) -> Cluster:
+        if self._cluster is None:
+            self._wire = Wire(self.settings.connection)
+            self._cluster = Cluster(self.settings, self._wire)
+        return self._cluster
+
+    # -- where to begin ----------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        if self._initial is None:
+            bounds = self.cluster.bounds(self.cluster.needed_queues())
+            place = self.settings.starting or Place("startingOffsets", "latest")
+            self._initial = offsets.to_json(self.cluster.positions(place, bounds))
+        return self._initial
+
+    # -- how far -----------------------------------------------------------------------
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Spark knows one limit at a time; ``latestOffset`` combines all of ours when it is given any."""
+        settings = self.settings
+        if settings.max_offsets_per_trigger is not None:
+            return ReadMaxRows(settings.max_offsets_per_trigger)
+        if settings.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(settings.max_bytes_per_trigger)
+        if settings.min_offsets_per_trigger is not None:
+            return ReadMinRows(settings.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        bounds = self.cluster.bounds(self.cluster.queues())
+        self._target = {queue: found.high for queue, found in bounds.items()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begun = offsets.from_json(start)
+        self._tell_progress(begun)
+        bounds = self._look(begun)
+        self._bounds = bounds
+        begin = self._begin(begun, bounds)
+        end = {queue: found.high for queue, found in bounds.items()}
+        if self._target is not None:
+            end = {
+                queue: max(begin[queue], min(high, self._target.get(queue, begin[queue])))
+                for queue, high in end.items()
+                if queue in begun or queue in self._target
+            }
+        end = self._limited(begin, end, limit)
+        # A new queue enters with its first messages: an empty one is no reason for a batch.
+        end = {queue: high for queue, high in end.items() if queue in begun or high > begin[queue]}
+        # Queues whose broker is away keep their place.
+        end.update((queue, place) for queue, place in begun.items() if queue not in end)
+        if end == begun:
+            return start
+        self._last_batch = SYSTEM_CLOCK.monotonic()
+        return offsets.to_json(end, begun if start == self._initial else None)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        if not self._bounds:
+            return None
+        return offsets.to_json({queue: found.high for queue, found in self._bounds.items()})
+
+    def _look(self, begun: Mapping[MessageQueue, int]) -> dict[MessageQueue, Bounds]:
+        """The bounds of all queues there are; who has gone is told apart from who is away."""
+        queues = self.cluster.queues()
+        missing = frozenset(begun).difference(queues)
+        if missing != self._missing:
+            # A broker that is down takes its routes with it, for a while; a deleted topic is another matter.
+            alive = self.cluster.brokers_alive() if missing else set()
+            deleted = sorted(queue for queue in missing if queue.broker_name in alive)
+            if deleted:
+                self.cluster.forget_routes()
+                deleted = [queue for queue in deleted if queue not in self.cluster.queues()]
+            if deleted:
+                _say_lost([offsets.Loss(queue, begun[queue], None) for queue in deleted], self.settings)
+            for queue in sorted(missing.difference(deleted)):
+                log.warning(
+                    "broker %s is away; queue %d of %s waits for it",
+                    queue.broker_name,
+                    queue.queue_id,
+                    queue.topic,
+                )
+            self._missing = missing
+        bounds = self.cluster.bounds(queues, exact=False)
+        for queue, place in begun.items():
+            found = bounds.get(queue)
+            if found is not None and place > found.high and self.cluster.may_be_behind(queue):
+                bounds[queue] = Bounds(found.low, place)  # nothing new, and nothing lost
+        return bounds
+
+    def _begin(
+        self, begun: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, Bounds]
+    ) -> dict[MessageQueue, int]:
+        """Where the next batch begins in each queue: new ones at their oldest message."""
+        known = {queue: place for queue, place in begun.items() if queue in bounds}
+        lost = offsets.losses(known, bounds)
+        if lost:
+            _say_lost(lost, self.settings)
+        return {queue: found.low for queue, found in bounds.items()} | offsets.after_losses(known, bounds)
+
+    def _limited(
+        self, begin: Mapping[MessageQueue, int], end: dict[MessageQueue, int], limit: ReadLimit
+    ) -> dict[MessageQueue, int]:
+        settings = self.settings
+        if isinstance(limit, ReadAllAvailable):
+            return end
+        waiting = offsets.count_between(begin, end)
+        least = settings.min_offsets_per_trigger
+        if (
+            least is not None
+            and self._target is None  # else the query would never end
+            and waiting < least
+            and SYSTEM_CLOCK.monotonic() - self._last_batch < settings.max_trigger_delay
+        ):
+            return {queue: begin[queue] for queue in end}
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else settings.max_offsets_per_trigger
+        if rows is not None:
+            end = offsets.limit_rows(begin, end, rows)
+        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else settings.max_bytes_per_trigger
+        if size is not None:
+            nonempty = {queue: begin[queue] for queue in end if begin[queue] < end[queue]}
+            end = offsets.limit_bytes(begin, end, size, self.cluster.message_bytes(nonempty))
+        return end
+
+    def _tell_progress(self, done: dict[MessageQueue, int]) -> None:
+        """What Spark begins the next batch with is what it has done with."""
+        group = self.settings.consumer_group
+        if group is None:
+            return
+        changed = {queue: place for queue, place in done.items() if self._committed.get(queue) != place}
+        now = SYSTEM_CLOCK.monotonic()
+        if changed and now >= self._commit_again:
+            self.cluster.queues()  # the first time, nobody's address is known yet
+            if self.cluster.commit(group, changed):
+                self._committed = done
+            elif done == self._tried:
+                self._commit_again = now + MAX_PAUSE  # Spark asks a hundred times a second
+            self._tried = done
+
+    # -- partitions --------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if start == end:
+            return []
+        # A repeated first batch begins where the checkpoint says it began, not where "latest" is by now.
+        begun = offsets.begun_at(end)
+        if begun is None:
+            begun = offsets.from_json(start)
+        reached = offsets.from_json(end)
+        bounds = self._bounds
+        if any(queue not in bounds for queue in reached):
+            # After a restart Spark plans the unfinished batch without asking for a new end.
+            queues = self.cluster.queues()
+            bounds = self._bounds = self.cluster.bounds(queue for queue in queues if queue in reached)
+        known = {queue: place for queue, place in begun.items() if queue in bounds and queue in reached}
+        lost = [loss for loss in offsets.losses(known, bounds) if known[loss.queue] != reached[loss.queue]]
+        if lost:
+            _say_lost(lost, self.settings)
+        begin = begun | offsets.after_losses(known, bounds)
+        oldest = {queue: found.low for queue, found in bounds.items()}
+        return self._partitions(ranges_between(begin, reached, oldest), self.cluster)
+
+    def stop(self) -> None:
+        if self._wire is not None:
+            self._wire.close()

@@ -1,0 +1,80 @@
+"""Ranges into partitions: every message once, split and joined as asked."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gimbalmq.model.queues import MessageQueue
+from gimbalmq.spark.planning import Partition, QueueRange, plan, ranges_between
+
+Q = [MessageQueue("t", "broker-a", number) for number in range(8)]
+
+some_ranges = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 5000)), max_size=8).map(
+    lambda found: [QueueRange(Q[index], low, low + count) for index, (low, count) in enumerate(found)]
+)
+maybe = st.none() | st.integers(1, 40)
+
+
+def _messages(partitions: list[Partition]) -> int:
+    return sum(piece.length for partition in partitions for piece in partition)
+
+
+@given(some_ranges, maybe, st.none() | st.integers(1, 6000), st.sampled_from([0, 1, 100, 4000]))
+def test_every_message_is_in_exactly_one_partition(
+    ranges: list[QueueRange], least: int | None, most: int | None, join_below: int
+) -> None:
+    planned = plan(ranges, min_partitions=least, max_records=most, join_below=join_below)
+    pieces = [piece for partition in planned for piece in partition]
+    assert all(piece.length > 0 for piece in pieces)
+    for wanted in ranges:
+        mine = [piece for piece in pieces if piece.queue == wanted.queue]
+        assert sum(piece.length for piece in mine) == wanted.length
+        if mine:
+            assert mine[0].start == wanted.start
+            assert mine[-1].end == wanted.end
+            assert all(one.end == two.start for one, two in pairwise(mine))
+    if most is not None:
+        assert all(sum(piece.length for piece in partition) <= most for partition in planned)
+    if least is not None:
+        assert len(planned) >= min(least, _messages(planned))
+
+
+@given(some_ranges)
+def test_joined_ranges_stay_small(ranges: list[QueueRange]) -> None:
+    for partition in plan(ranges, join_below=1000):
+        assert len(partition) == 1 or sum(piece.length for piece in partition) <= 1000
+
+
+def test_a_partition_for_each_queue_that_is_worth_a_task() -> None:
+    ranges = [QueueRange(queue, 0, 10_000) for queue in Q]
+    assert plan(ranges) == [(wanted,) for wanted in ranges]
+
+
+def test_short_ranges_share_a_partition() -> None:
+    ranges = [QueueRange(queue, 5, 15) for queue in Q]
+    assert plan(ranges) == [tuple(ranges)]
+    assert len(plan(ranges, join_below=0)) == 8
+    assert len(plan(ranges, min_partitions=4)) == 4
+
+
+def test_the_longest_range_is_split_first() -> None:
+    planned = plan([QueueRange(Q[0], 0, 100), QueueRange(Q[1], 0, 10)], min_partitions=4, join_below=0)
+    assert [partition[0] for partition in planned] == [
+        QueueRange(Q[0], 0, 33),
+        QueueRange(Q[0], 33, 66),
+        QueueRange(Q[0], 66, 100),
+        QueueRange(Q[1], 0, 10),
+    ]
+
+
+def test_ranges_between_two_positions() -> None:
+    start = {Q[0]: 3, Q[1]: 5, Q[2]: 90}
+    end = {Q[0]: 7, Q[1]: 5, Q[2]: 10, Q[3]: 12}
+    assert ranges_between(start, end, {Q[2]: 4, Q[3]: 2}) == [
+        QueueRange(Q[0], 3, 7),
+        QueueRange(Q[2], 4, 10),
+        QueueRange(Q[3], 2, 12),
+    ]
