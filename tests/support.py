@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def run(work: Coroutine[Any, Any, T], seconds: float = 20.0) -> T:
-    """Runs a coroutine in asyncio's debug mode, with a time limit.
+def run(work: Coroutine[Any, Any, T], seconds: float = 60.0) -> T:
+    """Runs a coroutine in asyncio's debug mode, with a time limit that says "never" even on a busy machine.
 
     What the loop would only log (an error in a callback, a task's error that nobody fetched)
     fails the test.

@@ -44,10 +44,13 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     yield folder / "bin"
 
 
+SPARK_FINDS_US_BY = {"pyspark_gimbalmq", "pyspark_gimbalmq_store"}
+
+
 def test_wheel_holds_the_package_and_its_licence_only(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
-    assert tops == {"gimbalmq", f"gimbalmq-{gimbalmq.__version__}.dist-info"}
+    assert tops == {"gimbalmq", f"gimbalmq-{gimbalmq.__version__}.dist-info", *SPARK_FINDS_US_BY}
     assert "gimbalmq/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 

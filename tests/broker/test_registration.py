@@ -20,6 +20,7 @@ from gimbalmq.transport.channel import Channel, Handlers
 from gimbalmq.transport.pool import ChannelPool
 from gimbalmq.transport.server import RemotingServer
 from tests.broker.desk import Desk, open_desk, send_fields, turns
+from tests.peers.process import free_port
 from tests.support import run, until
 
 
@@ -174,8 +175,9 @@ def test_deleted_topic_makes_a_new_version(tmp_path: Path) -> None:
 
 def test_name_server_that_is_away_is_told_when_it_is_back(tmp_path: Path) -> None:
     async def work() -> None:
-        async with NameServer(NameServerConfig(port=0)) as first:
-            address, port = first.address, first.port
+        port = free_port()  # one that nobody is given while the name server is away
+        async with NameServer(NameServerConfig(port=port)) as first:
+            address = first.address
             desk = Desk(tmp_path, SYSTEM_CLOCK, {"namesrvAddr": address, "registerNameServerPeriod": 100})
             await desk.start()
         pool = ChannelPool()

@@ -26,7 +26,7 @@ def environment(home: Path | None = None) -> dict[str, str]:
 
 
 def gimbalmq(
-    *words: object, timeout: float = 30, flags: tuple[str, ...] = ()
+    *words: object, timeout: float = 60, flags: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command that ends by itself."""
     command = [sys.executable, *flags, "-m", "gimbalmq", *map(str, words)]
@@ -54,7 +54,7 @@ class Server:
             self._lines.put(line.rstrip("\n"))
         self._lines.put("ended")
 
-    def ready(self, timeout: float = 30) -> str:
+    def ready(self, timeout: float = 60) -> str:
         """The next line on stdout, which says that something is ready."""
         try:
             line = self._lines.get(timeout=timeout)
@@ -74,7 +74,7 @@ class Server:
     def errors(self) -> str:
         return "".join(self._errors)
 
-    def end(self, number: signal.Signals = signal.SIGTERM, timeout: float = 20) -> int:
+    def end(self, number: signal.Signals = signal.SIGTERM, timeout: float = 60) -> int:
         """Sends a signal and waits; the exit code."""
         self.process.send_signal(number)
         code = self.process.wait(timeout)

@@ -21,7 +21,7 @@ from gimbalmq.rpc import management
 from gimbalmq.transport.pool import ChannelPool
 from tests.cli.commands import ROOT, environment, serving
 
-SECONDS = 30.0
+SECONDS = 60.0  # for what must come; nobody waits so long unless something is wrong
 
 
 class Member:

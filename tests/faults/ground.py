@@ -25,6 +25,14 @@ from gimbalmq.transport.pool import ChannelPool
 from tests.robustness.load import Account
 
 TOPIC = "Faults"
+SEND_SECONDS = 20.0
+"""For sends that must succeed, and once: the default of 3 s may end on a busy machine, and a send that is made again
+for want of an answer may be there twice."""
+WORK_SECONDS = 240.0
+"""For a whole test: processes that start several times on a starved core need minutes. Below ``LIMIT``, so that a test
+ends with an error that says where."""
+LIMIT = WORK_SECONDS + 60
+"""For pytest."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -79,7 +87,7 @@ async def consuming(
         yield consumer
 
 
-async def happens(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+async def happens(condition: Callable[[], object], what: str, seconds: float = 120.0) -> None:
     """Waits for something; says what did not come."""
     try:
         async with asyncio.timeout(seconds):
@@ -155,6 +163,10 @@ class MemberProcess:
             elif word == "dropped":
                 held.discard(rest)
         return held
+
+    def send(self, what: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(what)
 
     async def end(self, how: signal.Signals) -> None:
         assert self._process is not None and self._reading is not None

@@ -34,6 +34,7 @@ async def main(namesrv: str, handover: str) -> None:
         namesrv,
         consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
         handover="lease" if handover == "lease" else "java",
+        liveness_interval=1.0,
     )
     consumer.subscribe(TOPIC, "*", found)
     consumer.on_event(changed)

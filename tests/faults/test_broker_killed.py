@@ -5,11 +5,26 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from gimbalmq.client.producer import Producer
 from gimbalmq.testing import LocalCluster
-from tests.faults.ground import Stream, all_found, consuming, happens, make_topic, more, name_server
+from tests.faults.ground import (
+    LIMIT,
+    SEND_SECONDS,
+    WORK_SECONDS,
+    Stream,
+    all_found,
+    consuming,
+    happens,
+    make_topic,
+    more,
+    name_server,
+)
 from tests.robustness.load import Account, BrokerProcess
 from tests.support import run
+
+pytestmark = pytest.mark.timeout(LIMIT)
 
 SMALL_FILES = ("mappedFileSizeCommitLog=4194304", "mappedFileSizeConsumeQueue=20000", "maxHashSlotNum=1000")
 
@@ -43,7 +58,7 @@ def test_the_only_broker_is_killed_twice_and_nothing_acknowledged_is_lost(tmp_pa
             finally:
                 await asyncio.to_thread(broker.stop)
 
-    run(work(), 60.0)
+    run(work(), WORK_SECONDS)
 
 
 def test_with_a_second_broker_sending_goes_on_while_the_first_is_dead(tmp_path: Path) -> None:
@@ -59,7 +74,7 @@ def test_with_a_second_broker_sending_goes_on_while_the_first_is_dead(tmp_path: 
             try:
                 await make_topic(cluster.broker.address, other.address)
                 async with (
-                    Producer("p", cluster.namesrv) as producer,
+                    Producer("p", cluster.namesrv, send_timeout=SEND_SECONDS) as producer,
                     consuming(cluster.namesrv, account, persist_interval=0.5),
                     Stream(producer, account) as stream,
                 ):
@@ -74,4 +89,4 @@ def test_with_a_second_broker_sending_goes_on_while_the_first_is_dead(tmp_path: 
             finally:
                 await asyncio.to_thread(other.stop)
 
-    run(work(), 60.0)
+    run(work(), WORK_SECONDS)

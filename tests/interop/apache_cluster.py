@@ -20,6 +20,7 @@ from gimbalmq.model.results import SendResult
 from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.rpc import management
 from tests.peers.apache import ApacheBroker, ApacheNameServer
+from tests.peers.driver import PATIENCE
 from tests.peers.probe import UPDATE_BROKER_CONFIG, request
 from tests.peers.subject import SETTINGS
 
@@ -27,7 +28,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 NEWEST, OLDEST = "5.5.0", "4.9.7"
-TEST_SECONDS = 90.0
+TEST_SECONDS = 240.0
+SEND_SECONDS = 20.0
 
 _numbers = itertools.count(1)
 
@@ -48,7 +50,7 @@ async def off(function: Callable[P, T], *arguments: P.args, **options: P.kwargs)
 
 
 async def until(
-    probe: Callable[[], T], good: Callable[[T], object], what: str, *, timeout: float = 30.0
+    probe: Callable[[], T], good: Callable[[T], object], what: str, *, timeout: float = PATIENCE
 ) -> T:
     """Look until `good` says yes and return what was seen; fail with the last value after the deadline."""
     deadline = time.monotonic() + timeout
@@ -81,7 +83,7 @@ class Inbox:
     def bodies(self) -> list[str]:
         return [message.body.decode() for message in self.messages]
 
-    async def wait_for(self, count: int, *, timeout: float = 30.0) -> list[MessageView]:
+    async def wait_for(self, count: int, *, timeout: float = PATIENCE) -> list[MessageView]:
         """Every message so far, once there are at least so many."""
         await until(
             lambda: len(self.messages), lambda seen: seen >= count, f"{count} messages", timeout=timeout
@@ -119,7 +121,7 @@ class ApacheServer:
         try:
             config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
             await management.create_topic(instance, self.broker, config)
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + PATIENCE
             while True:
                 try:
                     if len(await instance.fetch_subscribe_queues(topic)) == queues:
@@ -131,9 +133,14 @@ class ApacheServer:
         finally:
             await instance.release(self)
 
+    def producer(self, **options: Any) -> Producer:
+        """A producer of ours that waits long for an answer: a message sent again for want of one may be there twice,
+        and the tests count messages. Not started."""
+        return Producer(self.group(), self.namesrv, send_timeout=SEND_SECONDS, **options)
+
     async def send(self, topic: str, *bodies: str, **options: Any) -> list[SendResult]:
         """Messages of our producer, one after the other."""
-        async with Producer(self.group(), self.namesrv) as producer:
+        async with self.producer() as producer:
             return [await producer.send(Message(topic, body, **options)) for body in bodies]
 
     async def configure(self, **settings: object) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.peers import apache, subject
 from tests.peers.driver import JavaClient, Queue, eventually
-from tests.peers.process import tail
+from tests.peers.process import Process, tail
 from tests.peers.subject import Cluster
 
 _numbers = itertools.count(1)
@@ -24,6 +25,16 @@ class MakeTopic(Protocol):
 
 class MakeGroup(Protocol):
     def __call__(self, *, retrying: bool = False) -> str: ...
+
+
+# Seconds for a test that names no limit: whichever runs first also starts the servers and JVMs it shares.
+TEST_LIMIT = 360.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _is_interop(item) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_LIMIT))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -52,6 +63,14 @@ def java_is_here() -> None:
     reason = apache.available()
     if reason is not None:
         pytest.skip(f"no Apache RocketMQ: {reason}")
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[[Process], None]]:
+    """Takes servers of one test, whose last words a failure shows too."""
+    shared = list(_running)
+    yield lambda process: _running.append((process.name, process.log))
+    _running[:] = shared
 
 
 @pytest.fixture(scope="session")
@@ -133,8 +152,9 @@ def create_topic(java: JavaClient, broker: str, topic: str, queues: int) -> None
     wait_for_route(java, topic)
 
 
-def wait_for_route(java: JavaClient, topic: str) -> None:
-    eventually(lambda: java.try_admin("topicRoute", "-t", topic), bool, f"route of {topic}")
+def wait_for_route(java: JavaClient, topic: str, *, namesrv: str | None = None) -> None:
+    ask = partial(java.try_admin, "topicRoute", "-t", topic, namesrv=namesrv)
+    eventually(ask, bool, f"route of {topic}")
 
 
 def queue_ids(queues: list[Queue]) -> list[int]:

@@ -77,7 +77,8 @@ def test_waiting_pull_is_answered_as_soon_as_a_message_arrives(
         producer.send(Outgoing(topic, f"{i}".encode()))
         consumer.wait_for(i + 2)
         delays.append(time.monotonic() - begin)
-    assert statistics.median(delays) < 0.5, delays
+    # A busy machine costs some tenths; a pull that nothing woke would wait for a timer: 5 s at Apache's broker.
+    assert statistics.median(delays) < 2.0, delays
 
 
 def test_orderly_consumer_gets_each_queue_in_order_even_when_it_fails(
@@ -91,7 +92,7 @@ def test_orderly_consumer_gets_each_queue_in_order_even_when_it_fails(
     consumer = java.push(make_group(), topic, orderly=True, failures=1)
 
     by_queue: dict[int, list[int]] = defaultdict(list)
-    for message in consumer.wait_for(60, timeout=60):
+    for message in consumer.wait_for(60):
         by_queue[message.queue_id].append(message.queue_offset)
     assert sum(map(len, by_queue.values())) == 60
     for offsets in by_queue.values():
@@ -131,6 +132,7 @@ def test_failed_message_comes_back_after_its_delay_under_its_own_topic(
     assert second.properties["RETRY_TOPIC"] == topic
     assert second.properties["ORIGIN_MESSAGE_ID"] == sent.offset_id
     assert second.store_timestamp - first.store_timestamp >= 900
+    consumer.wait_until_done(f"%RETRY%{group}", 1)
     consumer.shutdown()
 
     successor = java.push(group, topic)
@@ -173,6 +175,7 @@ def test_clean_shutdown_means_nothing_is_consumed_again(
     producer.send(*numbered(topic, 40))
     first = java.push(group, topic)
     first.wait_for(40)
+    first.wait_until_done(topic, 40)
     first.shutdown()
 
     producer.send(*numbered(topic, 12, start=40))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from tests.interop.conftest import MakeGroup, MakeTopic, create_topic
 from tests.peers import subject
 from tests.peers.apache import BROKER_VERSIONS, ApacheBroker, ApacheNameServer
 from tests.peers.driver import JavaClient, Outgoing, Queue, eventually
+from tests.peers.process import Process
 from tests.peers.subject import Cluster
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.interop
 
 
 @pytest.mark.parametrize("version", BROKER_VERSIONS)
@@ -23,6 +25,7 @@ def test_java_broker_registers_with_our_name_server_and_shares_a_topic_with_our_
     cluster: Cluster,
     make_topic: MakeTopic,
     make_group: MakeGroup,
+    watch: Callable[[Process], None],
     tmp_path: Path,
 ) -> None:
     """S1-06, part of S1-09: queues of both brokers while both live, of ours alone when Java's dies."""
@@ -30,6 +33,7 @@ def test_java_broker_registers_with_our_name_server_and_shares_a_topic_with_our_
     topic, groups = make_topic(queues=2), [make_group() for _ in both]
     extra = {"brokerName": name}
     with ApacheBroker(version, tmp_path, namesrv=cluster.namesrv, extra=extra) as java_broker:
+        watch(java_broker)
         create_topic(both[0], java_broker.address, topic, 2)
         expected = sorted(Queue(topic, broker, i) for broker in (cluster.broker_name, name) for i in range(2))
         consumers = []
@@ -56,23 +60,27 @@ def test_java_broker_registers_with_our_name_server_and_shares_a_topic_with_our_
 
     ours = [queue for queue in expected if queue.broker == cluster.broker_name]
     producer = both[0].producer(make_group())
-    eventually(partial(producer.queues, topic), lambda queues: queues == ours, "only our queues", timeout=20)
+    eventually(partial(producer.queues, topic), lambda queues: queues == ours, "only our queues")
     producer.send(*(Outgoing(topic, f"after {i}".encode()) for i in range(4)))
     for consumer in consumers:
         eventually(consumer.received, lambda messages: len(messages) >= 20, "what came after")
-        eventually(
-            partial(consumer.queues, topic), lambda queues: queues == ours, "only our queues", timeout=45
-        )
+        eventually(partial(consumer.queues, topic), lambda queues: queues == ours, "only our queues")
 
 
 @pytest.mark.parametrize("version", BROKER_VERSIONS)
 def test_our_broker_serves_under_a_java_name_server(
-    version: str, both: list[JavaClient], make_group: MakeGroup, tmp_path: Path
+    version: str,
+    both: list[JavaClient],
+    make_group: MakeGroup,
+    watch: Callable[[Process], None],
+    tmp_path: Path,
 ) -> None:
     with (
         ApacheNameServer(version, tmp_path / "namesrv") as namesrv,
         subject.broker(tmp_path / "broker", namesrv=namesrv.address) as broker,
     ):
+        watch(namesrv)
+        watch(broker)
         for java in both:
             # The tool of the other version would do as well; the name server is given with each command.
             topic, group = f"under-java-{java.version.replace('.', '-')}", make_group()

@@ -9,6 +9,7 @@ import asyncio
 import statistics
 import time
 from collections import Counter, defaultdict
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
@@ -30,7 +31,8 @@ from gimbalmq.model.message import Message, MessageView
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.results import SendStatus, TransactionState
 from tests.interop.apache_cluster import ApacheServer, Inbox, off, run, until
-from tests.peers.driver import JavaClient, Outgoing, Queue
+from tests.interop.conftest import wait_for_route
+from tests.peers.driver import JavaClient, Outgoing, Queue, eventually
 
 pytestmark = pytest.mark.interop
 pytest_plugins = ["tests.interop.apache_fixtures"]
@@ -62,7 +64,7 @@ def test_every_way_to_send_reaches_a_java_consumer(apache: ApacheServer, java_55
         topic = await apache.topic(4)
         reader = await off(java_550.push, apache.group(), topic, namesrv=apache.namesrv)
         expected: dict[str, str] = {}
-        async with Producer(apache.group(), apache.namesrv) as producer:
+        async with apache.producer() as producer:
             queues = await producer.publish_queues(topic)
             assert queues == tuple(MessageQueue(topic, apache.broker_name, i) for i in range(4))
 
@@ -91,8 +93,7 @@ def test_every_way_to_send_reaches_a_java_consumer(apache: ApacheServer, java_55
             assert (to_queue.queue, chosen.queue) == (queues[2], queues[3])
             expected |= {r.msg_id: f"awaited {i}" for i, r in enumerate(awaited)}
             expected |= {r.msg_id: f"soon {i}" for i, r in enumerate(soon)}
-            if apache.is_new:  # 4.9 writes the batch's own id over those of its messages, Java's batches too
-                expected |= {name: f"batch {i}" for i, name in enumerate(batch.msg_id.split(","))}
+            expected |= {name: f"batch {i}" for i, name in enumerate(batch.msg_id.split(","))}
             expected |= {r.msg_id: f"keyed {i}" for i, r in enumerate(keyed)}
 
             got = await off(reader.wait_for, 541)
@@ -127,7 +128,7 @@ def test_compressed_bodies_are_read_by_the_other_side(apache: ApacheServer, java
         kinds = ("zlib", "lz4", "zstd") if apache.is_new else ("zlib",)
         reader = await off(java_550.push, apache.group(), topic, namesrv=apache.namesrv)
         for kind in kinds:
-            async with Producer(apache.group(), apache.namesrv, compression=kind) as producer:
+            async with apache.producer(compression=kind) as producer:
                 await producer.send(Message(topic, kind + body))
         got = await off(reader.wait_for, len(kinds))
         assert {message.body.decode() for message in got} == {kind + body for kind in kinds}
@@ -138,9 +139,10 @@ def test_compressed_bodies_are_read_by_the_other_side(apache: ApacheServer, java
         await off(java.send, Outgoing(topic, b"java" + body.encode()))
         inbox = Inbox()
         async with push(apache, topic, inbox):
-            (*_, last) = await inbox.wait_for(len(kinds) + 1)
-        assert last.sys_flag & COMPRESSED
-        assert last.body_size < len(body) / 4
+            got_by_us = await inbox.wait_for(len(kinds) + 1)
+        (javas,) = [message for message in got_by_us if message.body.startswith(b"java")]
+        assert javas.sys_flag & COMPRESSED
+        assert javas.body_size < len(body) / 4
         assert sorted(inbox.bodies) == sorted([*(kind + body for kind in kinds), "java" + body])
 
     run(scenario())
@@ -152,10 +154,11 @@ def test_delayed_messages_come_when_they_are_due(apache: ApacheServer) -> None:
     async def scenario() -> None:
         topic = await apache.topic(2)
         inbox = Inbox()
-        async with push(apache, topic, inbox), Producer(apache.group(), apache.namesrv) as producer:
-            await producer.send(Message(topic, "level", delay_level=1))
+        async with push(apache, topic, inbox), apache.producer() as producer:
+            # Level 7 is 3 s: time enough for the other message, even where the machine stands still for a moment.
+            await producer.send(Message(topic, "level", delay_level=7))
             await producer.send(Message(topic, "at once"))
-            expected = {"at once": 0.0, "level": 1.0}
+            expected = {"at once": 0.0, "level": 3.0}
             if apache.is_new:
                 await producer.send(Message(topic, "timer", delay=1.5))
                 await producer.send(Message(topic, "moment", deliver_at=time.time() + 2.0))
@@ -227,12 +230,12 @@ def test_request_waits_for_its_reply(apache: ApacheServer) -> None:
 
     async def scenario() -> None:
         topic, silent = await apache.topic(2), await apache.topic(1)
-        async with Producer(apache.group(), apache.namesrv) as replier:
+        async with apache.producer() as replier:
 
             async def answer(message: MessageView) -> None:
                 await request_reply.reply(replier, message, b"re: " + message.body)
 
-            async with push(apache, topic, answer), Producer(apache.group(), apache.namesrv) as asker:
+            async with push(apache, topic, answer), apache.producer() as asker:
                 replies = await asyncio.gather(
                     *(request_reply.request(asker, Message(topic, f"q{i}"), timeout=20.0) for i in range(10))
                 )
@@ -254,13 +257,7 @@ def test_trace_is_found_by_mqadmin(newest: ApacheServer, java_550: JavaClient) -
                 "queryMsgTraceById", "-i", sent.msg_id, namesrv=newest.namesrv, tolerant=True
             )
 
-        printed = await off(ask)
-        for _ in range(60):
-            if group in printed:
-                break
-            await asyncio.sleep(0.3)
-            printed = await off(ask)
-        assert group in printed, printed
+        printed = await off(eventually, ask, lambda text: group in text, "the trace", every=0.3)
         assert "Pub" in printed
         assert "success" in printed
 
@@ -308,13 +305,14 @@ def test_waiting_pull_is_answered_as_soon_as_a_message_arrives(apache: ApacheSer
     async def scenario() -> None:
         topic = await apache.topic(1)
         inbox, delays = Inbox(), list[float]()
-        async with push(apache, topic, inbox), Producer(apache.group(), apache.namesrv) as producer:
+        async with push(apache, topic, inbox), apache.producer() as producer:
             for i in range(6):
                 await producer.send(Message(topic, f"{i}"))
                 sent = time.monotonic_ns()
                 await inbox.wait_for(i + 1)
                 delays.append((inbox.times[-1] - sent) / 1e9)
-        assert statistics.median(delays[1:]) < 0.5, delays
+        # A busy machine costs some tenths; a pull that nothing woke would wait for the broker's timer of 5 s.
+        assert statistics.median(delays[1:]) < 2.0, delays
 
     run(scenario())
 
@@ -324,7 +322,7 @@ def test_tag_and_sql_filters(apache: ApacheServer) -> None:
 
     async def scenario() -> None:
         topic = await apache.topic(2)
-        async with Producer(apache.group(), apache.namesrv) as producer:
+        async with apache.producer() as producer:
             for i in range(30):
                 await producer.send(Message(topic, f"{i}", tags="abc"[i % 3], properties={"n": str(i)}))
             await producer.send(Message(topic, "untagged"))
@@ -355,7 +353,7 @@ def test_batch_handler_gets_many_and_names_the_last_good_one(apache: ApacheServe
     async def scenario() -> None:
         topic = await apache.topic(1)
         bodies = numbered(200)
-        async with Producer(apache.group(), apache.namesrv) as producer:
+        async with apache.producer() as producer:
             await producer.send_batch([Message(topic, body) for body in bodies])
         batches, retried = list[list[str]](), list[tuple[str, int]]()
 
@@ -382,7 +380,7 @@ def test_ordered_handler_gets_each_queue_in_order_even_when_it_fails(apache: Apa
 
     async def scenario() -> None:
         topic = await apache.topic(3)
-        async with Producer(apache.group(), apache.namesrv) as producer:
+        async with apache.producer() as producer:
             for i, body in enumerate(numbered(30)):
                 await producer.send(Message(topic, body, sharding_key=str(i % 5)))
         inbox = Inbox(failures=1)
@@ -414,7 +412,11 @@ def test_broadcasting_gives_every_member_every_message_and_keeps_its_own_place(
         one, two, again = Inbox(), Inbox(), Inbox()
         async with member(one, "one") as first, member(two, "two") as second:
             for consumer in (first, second):
-                assert [queue.queue_id for queue in consumer.assignment[topic]] == [0, 1, 2, 3]
+                await until(
+                    lambda: [queue.queue_id for queue in consumer.assignment.get(topic, [])],  # noqa: B023
+                    [0, 1, 2, 3].__eq__,
+                    "all queues",
+                )
             await apache.send(topic, *numbered(20))
             for inbox in (one, two):
                 await inbox.wait_for(20)
@@ -437,9 +439,9 @@ def test_where_a_new_group_begins(apache: ApacheServer) -> None:
     async def scenario() -> None:
         topic = await apache.topic(1)
         await apache.send(topic, "old 1", "old 2")
-        # The text form has whole seconds, and 4.9 takes the message nearest to the moment.
-        await asyncio.sleep(1.5 - (time.time() + 0.48) % 1)
-        moment = datetime.now().astimezone()
+        # The text form has whole seconds, and 4.9 takes the message nearest to the moment: with more than two
+        # seconds between them, the start of the second "between" is stored in is nearer to it than to "old 2".
+        await asyncio.sleep(2.2)
         await apache.send(topic, "between")
         young, first, newest, timed, text = (Inbox() for _ in range(5))
         last = partial(push, apache, topic, consume_from_where=ConsumeFromWhere.LAST_OFFSET)
@@ -450,14 +452,17 @@ def test_where_a_new_group_begins(apache: ApacheServer) -> None:
         if apache.is_new:
             return
 
+        moment = datetime.fromtimestamp(young.messages[2].store_timestamp / 1000).astimezone()
         await apache.configure(accessMessageInMemoryMaxRatio=0)
         at = partial(push, apache, topic, consume_from_where=ConsumeFromWhere.TIMESTAMP)
         try:
             async with (
-                last(newest),
-                at(timed, consume_timestamp=moment),
-                at(text, consume_timestamp=moment.strftime("%Y%m%d%H%M%S")),
+                last(newest) as one,
+                at(timed, consume_timestamp=moment) as two,
+                at(text, consume_timestamp=moment.strftime("%Y%m%d%H%M%S")) as three,
             ):
+                for consumer in (one, two, three):  # a queue that is held has its beginning
+                    await until(lambda: consumer.assignment.get(topic), bool, "a queue")  # noqa: B023
                 await apache.send(topic, "new")
                 for inbox, count in ((newest, 1), (timed, 2), (text, 2)):
                     await inbox.wait_for(count)
@@ -487,6 +492,8 @@ def test_failed_message_is_tried_again_and_ends_as_dead_letter(
             attempts = await poison.wait_for(3)
             await good.wait_for(1)
             dead = f"%DLQ%{group}"
+            # A Java consumer that finds no topic at its start looks again only at its next round, 20 s later.
+            await off(wait_for_route, java_550, dead, namesrv=apache.namesrv)
             reader = await off(java_550.push, apache.group(), dead, namesrv=apache.namesrv)
             (letter,) = await off(reader.wait_for, 1)
         assert [message.reconsume_times for message in attempts] == [0, 1, 2]
@@ -515,11 +522,12 @@ def test_suspended_consumer_rests_until_resumed(apache: ApacheServer) -> None:
         topic = await apache.topic(2)
         inbox = Inbox()
         consumer = push(apache, topic, inbox, suspend_delay=0.1)
-        async with consumer, Producer(apache.group(), apache.namesrv) as producer:
+        async with consumer, apache.producer() as producer:
             consumer.suspend()
             for _ in range(2):  # pulls that wait in the broker may still bring one each
                 await producer.send(Message(topic, "before"))
-            await asyncio.sleep(0.5)
+            with suppress(AssertionError):  # not where no pull was waiting
+                await inbox.wait_for(2, timeout=3.0)
             for body in numbered(6):
                 await producer.send(Message(topic, body))
             assert not await consumer.rebalance()
@@ -542,7 +550,7 @@ def test_clean_stop_leaves_nothing_to_be_consumed_again(apache: ApacheServer) ->
         for _ in range(4):
             inbox = Inbox(seconds=0.01)
             async with push(apache, topic, inbox, group=group, consume_threads=3, persist_interval=600.0):
-                await inbox.wait_for(25)
+                await inbox.wait_for(20)  # and some more until it has ended; the last one must find as many
             seen += inbox.bodies
         rest = Inbox()
         async with push(apache, topic, rest, group=group):
@@ -598,7 +606,7 @@ def test_assigned_queues_seek_pause_and_times(apache: ApacheServer, java_550: Ja
     async def scenario() -> None:
         topic = await apache.topic(2)
         queues = [MessageQueue(topic, apache.broker_name, i) for i in range(2)]
-        async with Producer(apache.group(), apache.namesrv) as producer:
+        async with apache.producer() as producer:
             for i in range(10):
                 await producer.send(Message(topic, f"{i}"), queue=queues[i % 2])
                 await asyncio.sleep(0.01)
@@ -667,14 +675,14 @@ def test_mqadmin_reaches_our_consumer_through_the_broker(newest: ApacheServer, j
             assert "PROP_CONSUME_TYPE" in shown
             assert topic in shown
 
-            async def progress() -> list[str]:
-                lines = (await admin("consumerProgress", "-g", group)).splitlines()
-                return next((line.split() for line in lines if line.startswith(f"{topic} ")), [])
+            def progress() -> list[str]:
+                """Nothing while the group has committed no offset: the broker then answers code 206."""
+                printed = java_550.try_admin("consumerProgress", "-g", group, namesrv=newest.namesrv) or ""
+                return next(
+                    (line.split() for line in printed.splitlines() if line.startswith(f"{topic} ")), []
+                )
 
-            row = await progress()
-            while row[3:5] != ["3", "3"]:
-                await asyncio.sleep(0.1)
-                row = await progress()
+            await off(eventually, progress, lambda row: row[3:5] == ["3", "3"], "the progress")
 
             shown = await admin(
                 "queryMsgById", "-i", sent[1].msg_id, "-t", topic, "-g", group, "-d", consumer.client_id

@@ -138,12 +138,12 @@ def test_orderly_members_hand_queues_over_without_breaking_the_order(
     second = java.push(group, topic, orderly=True, handler_ms=5)
     producer.send(*(Outgoing(topic, f"{i:04d}".encode(), order=str(i)) for i in range(60, 120)))
     # 4.9 asks for a refused lock again only at its next round, and keeps one with messages in hand for 20 s.
-    settle([first, second], topic, [[0, 1], [2, 3]], timeout=60.0)
+    settle([first, second], topic, [[0, 1], [2, 3]], timeout=90.0)
 
     def everything() -> list[bytes]:
         return [message.body for member in (first, second) for message in member.received()]
 
-    eventually(everything, lambda got: len(set(got)) == 120, "all 120 messages", timeout=40.0)
+    eventually(everything, lambda got: len(set(got)) == 120, "all 120 messages")
     by_queue: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for message in first.received() + second.received():
         by_queue[message.queue_id].append((message.at_nanos, message.queue_offset))
@@ -167,7 +167,7 @@ def test_new_queue_number_is_taken_up_without_restarting_anyone(
         settle(members, topic, [[0], [1]])
     both[0].admin("updateTopic", "-b", cluster.broker, "-t", topic, "-r", "6", "-w", "6")
     for members in groups:
-        settle(members, topic, [range(3), range(3, 6)], timeout=45.0)
+        settle(members, topic, [range(3), range(3, 6)], timeout=60.0)
 
     both[0].producer(make_group()).send(*(Outgoing(topic, f"{i}".encode()) for i in range(12)))
     for members in groups:

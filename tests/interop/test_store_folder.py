@@ -6,8 +6,9 @@ and port. Stopped and killed are spread over the scenes, since a Java broker nee
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,12 +20,13 @@ from tests.peers import subject
 from tests.peers.apache import ApacheBroker
 from tests.peers.driver import JavaClient, Outgoing, Received, Sent, eventually
 from tests.peers.ours import OurBroker
-from tests.peers.process import free_port
+from tests.peers.process import Process, free_port
 from tests.peers.subject import APACHE_VERSION, SETTINGS, Cluster
 
 pytestmark = pytest.mark.interop
 
 Broker = OurBroker | ApacheBroker
+Watch = Callable[[Process], None]
 # Small, so that commit log and consume queue span several files.
 SMALL: Mapping[str, object] = {
     "mappedFileSizeCommitLog": 65_536,
@@ -34,9 +36,15 @@ SMALL: Mapping[str, object] = {
 }
 
 
-def plain_text(file: Path) -> str:
-    """A JSON file without blanks and without quotes around numbers: fastjson does not quote numeric keys."""
-    return re.sub(r'"(\d+)":', r"\1:", re.sub(r"\s", "", file.read_text("utf-8")))
+def written_offsets(file: Path, topic: str, group: str) -> dict[int, int]:
+    """A group's offsets as a broker wrote them down; nothing while there is no file, or Java is exchanging it."""
+    try:
+        text = file.read_text("utf-8")
+        # fastjson does not quote numeric keys.
+        table = json.loads(re.sub(r"([{,]\s*)(\d+)\s*:", r'\1"\2":', text))["offsetTable"]
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+    return {int(queue): offset for queue, offset in table.get(f"{topic}@{group}", {}).items()}
 
 
 @dataclass
@@ -47,6 +55,7 @@ class Scene:
     folder: Path
     cluster: Cluster
     java: JavaClient
+    watch: Watch
 
     def __post_init__(self) -> None:
         self.port = free_port()
@@ -66,15 +75,23 @@ class Scene:
         self.brokers += 1
         folder = self.folder / f"ours-{self.brokers}"
         namesrv = self.cluster.namesrv
-        return subject.broker(folder, namesrv=namesrv, store=self.store, port=self.port, extra=self.settings)
+        return self._shown(
+            subject.broker(folder, namesrv=namesrv, store=self.store, port=self.port, extra=self.settings)
+        )
 
     def apache(self, version: str) -> Broker:
         self.brokers += 1
         folder = self.folder / f"apache-{self.brokers}"
         namesrv = self.cluster.namesrv
-        return ApacheBroker(
-            version, folder, namesrv=namesrv, store=self.store, port=self.port, extra=self.settings
+        return self._shown(
+            ApacheBroker(
+                version, folder, namesrv=namesrv, store=self.store, port=self.port, extra=self.settings
+            )
         )
+
+    def _shown(self, broker: Broker) -> Broker:
+        self.watch(broker)
+        return broker
 
     def write(self, broker: Broker, label: str, count: int = 150) -> None:
         """Messages of every kind; two hundred of them so that files roll."""
@@ -119,7 +136,7 @@ class Scene:
         wait_for_route(self.java, self.topic)
         reader = self.java.lite_pull(f"{self.name}-reader-{self.brokers}")
         reader.assign(eventually(lambda: reader.fetch_queues(self.topic), bool, "queues"))
-        got = reader.poll_for(len(self.sent), timeout=60)
+        got = reader.poll_for(len(self.sent))
         reader.abandon()
         assert (
             len({(message.queue_id, message.queue_offset) for message in got}) == len(got) == len(self.sent)
@@ -146,16 +163,17 @@ class Scene:
         with self.java.lite_pull(self.group, manual_commit=True) as consumer:
             queues = consumer.fetch_queues(self.topic)
             consumer.assign(queues)
-            got = consumer.poll_for(len(self.sent), timeout=60)
+            got = consumer.poll_for(len(self.sent))
             assert len(got) == len(self.sent)
             consumer.commit()
             ends = {queue.queue_id: consumer.committed(queue) for queue in queues}
         assert sum(ends.values()) == len(self.sent)
         # A broker writes offsets down every few seconds, the first time after ten; a killed one keeps those only.
-        written = f'"{self.topic}@{self.group}":{{{",".join(f"{i}:{end}" for i, end in ends.items())}}}'
         file = self.store / "config" / "consumerOffset.json"
         eventually(
-            lambda: file.exists() and plain_text(file), lambda text: written in str(text), written, timeout=40
+            lambda: written_offsets(file, self.topic, self.group),
+            lambda offsets: offsets == ends,
+            f"{ends} in {file}",
         )
 
     def carry_on(self) -> None:
@@ -164,9 +182,7 @@ class Scene:
         checked.send(Outgoing(self.later, b"so that the producer is known"))
         later = self.java.push(f"{self.name}-later-{self.brokers}", self.later)
         bodies = {b"delayed", b"open", b"so that the producer is known"}
-        eventually(
-            later.received, lambda got: {m.body for m in got} == bodies, f"messages {bodies}", timeout=40
-        )
+        eventually(later.received, lambda got: {m.body for m in got} == bodies, f"messages {bodies}")
         self.java.shutdown(checked, later, background=True)
 
         producer = self.java.producer(f"{self.name}-producers")
@@ -202,14 +218,14 @@ def end(broker: Broker, how: str) -> None:
 
 # A Java broker that opens a killed broker's folder drops the newest index file and fills it only in part again, so
 # keys are looked up where the folder was closed cleanly, or where we opened it.
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("version", "how", "apache_how"), [("5.5.0", "stopped", "killed"), ("4.9.7", "killed", "stopped")]
 )
 def test_java_broker_opens_our_folder_and_we_open_it_again(
-    version: str, how: str, apache_how: str, cluster: Cluster, java: JavaClient, tmp_path: Path
+    version: str, how: str, apache_how: str, cluster: Cluster, java: JavaClient, watch: Watch, tmp_path: Path
 ) -> None:
-    scene = Scene(f"folder-o{version[0]}", tmp_path, cluster, java)
+    scene = Scene(f"folder-o{version[0]}", tmp_path, cluster, java, watch)
     with scene.ours() as ours:
         scene.write(ours, "first")
         scene.leave_open(ours)
@@ -227,14 +243,14 @@ def test_java_broker_opens_our_folder_and_we_open_it_again(
             scene.find_by_key("second")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("version", "how", "our_how"), [("5.5.0", "killed", "stopped"), ("4.9.7", "stopped", "killed")]
 )
 def test_we_open_a_java_brokers_folder_and_java_opens_it_again(
-    version: str, how: str, our_how: str, cluster: Cluster, java: JavaClient, tmp_path: Path
+    version: str, how: str, our_how: str, cluster: Cluster, java: JavaClient, watch: Watch, tmp_path: Path
 ) -> None:
-    scene = Scene(f"folder-j{version[0]}", tmp_path, cluster, java)
+    scene = Scene(f"folder-j{version[0]}", tmp_path, cluster, java, watch)
     with scene.apache(version) as apache:
         scene.write(apache, "first")
         scene.leave_open(apache)

@@ -196,8 +196,12 @@ BROKER_DEFAULTS: Mapping[str, object] = {
     "maxHashSlotNum": 1000,
     "maxMessageSize": 65_536,
 }
-# No refusal when two busy cores let a request wait.
-_PATIENCE: Mapping[str, object] = {"waitTimeMillsInSendQueue": 10_000, "waitTimeMillsInPullQueue": 20_000}
+# No refusal when two busy cores let a request wait, or a busy disk lets an append wait.
+_PATIENCE: Mapping[str, object] = {
+    "waitTimeMillsInSendQueue": 10_000,
+    "waitTimeMillsInPullQueue": 20_000,
+    "osPageCacheBusyTimeOutMills": 10_000,
+}
 
 
 class ApacheBroker(Process):
@@ -261,7 +265,7 @@ def mqadmin(version: str, *arguments: str, folder: Path) -> tuple[int, str]:
         command,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=120,
         env={**os.environ, "ROCKETMQ_HOME": str(home)},
     )
     printed = (done.stdout + done.stderr).splitlines()

@@ -30,6 +30,12 @@ from tests.peers.process import PeerError, tail
 
 T = TypeVar("T")
 
+# How long to look for what must come. Nobody waits so long unless something is wrong; a test that means a short
+# time says so.
+PATIENCE = 60.0
+
+_TOPIC_NOT_EXIST = 17
+
 
 class JavaError(RuntimeError):
     """A Java client threw: the simple name of its class, its text and, if a broker refused, the response code."""
@@ -147,7 +153,7 @@ def eventually(
     good: Callable[[T], bool],
     what: str,
     *,
-    timeout: float = 30.0,
+    timeout: float = PATIENCE,
     every: float = 0.05,
 ) -> T:
     """Call `probe` until `good` says yes and return that value; fail with the last value after the deadline."""
@@ -175,6 +181,8 @@ class JavaClient:
         self._log_file: IO[bytes] | None = None
         self._numbers = itertools.count(1)
         self._clients: dict[str, _Remote] = {}
+        # Answers have no numbers: a call that was given up in another thread must have had its own first.
+        self._turn = threading.Lock()
 
     def start(self) -> Self:
         command = java(compile_driver(self.version), self._home, "Driver", heap=self._heap)
@@ -189,7 +197,7 @@ class JavaClient:
             start_new_session=True,
         )
         threading.Thread(target=self._read, args=(self._child.stdout,), daemon=True).start()
-        self._answer(60.0)
+        self._answer(120.0)
         return self
 
     def _read(self, stream: IO[str]) -> None:
@@ -225,9 +233,10 @@ class JavaClient:
         """One command to the driver and its answer."""
         assert self._child is not None and self._child.stdin is not None, "the Java client is not running"
         query = urlencode([(name, value) for name, value in arguments if value is not None])
-        self._child.stdin.write(f"{verb}\t{query}\n")
-        self._child.stdin.flush()
-        return self._answer(timeout)
+        with self._turn:
+            self._child.stdin.write(f"{verb}\t{query}\n")
+            self._child.stdin.flush()
+            return self._answer(timeout)
 
     def stop(self) -> None:
         """End the JVM without shutting its clients down: for the broker, their connections break."""
@@ -263,10 +272,10 @@ class JavaClient:
             raise JavaError("mqadmin", out + printed["err"], None)
         return out
 
-    def try_admin(self, *arguments: str) -> str | None:
+    def try_admin(self, *arguments: str, namesrv: str | None = None) -> str | None:
         """As `admin`, but nothing when the command failed."""
         try:
-            return self.admin(*arguments)
+            return self.admin(*arguments, namesrv=namesrv)
         except JavaError:
             return None
 
@@ -278,7 +287,9 @@ class JavaClient:
         transactional: bool = False,
         compress_over: int | None = None,
         retries: int | None = None,
+        undecided: bool = False,
     ) -> JavaProducer:
+        """Start a producer; an undecided one answers every check of a transaction with "unknown"."""
         name = self.name("producer")
         client_id = self.call(
             "producer",
@@ -290,6 +301,7 @@ class JavaClient:
                 ("transactional", "true" if transactional else None),
                 ("compressOver", compress_over),
                 ("retries", retries),
+                ("undecided", "true" if undecided else None),
             ],
         )
         return JavaProducer(self, name, client_id)
@@ -447,8 +459,13 @@ class JavaProducer(_Remote):
         ]
 
     def queues(self, topic: str) -> list[Queue]:
-        """The queues the producer would write to."""
-        return _queues(self.owner.call("publishqueues", [("name", self.name), ("topic", topic)]))
+        """The queues the producer would write to: none while the name server knows no route."""
+        try:
+            return _queues(self.owner.call("publishqueues", [("name", self.name), ("topic", topic)]))
+        except JavaError as error:
+            if error.code != _TOPIC_NOT_EXIST:
+                raise
+            return []
 
 
 def _mode(message: Outgoing) -> str:
@@ -470,10 +487,22 @@ class JavaPushConsumer(_Remote):
         self._received += map(Received.of, fresh)
         return list(self._received)
 
-    def wait_for(self, count: int, *, timeout: float = 30.0) -> list[Received]:
+    def wait_for(self, count: int, *, timeout: float = PATIENCE) -> list[Received]:
         """Wait until the listener was called for at least so many messages."""
         what = f"{count} messages at {self.name}"
         return eventually(self.received, lambda got: len(got) >= count, what, timeout=timeout)
+
+    def wait_until_done(self, topic: str, count: int) -> None:
+        """Wait until so many messages of a topic are behind this member, which holds all its queues from offset 0.
+
+        The listener is called before Java counts a message as consumed. A shutdown in between would leave it to be
+        consumed again, and that is right; where a test means a clean end, this comes first.
+        """
+        what = f"{count} messages of {topic} done at {self.name}"
+        eventually(lambda: self._position(topic), lambda done: done >= count, what)
+
+    def _position(self, topic: str) -> int:
+        return int(self.owner.call("position", [("name", self.name), ("topic", topic)]))
 
     def queues(self, topic: str | None = None) -> list[Queue]:
         """The queues this member holds now: of one topic, or all."""
@@ -490,7 +519,7 @@ class JavaLitePullConsumer(_Remote):
     def poll(self, timeout: float = 1.0) -> list[Received]:
         return [Received.of(shown) for shown in self._act("poll", ("timeout", int(timeout * 1000)))]
 
-    def poll_for(self, count: int, *, timeout: float = 30.0) -> list[Received]:
+    def poll_for(self, count: int, *, timeout: float = PATIENCE) -> list[Received]:
         """Poll until so many messages came."""
         got: list[Received] = []
         deadline = time.monotonic() + timeout

@@ -31,7 +31,7 @@ class OurNameServer(Process):
             ready="ready",
             environment=_ENVIRONMENT,
             start_timeout=60.0,
-            stop_timeout=20.0,
+            stop_timeout=60.0,
         )
 
 
@@ -64,7 +64,7 @@ class OurBroker(Process):
             ready="ready",
             environment=_ENVIRONMENT,
             start_timeout=60.0,
-            stop_timeout=20.0,
+            stop_timeout=60.0,
         )
 
     def start(self) -> Self:
@@ -96,7 +96,7 @@ class OurServer(Process):
             ready="ready",
             environment=_ENVIRONMENT,
             start_timeout=60.0,
-            stop_timeout=20.0,
+            stop_timeout=60.0,
         )
 
     def start(self) -> Self:

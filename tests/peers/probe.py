@@ -36,7 +36,7 @@ def request(address: str, code: int, body: bytes = b"") -> bytes:
     return answer[4 + (header_length & 0xFFFFFF) :]
 
 
-def wait_registered(namesrv: str, broker: str, *, nudge: bool = False, timeout: float = 30.0) -> None:
+def wait_registered(namesrv: str, broker: str, *, nudge: bool = False, timeout: float = 60.0) -> None:
     """Return when the name server knows the broker at this address.
 
     A Java 5.x broker is up before it has found a name server, and then registers only after ten seconds; a nudge

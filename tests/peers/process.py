@@ -42,15 +42,29 @@ def _free(port: int) -> bool:
     return True
 
 
+def _claim(port: int) -> bool:
+    """Keep a port bound, without listening, until this process ends."""
+    claim = socket.socket()
+    try:
+        claim.bind((HOST, port))
+    except OSError:
+        claim.close()
+        return False
+    claim.detach()  # the descriptor stays open, and no object is left to warn of that
+    return True
+
+
 def free_port() -> int:
-    """A port that is free together with its neighbours.
+    """A port that is free together with its neighbours, and given to nobody else while this process lives.
 
     A Java broker also listens on its port - 2 (the fast port) and + 1 (replication), so those must be free too. The
-    numbers lie below Linux's ephemeral range, where outgoing connections would take them meanwhile.
+    numbers lie below Linux's ephemeral range, where outgoing connections would take them meanwhile. A server may
+    start long after its port was chosen, or end and come back: a claim on a number beside it, which no server
+    uses, tells every other call, in this process or another, that the group is taken.
     """
     for _ in range(200):
         port = random.randrange(12_000, 32_000, 8)
-        if all(_free(port + step) for step in (-2, -1, 0, 1)):
+        if _claim(port + 3) and all(_free(port + step) for step in (-2, -1, 0, 1)):
             return port
     raise PeerError("no free group of ports between 12000 and 32000")
 
@@ -69,8 +83,8 @@ class Process:
         log: Path,
         ready: str,
         environment: Mapping[str, str] | None = None,
-        start_timeout: float = 90.0,
-        stop_timeout: float = 40.0,
+        start_timeout: float = 120.0,
+        stop_timeout: float = 90.0,
     ) -> None:
         self.name = name
         self.command = list(command)

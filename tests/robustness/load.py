@@ -17,6 +17,7 @@ from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers.messages import PullMessage, PullMessageReply, SendMessageV2
 from gimbalmq.transport.pool import ChannelPool
+from tests.peers.process import free_port
 
 TOPIC = "Load"
 QUEUES = 4
@@ -46,12 +47,15 @@ class Account:
 
 
 class BrokerProcess:
-    """``gimbalmq broker`` as a process of its own, so that it can be killed."""
+    """``gimbalmq broker`` as a process of its own, so that it can be killed.
 
-    def __init__(self, store: Path, *settings: str, port: int = 0) -> None:
+    It comes back on the port it had, so that must not be one that others are given while it is away.
+    """
+
+    def __init__(self, store: Path, *settings: str) -> None:
         self.store = store
         self._settings = settings
-        self.port = port
+        self.port = free_port()
         self.address = ""
         self._process: subprocess.Popen[str] | None = None
 
@@ -70,7 +74,6 @@ class BrokerProcess:
         line = self._process.stdout.readline()
         assert "ready" in line, f"the broker did not start: {line!r}"
         self.address = next(word for word in line.replace(",", " ").split() if word.count(":") == 1)
-        self.port = int(self.address.rpartition(":")[2])
 
     def kill(self) -> None:
         """As kill -9 does: no last word."""
@@ -85,7 +88,7 @@ class BrokerProcess:
 
     def _wait(self) -> None:
         assert self._process is not None
-        self._process.wait(20)
+        self._process.wait(60)
         assert self._process.stdout is not None
         self._process.stdout.close()
 

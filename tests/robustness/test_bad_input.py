@@ -119,8 +119,8 @@ def frame(length: int, header_word: int, rest: bytes = b"") -> bytes:
 )
 def test_illegal_frame_closes_its_connection_and_no_other(data: bytes) -> None:
     async def scene(cluster: LocalCluster, _account: Account) -> None:
-        assert await say(cluster.broker.address, data, wait=5.0) is None
-        assert await say(cluster.namesrv, data, wait=5.0) is None
+        assert await say(cluster.broker.address, data, wait=20.0) is None
+        assert await say(cluster.namesrv, data, wait=20.0) is None
 
     with_cluster(scene)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Coroutine, Mapping
@@ -43,6 +45,29 @@ SMALL = {
 class _Slot:
     config: BrokerConfig
     broker: Broker | None = None
+    held: socket.socket | None = None
+
+    def hold_port(self) -> None:
+        """Keeps the port of a broker that is down, or another's listening on any free port might take it.
+
+        Linux lets a server listen beside a socket that is only bound, where both allow reuse; connections to it are
+        refused.
+        """
+        if self.held is not None or sys.platform != "linux":
+            return
+        held = socket.socket()
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            held.bind((self.config.bind_address, self.config.listen_port))
+        except OSError:  # taken already, or no address of IPv4: then it is as if it were not held
+            held.close()
+        else:
+            self.held = held
+
+    def free_port(self) -> None:
+        if self.held is not None:
+            self.held.close()
+            self.held = None
 
 
 class LocalCluster:
@@ -174,6 +199,7 @@ class LocalCluster:
             broker, slot.broker = slot.broker, None
             if broker is not None:
                 await broker.close()
+            slot.free_port()
         nameserver, self._nameserver = self._nameserver, None
         if nameserver is not None:
             await nameserver.close()
@@ -192,6 +218,7 @@ class LocalCluster:
         network = None if self._network is None else self._network.host(slot.config.bind_address)
         broker = Broker(slot.config, network=network, clock=self._clock)
         await broker.start()
+        slot.free_port()
         slot.broker = broker
         # Clients hold addresses: a broker comes back where it was.
         slot.config = replace(slot.config, listen_port=broker.port)
@@ -203,6 +230,7 @@ class LocalCluster:
         broker, slot.broker = slot.broker, None
         if broker is not None:
             await broker.close()
+            self._hold_port(slot)
 
     async def restart_broker(self, index: int = 0) -> Broker:
         """Closes a broker cleanly if it runs, and starts it again."""
@@ -215,6 +243,11 @@ class LocalCluster:
         broker, slot.broker = slot.broker, None
         if broker is not None:
             await broker.abandon()
+            self._hold_port(slot)
+
+    def _hold_port(self, slot: _Slot) -> None:
+        if self._network is None:
+            slot.hold_port()
 
 
 class ThreadCluster:

@@ -86,6 +86,8 @@ public final class Driver {
                 return client(request, PushClient.class).received(request.number("from", 0));
             case "queues":
                 return client(request, PushClient.class).queues();
+            case "position":
+                return client(request, PushClient.class).position(request.text("topic"));
             case "litepulling":
                 return client(request, LitePullClient.class).run(request);
             case "admin":

@@ -20,14 +20,17 @@ import org.apache.rocketmq.common.message.MessageExt;
 
 /**
  * A producer. A transactional one takes the outcome from the message's own properties: "local" is what the local
- * transaction says, "check" what the check-back says from its "checkAfter"-th time on (before that: unknown).
+ * transaction says, "check" what the check-back says from its "checkAfter"-th time on (before that: unknown). One
+ * that was made "undecided" answers every check with unknown.
  */
 final class ProducerClient extends Client implements TransactionListener {
     private final DefaultMQProducer producer;
     private final List<Map<String, Object>> transactions = new ArrayList<>();
     private final Map<String, Integer> checks = new ConcurrentHashMap<>();
+    private final boolean undecided;
 
     ProducerClient(Request request) {
+        undecided = request.flag("undecided");
         if (request.flag("transactional")) {
             TransactionMQProducer transactional = new TransactionMQProducer(request.text("group"));
             transactional.setTransactionListener(this);
@@ -174,7 +177,7 @@ final class ProducerClient extends Client implements TransactionListener {
         int times = checks.merge(message.getTransactionId(), 1, Integer::sum);
         note("check", message.getTransactionId(), message, show(message));
         String after = message.getUserProperty("checkAfter");
-        boolean decided = after == null || times >= Integer.parseInt(after);
+        boolean decided = !undecided && (after == null || times >= Integer.parseInt(after));
         return state(decided ? message.getUserProperty("check") : "unknown");
     }
 

@@ -12,6 +12,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragelyByCircle;
+import org.apache.rocketmq.client.consumer.store.ReadOffsetType;
 import org.apache.rocketmq.client.impl.consumer.ProcessQueue;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -100,6 +101,19 @@ final class PushClient extends Client {
         synchronized (received) {
             return new ArrayList<>(received.subList(Math.min(from, received.size()), received.size()));
         }
+    }
+
+    /** The offsets this member would commit now, summed over the queues of a topic that it holds. */
+    long position(String topic) {
+        long sum = 0;
+        for (MessageQueue queue : consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl()
+            .getProcessQueueTable().keySet()) {
+            if (queue.getTopic().equals(topic)) {
+                sum += Math.max(0, consumer.getDefaultMQPushConsumerImpl().getOffsetStore()
+                    .readOffset(queue, ReadOffsetType.READ_FROM_MEMORY));
+            }
+        }
+        return sum;
     }
 
     /** The queues this member holds at this moment, retry topic included. */
