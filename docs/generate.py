@@ -48,6 +48,8 @@ BROKER_MEANINGS = {
     "max_message_size": "largest message in bytes",
     "long_polling_enable": "keep a pull that finds nothing until something comes",
     "short_polling_time_mills": "how long such a pull is kept with long polling off, ms",
+    "max_pull_msg_bytes": "most bytes of messages in the answer to a pull that carries `maxMsgBytes`",
+    "max_pull_msg_nums": "most messages in the answer to such a pull",
     "register_name_server_period": "ms between registrations",
     "force_register": "send the whole table every period; `false` asks each name server first whether it has it",
     "channel_expired_timeout": "ms without a heartbeat after which a client is dropped",
@@ -79,6 +81,28 @@ BROKER_MEANINGS = {
     "tls_server_need_client_auth": "`none`, `optional` or `require`",
     "metrics_prom_exporter_port": "port of Prometheus metrics; 0 is none",
 }
+
+SINK_MEANINGS = {
+    "topic": ("", "where rows go that name no topic of their own"),
+    "producerGroup": ("spark_sink", "the group the tasks' producers belong to"),
+    "batchSize": (
+        "4000",
+        "rows that go to one queue before the next has its turn; keep it between restarts of a query",
+    ),
+    "batchBytes": ("1m", "bytes of one request at most"),
+    "sendsInFlight": ("8", "requests of a task that wait for their answer at a time"),
+    "compressOver": ("4096", "bodies of this many bytes or more are compressed; `off` compresses none"),
+    "compression": ("zlib", "`zlib`, `lz4` or `zstd`"),
+    "compressionLevel": ("5", "0 to 9"),
+    "maxMessageSize": ("4m", "bytes of a body, before compression"),
+    "sendTimeout": ("10s", "for each attempt of a request"),
+    "retries": ("5", "further attempts of a request that failed"),
+    "waitStore": ("true", "answers wait for the flush and replication the broker is set to"),
+    "retryNotStoreOk": ("false", "stored, but not flushed or replicated in time, is a failure"),
+    "uniqueKeys": ("false", "give each message a `UNIQ_KEY` too"),
+    "reservedProperties": ("fail", "properties under RocketMQ's own names: `fail`, or `drop` them"),
+}
+"""Default and meaning of the sink's options."""
 
 PARTIAL = {
     RequestCode.PULL_MESSAGE: "tag filters; SQL92 is refused",
@@ -135,10 +159,34 @@ async def _handled() -> tuple[set[int], set[int], set[int]]:
         return set(cluster.broker.handlers.by_code), set(remoting._handlers.by_code), set(clients.by_code)
 
 
+def spark_source_options() -> str:
+    from gimbalmq.spark.options import OPTIONS
+
+    rows = ["| option | default | for | meaning |", "|---|---|---|---|"]
+    for option in OPTIONS:
+        meaning = option.meaning.replace("|", "\\|")
+        rows.append(f"| `{option.name}` | {_code(option.default)} | {option.use} | {meaning} |")
+    return "\n".join(rows)
+
+
+def spark_sink_options() -> str:
+    from gimbalmq.spark.option_values import CONNECTION_OPTIONS
+    from gimbalmq.spark.sink_options import OPTIONS
+
+    rows = ["| option | default | meaning |", "|---|---|---|"]
+    for name in OPTIONS:
+        if name not in CONNECTION_OPTIONS:
+            default, meaning = SINK_MEANINGS[name]
+            rows.append(f"| `{name}` | {_code(default)} | {meaning} |")
+    return "\n".join(rows)
+
+
 TABLES = {
     "broker-options": broker_options,
     "nameserver-options": nameserver_options,
     "request-codes": request_codes,
+    "spark-source-options": spark_source_options,
+    "spark-sink-options": spark_sink_options,
 }
 _MARK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -142,6 +142,7 @@ class Client:
         producer: str | None = None,
         sub_version: int = 1,
         without_sub: bool = False,
+        liveness_ms: int | None = None,
         **data: Any,
     ) -> Answer:
         beat = Heartbeat(client_id=client_id, without_sub=without_sub)
@@ -158,7 +159,8 @@ class Client:
             )
         if producer is not None:
             beat.producer_data_set.append(ProducerData(group_name=producer))
-        return await self.ask(RequestCode.HEART_BEAT, None, beat.dump())
+        ext = None if liveness_ms is None else {"livenessMillis": str(liveness_ms)}
+        return await self.ask(RequestCode.HEART_BEAT, ext, beat.dump())
 
     async def members(self, group: str) -> list[str]:
         body = await self.json(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group})

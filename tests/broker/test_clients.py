@@ -252,6 +252,62 @@ def test_silent_clients_are_dropped_without_a_notice(tmp_path: Path) -> None:
     run(work())
 
 
+def test_a_member_that_misses_three_signs_of_life_is_taken_out_and_the_group_is_told(tmp_path: Path) -> None:
+    """Its connection stays; the next heartbeat makes it a member again and is answered with what happened."""
+
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            java, hangs = desk.client, desk.new_client()
+            assert fields(await java.heartbeat("c1", group="g")) == {}
+            answer = await hangs.heartbeat("c2", group="g", producer="pg", liveness_ms=3000)
+            assert fields(answer) == {"livenessMillis": "3000"}
+
+            def pass_seconds(count: int) -> None:
+                for _ in range(count):
+                    clock.advance(1.0)
+                    desk.broker._expel_silent()
+
+            pass_seconds(9)
+            assert await java.members("g") == ["c1", "c2"]
+            told = await _told(java)
+            pass_seconds(1)
+            assert await java.members("g") == ["c1"]
+            assert await _told(java) == told + 1
+            pass_seconds(100)
+            assert await java.members("g") == ["c1"], "who said nothing of signs of life has 120 s"
+            assert not (await hangs.channel()).closed
+            answer = await hangs.heartbeat("c2", group="g", liveness_ms=3000)
+            assert fields(answer) == {"livenessMillis": "3000", "expelledGroups": "g=1"}
+            assert await java.members("g") == ["c1", "c2"]
+            assert await _told(java) == told + 2
+            answer = await hangs.heartbeat("c2", group="g", liveness_ms=3000)
+            assert fields(answer)["expelledGroups"] == "g=1", "the answer before may have been lost"
+            pass_seconds(10)
+            answer = await hangs.heartbeat("c2", group="g", liveness_ms=3000)
+            assert fields(answer)["expelledGroups"] == "g=2"
+
+    run(work())
+
+
+def test_a_broker_that_was_asleep_itself_takes_nobody_for_hung(tmp_path: Path) -> None:
+    """What was sent meanwhile has not been read yet."""
+
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.client.heartbeat("c1", group="g", liveness_ms=1)
+            clock.advance(60)
+            desk.broker._expel_silent()
+            assert await desk.client.members("g") == ["c1"]
+            for _ in range(4):  # one second is the shortest interval that is agreed to
+                clock.advance(1.0)
+                desk.broker._expel_silent()
+            assert desk.broker.consumers.group("g") is None
+
+    run(work())
+
+
 def test_short_heartbeats_keep_the_subscriptions(tmp_path: Path) -> None:
     """Heartbeat V2: withoutSub refreshes the member and leaves the topics alone."""
 

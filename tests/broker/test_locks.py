@@ -28,6 +28,31 @@ def test_lock_is_taken_renewed_refused_and_taken_over() -> None:
     assert locks.lock("g", "a", [Q0, Q1]) == [Q0]
 
 
+def test_the_lock_of_one_that_is_no_member_is_given_to_a_member_that_asks_for_that(tmp_path: Path) -> None:
+    """Not to one that does not, as Java's do not; and never a member's."""
+
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            await desk.client.heartbeat("b", group="g")
+
+            async def granted(client_id: str, **ext: str) -> bool:
+                body = LockRequest(
+                    client_id=client_id,
+                    consumer_group="g",
+                    mq_set=[QueueObject(topic="T", broker_name="broker-a", queue_id=0)],
+                ).dump()
+                answer = await desk.client.json(RequestCode.LOCK_BATCH_MQ, ext or None, body)
+                return bool(answer["lockOKMQSet"])
+
+            assert await granted("gone")
+            assert not await granted("b")
+            assert await granted("b", takeOver="true")
+            assert not await granted("c", takeOver="true")
+            assert not await granted("gone")
+
+    run(work())
+
+
 def test_only_the_owner_unlocks() -> None:
     clock = ManualClock()
     locks = QueueLocks(clock)

@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from gimbalmq.model.javahash import tag_hash
+from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol.bodies import GroupConfig
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
-from tests.broker.desk import Desk, fields, open_desk, pulled
+from gimbalmq.protocol.command import BINARY_HEADER, JSON_HEADER, RemotingCommand
+from gimbalmq.protocol.headers.messages import PullMessage
+from gimbalmq.protocol.serializers import encode_frame
+from gimbalmq.rpc import messages
+from tests.broker.desk import Desk, fields, open_desk, pull_fields, pulled, turns
 from tests.support import run, until
 
 FOUR = ["maxOffset", "minOffset", "nextBeginOffset", "suggestWhichBrokerId"]
@@ -181,6 +187,164 @@ def test_how_much_one_pull_brings(tmp_path: Path) -> None:
             assert len(pulled(await desk.client.pull(offset=40))) == 2, "262144 bytes at most"
             await _fill(desk, 2, body=b"x" * 300_000)
             assert len(pulled(await desk.client.pull(offset=44))) == 1
+
+    run(work())
+
+
+def _append(desk: Desk, count: int, body: bytes = b"body", others: int = 0) -> int:
+    """So many messages behind the broker's back, each with others of another queue behind it; a record's size."""
+    store = desk.broker.store
+    with store.group() as group:
+        for _ in range(count):
+            for queue_id in (0, *[1] * others):
+                group.add(store.queue("T", queue_id), body, b"", 0, 0, 0, 0, b"\x7f\0\0\1\0\0\0\1", 0, 0)
+    return len(store.record_at_queue("T", 0, 0) or b"")
+
+
+@pytest.mark.parametrize("encoding", [JSON_HEADER, BINARY_HEADER])
+@pytest.mark.parametrize("others", [0, 3])
+def test_reader_that_says_how_many_bytes_it_takes_gets_them(
+    tmp_path: Path, encoding: int, others: int
+) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path, mappedFileSizeCommitLog=1 << 20) as desk:
+            await desk.create("T")
+            size = _append(desk, 3000, others=others)
+
+            async def pull(count: int, offset: int = 0, **more: str) -> tuple[int, int]:
+                ext = pull_fields("T", 0, offset, count=count) | more
+                answer = await desk.client.ask(RequestCode.PULL_MESSAGE, ext, encoding=encoding)
+                records = pulled(answer)
+                assert [r.queue_offset for r in records] == list(range(offset, offset + len(records)))
+                assert int(fields(answer)["nextBeginOffset"]) == offset + len(records)
+                return len(records), len(answer.body)
+
+            assert await pull(100_000, maxMsgBytes="8000000") == (3000, 3000 * size)
+            assert await pull(100_000, 2990, maxMsgBytes="8000000") == (10, 10 * size)
+            assert await pull(1000, 7, maxMsgBytes="8000000") == (1000, 1000 * size)
+            assert await pull(100_000, maxMsgBytes=str(500 * size)) == (500, 500 * size)
+            assert await pull(100_000, maxMsgBytes=str(501 * size - 1)) == (500, 500 * size)
+            assert await pull(32, maxMsgBytes="262144") == (32, 32 * size)  # as Java 5.x sends it
+            assert await pull(0, maxMsgBytes="262144") == (1, size)
+            assert await pull(100_000, maxMsgBytes="1") == (1, size)
+            # Nothing said, in each of the ways there are: Apache's limits.
+            assert await pull(100_000) == (32, 32 * size)
+            for nothing in ("0", "-1", "2147483647"):
+                assert await pull(100_000, maxMsgBytes=nothing) == (32, 32 * size)
+
+    run(work())
+
+
+def test_large_pull_by_rpc(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            await desk.create("T")
+            _append(desk, 500)
+            header = PullMessage(
+                consumer_group="g",
+                topic="T",
+                queue_id=0,
+                queue_offset=100,
+                max_msg_nums=10_000,
+                max_msg_bytes=1_000_000,
+                sys_flag=messages.PULL_SUBSCRIPTION,
+                subscription="*",
+            )
+            queue = MessageQueue("T", "broker-a", 0)
+            found = await messages.pull(desk.client.pool, desk.broker.address, header, queue)
+            assert [view.queue_offset for view in found.messages] == list(range(100, 500))
+            assert found.next_begin_offset == 500
+            header.max_msg_bytes = None
+            found = await messages.pull(desk.client.pool, desk.broker.address, header, queue)
+            assert len(found.messages) == 32
+
+    run(work())
+
+
+def test_ceilings_of_a_large_pull(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path, maxPullMsgNums=200, mappedFileSizeCommitLog=1 << 20) as desk:
+            await desk.create("T")
+            size = _append(desk, 1000)
+
+            async def count() -> int:
+                return len(pulled(await desk.client.pull(count=100_000, maxMsgBytes="8000000")))
+
+            assert await count() == 200
+            change = f"maxPullMsgNums=700\nmaxPullMsgBytes={300 * size + 5}\n".encode()
+            await desk.client.ok(RequestCode.UPDATE_BROKER_CONFIG, None, change)
+            assert await count() == 300
+            await desk.client.ok(RequestCode.UPDATE_BROKER_CONFIG, None, b"maxPullMsgBytes=8388608\n")
+            assert await count() == 700
+            refused = await desk.client.ask(
+                RequestCode.UPDATE_BROKER_CONFIG, None, b"maxPullMsgBytes=20000000\n"
+            )
+            assert refused.code != 0, "no frame could carry it"
+
+    run(work())
+
+
+def test_large_pull_that_waited(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            await desk.create("T")
+            waiting = asyncio.ensure_future(
+                desk.client.pull(flags=4 | 2, count=1000, suspend_ms=20_000, maxMsgBytes="1000000")
+            )
+            await until(lambda: len(desk.broker.long_poll) == 1)
+            _append(desk, 99)
+            await desk.client.send()
+            assert len(pulled(await waiting)) == 100
+
+    run(work())
+
+
+def test_reader_that_reads_no_answers_is_given_no_more(tmp_path: Path) -> None:
+    """Answers that nobody takes do not gather in the broker's memory, however many pulls came at once."""
+
+    async def work() -> None:
+        async with open_desk(tmp_path, mappedFileSizeCommitLog=4 << 20) as desk:
+            await desk.create("T")
+            size = _append(desk, 1000, body=bytes(2000))
+            pulls = 60
+            ext = pull_fields("T", 0, 0, count=1000) | {"maxMsgBytes": "8000000"}
+            frames = [
+                encode_frame(RemotingCommand(RequestCode.PULL_MESSAGE, ext, opaque=number))
+                for number in range(pulls)
+            ]
+            host, _, port = desk.broker.address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"".join(frames))
+            served = desk.broker.stats.get_found
+            await until(lambda: served.times > 0)
+            await turns(200)
+            assert served.times < pulls // 2
+            for number in range(pulls):
+                length = int.from_bytes(await reader.readexactly(4), "big")
+                answer = await reader.readexactly(length)
+                assert b'"opaque":%d,' % number in answer[:400] and length > 1000 * size
+            writer.close()
+            await writer.wait_closed()
+
+    run(work())
+
+
+def test_large_pull_with_tags(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            await desk.create("T")
+            store = desk.broker.store
+            with store.group() as group:
+                for number in range(2000):
+                    code = tag_hash("a") if number % 4 == 0 else tag_hash("b")
+                    group.add(store.queue("T", 0), b"x", b"", code, 0, 0, 0, b"\x7f\0\0\1\0\0\0\1", 0, 0)
+            answer = await desk.client.pull(count=5000, expression="a", maxMsgBytes="1000000")
+            assert [record.queue_offset for record in pulled(answer)] == list(range(0, 2000, 4))
+            assert fields(answer)["nextBeginOffset"] == "2000"
+            answer = await desk.client.pull(count=5000, expression="c", maxMsgBytes="1000000")
+            assert (answer.code, fields(answer)["nextBeginOffset"]) == (20, "2000")
+            answer = await desk.client.pull(count=1500, expression="c", maxMsgBytes="1000000")
+            assert (answer.code, fields(answer)["nextBeginOffset"]) == (20, "1500")
 
     run(work())
 

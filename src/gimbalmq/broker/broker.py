@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
-from gimbalmq.broker.clients import Consumers, Producers
+from gimbalmq.broker.clients import SIGNS_SCAN_SECONDS, Consumers, Producers
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.delay import TICK_SECONDS, DelayLevels, Timers
 from gimbalmq.broker.flush import GroupCommit
@@ -152,6 +152,8 @@ class Broker:
             self.long_poll,
         )
         unique_ids = UniqueIdGenerator(store_host[:-4], os.getpid(), id(self) & 0x7FFFFFFF)
+        clients = ClientHandlers(self.consumers, self.producers, self.topics, self.groups, self.locks, live)
+        self._expel_silent = clients.expel_silent
         for family in (
             SendHandlers(
                 self.store,
@@ -179,7 +181,7 @@ class Broker:
                 live,
                 self.stats,
             ),
-            ClientHandlers(self.consumers, self.producers, self.topics, self.groups, self.locks, live),
+            clients,
             OffsetHandlers(self.store, self.offsets, self.topics, self.groups),
             QueryHandlers(self.store, self.transactions),
             TopicAdminHandlers(
@@ -242,6 +244,7 @@ class Broker:
         every(lambda: live.now.flush_consumer_offset_interval / 1000, self.offsets.save, "consumer offsets")
         every(lambda: live.now.flush_delay_offset_interval / 1000, self._save_delays, "delay offsets")
         every(_SCAN_SECONDS, self._expire_clients, "silent clients")
+        every(SIGNS_SCAN_SECONDS, self._expel_silent, "hung clients")
         every(SAMPLE_SECONDS, self.stats.sample, "statistics")
         every(
             lambda: live.now.clean_resource_interval / 1000,

@@ -3,12 +3,18 @@
 A member is a connection, not a client id: one client that reaches the broker over two
 connections is listed twice, as in Java. Whoever is told of a change gets request 40 on the
 connection its heartbeat came by.
+
+Clients of this library say how often they send signs of life. One that misses three of them hangs: it is taken
+out of its groups, and they are told, but its connection stays. Its next heartbeat makes it a member again, and is
+answered with the groups it has been taken out of, and how often. All others are given
+``channelExpiredTimeout``, as in Java.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gimbalmq._clock import Clock
@@ -20,6 +26,11 @@ from gimbalmq.transport.channel import Channel
 
 log = logging.getLogger(__name__)
 
+MISSED_SIGNS = 3
+SIGNS_SCAN_SECONDS = 0.5
+LIVENESS_MILLIS = (1000, 60_000)
+"""The shortest and the longest interval between signs of life that is agreed to."""
+
 
 @dataclass(slots=True)
 class Member:
@@ -30,6 +41,8 @@ class Member:
     language: str | None
     version: int
     last_seen: float
+    silent_after: float | None = None
+    """Seconds without a heartbeat after which it is taken for hung; where it said how often it sends them."""
 
     def view(self) -> ClientConnection:
         return ClientConnection(
@@ -95,6 +108,8 @@ class Consumers:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._groups: dict[str, ConsumerGroup] = {}
+        self._expelled: dict[Channel, Counter[str]] = {}
+        self._looked = clock.monotonic()
 
     def group(self, name: str) -> ConsumerGroup | None:
         return self._groups.get(name)
@@ -113,12 +128,19 @@ class Consumers:
         request: RemotingCommand,
         *,
         keep_subscriptions: bool = False,
+        liveness_millis: int | None = None,
     ) -> bool:
-        """True where the others must be told."""
+        """True where the others must be told.
+
+        Args:
+            liveness_millis: how often the client sends signs of life.
+        """
         group = self._groups.get(data.group_name)
         if group is None:
             group = self._groups[data.group_name] = ConsumerGroup(data.group_name)
         member = Member(channel, client_id, request.language, request.version, self._clock.monotonic())
+        if liveness_millis is not None:
+            member.silent_after = MISSED_SIGNS * liveness_millis / 1000
         joined = group.heard(data, member)
         changed = False if keep_subscriptions else group.subscribe(data.subscription_data_set)
         return joined or changed
@@ -135,9 +157,46 @@ class Consumers:
 
     def disconnected(self, channel: Channel) -> list[ConsumerGroup]:
         """Groups that lost a member with this connection."""
+        self._expelled.pop(channel, None)
         lost = [group.name for group in self._groups.values() if channel in group.members]
         left = (self.leave(name, channel) for name in lost)
         return [group for group in left if group is not None]
+
+    def expel_silent(self) -> list[ConsumerGroup]:
+        """Takes out members that have missed their signs of life; their groups as they are without them.
+
+        To be called every ``SIGNS_SCAN_SECONDS``.
+        """
+        now = self._clock.monotonic()
+        looked, self._looked = self._looked, now
+        silent = [
+            (group, member)
+            for group in self._groups.values()
+            for member in group.members.values()
+            if member.silent_after is not None and now - member.last_seen > member.silent_after
+        ]
+        if not silent:
+            return []
+        if now - looked > 2 * SIGNS_SCAN_SECONDS:
+            # We ourselves were busy or asleep; what was sent meanwhile has not been read yet.
+            for _, member in silent:
+                member.last_seen = now
+            return []
+        for group, member in silent:
+            log.warning(
+                "%s of group %s at %s is taken for hung: no sign of life for %.1f s",
+                member.client_id,
+                group.name,
+                member.channel.address,
+                now - member.last_seen,
+            )
+            self._expelled.setdefault(member.channel, Counter())[group.name] += 1
+            self.leave(group.name, member.channel)
+        return list({group.name: group for group, _ in silent}.values())
+
+    def expelled(self, channel: Channel) -> Mapping[str, int]:
+        """Groups that the client of a connection has been taken out of, and how often."""
+        return self._expelled.get(channel, {})
 
     def expire(self, older_than_seconds: float) -> list[Channel]:
         """Removes members that are silent too long; their connections should be closed.

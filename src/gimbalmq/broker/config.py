@@ -88,6 +88,10 @@ class BrokerConfig:
     max_message_size: int = 4 * 1024 * 1024
     long_polling_enable: bool = True
     short_polling_time_mills: int = 1000
+    max_pull_msg_bytes: int = 8 * 1024 * 1024
+    """Ours: most that one pull with a ``maxMsgBytes`` of its own gets; others get Apache's 256 KB."""
+    max_pull_msg_nums: int = 65_536
+    """Ours: as many messages for such a pull; others get Apache's 32."""
 
     register_name_server_period: int = 30_000
     force_register: bool = True
@@ -145,6 +149,8 @@ class BrokerConfig:
             ("broker_permission", 0, 7),
             ("default_topic_queue_nums", 1, 65536),
             ("max_message_size", 1, 16 * 1024 * 1024),
+            ("max_pull_msg_bytes", 1, 16_000_000),
+            ("max_pull_msg_nums", 1, 1_000_000),
             ("register_name_server_period", 100, 3_600_000),
             ("channel_expired_timeout", 1000, 86_400_000),
             ("disk_max_used_space_ratio", 10, 95),

@@ -416,13 +416,16 @@ class MessageStore:
         queue_id: int,
         offset: int,
         max_count: int,
-        max_bytes: int = 0x7FFFFFFF,
+        max_bytes: int | None = None,
         tags: frozenset[int] | None = None,
         predicate: Callable[[memoryview], bool] | None = None,
     ) -> GetResult:
-        """Records of a queue from ``offset`` on, within the limits for memory and disk.
+        """Records of a queue from ``offset`` on; at least one, if there is any.
 
         Args:
+            max_count: at most so many records.
+            max_bytes: at most so many bytes, and then ``max_count`` is the only other limit; None puts the
+                configured limits for memory and disk in force, which are Apache's.
             tags: only entries with one of these tags codes; None takes all.
             predicate: asked about each whole record that the tags let through.
         """

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from operator import add
 from typing import Literal
 
 from gimbalmq.model.record import SYS_FLAG_AT, decode_record
@@ -10,10 +14,24 @@ from gimbalmq.store.commitlog import CommitLog
 from gimbalmq.store.config import StoreConfig
 from gimbalmq.store.consumequeue import ENTRY, ENTRY_BYTES, FILLER_SIZE, QueueFiles, QueueLog
 from gimbalmq.store.index import KeyIndex
-from gimbalmq.store.results import GetResult, GetStatus, QueryResult
+from gimbalmq.store.results import Buffer, GetResult, GetStatus, QueryResult
 
 _SCAN_ENTRIES = 800
 _HEAD_BYTES = 76
+
+FEW = 256
+"""Up to so many records are taken without numpy, whose calls cost more than the records do."""
+LOOK = 128
+"""The same for entries that are looked at one by one."""
+MANY = 8192
+"""Entries looked at in one go: enough to make a call cheap, few enough to stay in the processor's cache."""
+_PIECES = 8
+"""More pieces of the log than this are copied together."""
+_VIEW_FROM = 65_536
+"""Pieces of the log from this size on are not copied."""
+
+_UNPACK = [struct.Struct(">" + "qi8x" * count).unpack for count in range(FEW + 1)]
+"""Places and sizes of so many entries; their tags are left out."""
 
 
 class Reader:
@@ -35,7 +53,7 @@ class Reader:
         queue: QueueLog | None,
         offset: int,
         max_count: int,
-        max_bytes: int,
+        max_bytes: int | None,
         tags: frozenset[int] | None,
         predicate: Callable[[memoryview], bool] | None,
     ) -> GetResult:
@@ -57,25 +75,91 @@ class Reader:
         queue: QueueLog,
         offset: int,
         max_count: int,
-        max_bytes: int,
+        max_bytes: int | None,
         tags: frozenset[int] | None,
         predicate: Callable[[memoryview], bool] | None,
     ) -> GetResult:
-        log, config = self._log, self._config
+        config = self._config
+        max_count = max(max_count, 1)
+        # Limits of a reader near the log's end and of one far behind it.
+        near = far = (max_count, max_bytes or 0)
+        if max_bytes is None:
+            near = min(max_count, config.max_transfer_count_memory), config.max_transfer_bytes_memory
+            far = min(max_count, config.max_transfer_count_disk), config.max_transfer_bytes_disk
+        if tags is None and predicate is None and near[0] <= FEW:
+            found = self._take_all(queue, offset, near[0], near[1])
+            if found is not None:
+                return found
+        scan_end = min(queue.max_offset, offset + max(_SCAN_ENTRIES, max_count))
+        return self._walk(queue, offset, scan_end, near, far, tags, predicate)
+
+    def _take_all(self, queue: QueueLog, offset: int, max_count: int, max_bytes: int) -> GetResult | None:
+        """The next few records where nothing speaks against any of them, else None.
+
+        Most pulls are such, and a loop would be half of their cost: here each step is one for all entries.
+        """
+        high = queue.max_offset
+        count = min(max_count, high - offset)
+        data = self._queue_files.read(queue, offset, count)
+        if len(data) != count * ENTRY_BYTES:
+            return None
+        fields = _UNPACK[count](data)
+        starts, sizes = fields[::2], fields[1::2]
+        size, largest = sum(sizes), max(sizes)
+        if size > max_bytes:
+            if largest == FILLER_SIZE:
+                return None
+            count = bisect_right(list(accumulate(sizes)), max_bytes) or 1  # the first is always taken
+            starts, sizes = starts[:count], sizes[:count]
+            size = sum(sizes)
+        log = self._log
+        segments, log_end = log.segments, log.position
+        low, end = min(starts), max(starts) + largest
+        if end > log_end:  # not so, mostly: a record somewhere is larger than the last one
+            end = max(map(add, starts, sizes))
+        if low < segments.first_base or low < log_end - self._memory_bytes or end > log_end:
+            return None
+        segment = segments.at(low)
+        base = segment.base
+        if end > base + segments.size:
+            return None
+        parts: Sequence[Buffer]
+        if starts[-1] + sizes[-1] - starts[0] == size and _adjacent(starts, sizes):
+            parts = (self._piece(low, low + size),)
+        else:
+            file = memoryview(segments.map(segment))
+            parts = [
+                file[(at := start - base) : at + long] for start, long in zip(starts, sizes, strict=True)
+            ]
+        return GetResult(GetStatus.FOUND, offset + count, queue.min_offset, high, count, size, parts)
+
+    def _walk(
+        self,
+        queue: QueueLog,
+        offset: int,
+        scan_end: int,
+        near: tuple[int, int],
+        far: tuple[int, int],
+        tags: frozenset[int] | None,
+        predicate: Callable[[memoryview], bool] | None,
+    ) -> GetResult:
+        """Entry by entry; where there are many, thousands at a time.
+
+        Args:
+            near, far: count and bytes that a reader near the log's end may be given, and one far behind it.
+        """
+        log = self._log
         log_min, log_end = log.min_offset, log.position
         memory_floor = log_end - self._memory_bytes
-        max_count = max(max_count, 1)
-        # Limits of a reader near the log's end and of one far behind it; found once, not for each entry.
-        near_count = min(max_count, config.max_transfer_count_memory)
-        near_bytes = min(max_bytes, config.max_transfer_bytes_memory)
-        far_count = min(max_count, config.max_transfer_count_disk)
-        far_bytes = min(max_bytes, config.max_transfer_bytes_disk)
-        read = log.segments.read
-        scan_end = min(queue.max_offset, offset + max(_SCAN_ENTRIES, max_count))
-        step = min(max_count, config.max_transfer_count_memory) if tags is None and predicate is None else 256
+        near_count, near_bytes = near
+        far_count, far_bytes = far
+        # A filter that lets most through needs few entries; what comes later is looked at in one go.
+        step = min(near_count, MANY) if tags is None and predicate is None else LOOK
         status = GetStatus.NO_MATCHED_MESSAGE
-        parts: list[bytes] = []
-        run_start = run_end = -1  # records that follow each other in the log are taken as one slice
+        parts: list[Buffer] = []
+        starts: list[int] = []  # records that follow each other in the log are taken as one piece
+        ends: list[int] = []
+        end = -1
         count = total = 0
         position = offset
         full = False
@@ -86,13 +170,40 @@ class Reader:
                 position += per_file - position % per_file
                 status = GetStatus.OFFSET_FOUND_NULL
                 break
+            step = MANY
+            if len(data) > LOOK * ENTRY_BYTES and predicate is None:
+                from gimbalmq.store import bulk
+
+                seen = bulk.scan(data, tags, log_min, log_end, memory_floor, near, far, count, total)
+                position += seen.entries
+                count += seen.records
+                total += seen.size
+                full = seen.full
+                if seen.removing:
+                    status = GetStatus.MESSAGE_WAS_REMOVING
+                if len(seen.starts) > _PIECES:
+                    parts += map(self._piece, starts, ends)
+                    starts, ends = [], []
+                    parts += bulk.read(log.segments, seen.starts, seen.ends)
+                    end = int(seen.ends[-1])
+                    continue
+                for start, stop in zip(seen.starts.tolist(), seen.ends.tolist(), strict=True):
+                    if starts and start == end:
+                        end = ends[-1] = stop
+                    else:
+                        starts.append(start)
+                        ends.append(end := stop)
+                continue
             for place, size, code in ENTRY.iter_unpack(data):
+                if count >= near_count:
+                    full = True
+                    break
                 if place < log_min or size == FILLER_SIZE or place + size > log_end:
                     status = GetStatus.MESSAGE_WAS_REMOVING
                     position += 1
                     continue
                 if place >= memory_floor:
-                    if count and (count >= near_count or total + size > near_bytes):
+                    if count and total + size > near_bytes:
                         full = True
                         break
                 elif count and (count >= far_count or total + size > far_bytes):
@@ -105,20 +216,23 @@ class Reader:
                     continue
                 count += 1
                 total += size
-                if place == run_end:
-                    run_end += size
+                if starts and place == end:
+                    end = ends[-1] = place + size
                 else:
-                    if run_end >= 0:
-                        parts.append(read(run_start, run_end - run_start))
-                    run_start, run_end = place, place + size
-            if not full and count >= max_count:
-                full = True
+                    starts.append(place)
+                    ends.append(end := place + size)
+            full = full or count >= near_count
         if count == 0:
             return GetResult(status, position, queue.min_offset, queue.max_offset)
-        parts.append(read(run_start, run_end - run_start))
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
-        on_disk = run_end < memory_floor
-        return GetResult(GetStatus.FOUND, position, queue.min_offset, queue.max_offset, count, body, on_disk)
+        parts += map(self._piece, starts, ends)
+        on_disk = end < memory_floor
+        return GetResult(
+            GetStatus.FOUND, position, queue.min_offset, queue.max_offset, count, total, parts, on_disk
+        )
+
+    def _piece(self, start: int, end: int) -> Buffer:
+        segments, size = self._log.segments, end - start
+        return segments.read(start, size) if size < _VIEW_FROM else segments.view(start, size)
 
     def _passes(self, predicate: Callable[[memoryview], bool], place: int, size: int) -> bool:
         # a copy, so that a predicate that keeps the view cannot pin the file's map
@@ -190,6 +304,10 @@ class Reader:
                 if len(records) >= limit:
                     break
         return QueryResult(records, index.end_ms, max(index.end_offset, 0))
+
+
+def _adjacent(starts: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+    return starts[1:] == tuple(map(add, starts[:-1], sizes))
 
 
 assert ENTRY.size == ENTRY_BYTES

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
+
+Buffer = bytes | memoryview
 
 
 class GetStatus(IntEnum):
@@ -26,9 +29,10 @@ class GetResult:
     """What ``MessageStore.get`` found.
 
     Attributes:
-        body: the stored records one after the other, as a pull answer carries them.
         next_offset: where the next pull of this queue begins.
-        count: records in ``body``.
+        count, size: records found, and their bytes.
+        parts: the stored records one after the other, as a pull answer carries them. Let go of them soon:
+            a part may be a view of the log's file, which cannot be unmapped meanwhile.
         on_disk: the reader lags more than the part of memory that holds the log's end.
     """
 
@@ -37,8 +41,14 @@ class GetResult:
     min_offset: int
     max_offset: int
     count: int = 0
-    body: bytes = b""
+    size: int = 0
+    parts: Sequence[Buffer] = ()
     on_disk: bool = False
+
+    @property
+    def body(self) -> bytes:
+        """All parts as one copy."""
+        return b"".join(self.parts)
 
 
 class QueryResult(NamedTuple):

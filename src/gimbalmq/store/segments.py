@@ -123,6 +123,12 @@ class Segments:
             view = self.map(segment)
         return view[start : start + size]
 
+    def view(self, offset: int, size: int) -> memoryview:
+        """As ``read``, without a copy; the file stays mapped for as long as somebody keeps it."""
+        segment = self._list[(offset - self.first_base) // self.size]
+        start = offset - segment.base
+        return memoryview(self.map(segment))[start : start + size]
+
     def wipe_behind(self, offset: int) -> None:
         """Makes everything from ``offset`` on zero, so that no stale record can ever be read again.
 
@@ -156,7 +162,10 @@ class Segments:
 
     def _release(self, segment: Segment) -> None:
         if segment._map is not None:
-            segment._map.close()
+            try:
+                segment._map.close()
+            except BufferError:
+                pass  # an answer on its way holds a view; the map goes when that has left
             segment._map = None
         if segment.fd >= 0:
             self._files.close(segment.fd)

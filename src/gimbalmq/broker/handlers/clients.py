@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from gimbalmq.broker.clients import ConsumerGroup, Consumers, Producers, notify_changed
+from gimbalmq.broker.clients import LIVENESS_MILLIS, ConsumerGroup, Consumers, Producers, notify_changed
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.metadata import UNIT_SUB_FLAG, Groups, Topics
@@ -22,7 +22,13 @@ from gimbalmq.protocol.bodies import (
 )
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
-from gimbalmq.protocol.headers.groups import GroupOnly, UnregisterClient
+from gimbalmq.protocol.headers.groups import (
+    GroupOnly,
+    HeartbeatReply,
+    HeartbeatRequest,
+    LockQueues,
+    UnregisterClient,
+)
 from gimbalmq.transport.channel import Answer, Channel, Handlers
 
 log = logging.getLogger(__name__)
@@ -59,6 +65,10 @@ class ClientHandlers:
 
     def heartbeat(self, channel: Channel, request: RemotingCommand) -> Answer:
         beat = Heartbeat.parse(request.body)
+        liveness = HeartbeatRequest.from_ext(request.ext_fields).liveness_millis
+        if liveness is not None:
+            low, high = LIVENESS_MILLIS
+            liveness = min(high, max(low, liveness))
         for data in beat.consumer_data_set:
             settings = self._groups.find(data.group_name)
             if settings is None:
@@ -74,7 +84,12 @@ class ClientHandlers:
                 sys_flag=UNIT_SUB_FLAG if data.unit_mode else 0,
             )
             changed = self._consumers.heartbeat(
-                data, channel, beat.client_id, request, keep_subscriptions=beat.without_sub
+                data,
+                channel,
+                beat.client_id,
+                request,
+                keep_subscriptions=beat.without_sub,
+                liveness_millis=liveness,
             )
             if changed:
                 group = self._consumers.group(data.group_name)
@@ -82,7 +97,19 @@ class ClientHandlers:
                     self._tell(group)
         for producer in beat.producer_data_set:
             self._producers.heartbeat(producer.group_name, channel, beat.client_id, request)
-        return request.reply()
+        if liveness is None:
+            return request.reply()
+        expelled = sorted(self._consumers.expelled(channel).items())
+        reply = HeartbeatReply(
+            liveness_millis=liveness,
+            expelled_groups=",".join(f"{group}={count}" for group, count in expelled) or None,
+        )
+        return request.reply(ext_fields=reply.to_ext())
+
+    def expel_silent(self) -> None:
+        """Tells groups of members that hang."""
+        for group in self._consumers.expel_silent():
+            self._tell(group)
 
     def unregister(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = UnregisterClient.from_ext(request.ext_fields)
@@ -129,7 +156,15 @@ class ClientHandlers:
 
     def lock(self, channel: Channel, request: RemotingCommand) -> Answer:
         wanted = LockRequest.parse(request.body)
-        granted = self._locks.lock(wanted.consumer_group, wanted.client_id, _queues(wanted))
+        queues = _queues(wanted)
+        if LockQueues.from_ext(request.ext_fields).take_over:
+            group = self._consumers.group(wanted.consumer_group)
+            present = {member.client_id for member in group.members.values()} if group is not None else set()
+            granted = self._locks.lock(
+                wanted.consumer_group, wanted.client_id, queues, lambda owner: owner not in present
+            )
+        else:
+            granted = self._locks.lock(wanted.consumer_group, wanted.client_id, queues)
         answer = LockReply(
             lock_ok_mq_set=[
                 QueueObject(topic=queue.topic, broker_name=queue.broker_name, queue_id=queue.queue_id)

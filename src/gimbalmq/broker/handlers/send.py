@@ -61,6 +61,12 @@ from gimbalmq.transport.channel import Answer, Channel, Handlers
 
 log = logging.getLogger(__name__)
 
+_BULK_BYTES = 8192
+"""Batches from here on are stored all at once."""
+
+_SPECIAL_MARKS = (b"DELAY\x01", b"TIMER_", b"TRAN_MSG\x01", b"CLUSTER\x01")
+"""In properties they ask for more than being stored; in a body they are a false alarm that only costs time."""
+
 _PLAIN_FLAGS = 0x701
 """System-flag bits a plain message may have: compression and its kind."""
 
@@ -362,6 +368,10 @@ class SendHandlers:
         target, queue_id, dead = self._retry_target(header, request, topic.topic_name, queue_id)
         if dead:
             properties.pop(prop.DELAY, None)
+        plain = self._put_plain_batch(channel, request, header, target, queue_id) if header.batch else None
+        if plain is not None:
+            answer, end = plain
+            return self._when_durable(answer, end, properties, announce=not known)
         drafts = (
             self._batch_drafts(channel, request, header, target, queue_id)
             if header.batch
@@ -376,12 +386,17 @@ class SendHandlers:
         else:
             places = self._writer.put(*drafts)
         answer = self._answer(request, places, queue_id, properties.get(prop.UNIQ_KEY))
+        return self._when_durable(answer, places[-1].end, properties, announce=not known)
+
+    def _when_durable(
+        self, answer: RemotingCommand, end: int, properties: dict[str, str], *, announce: bool
+    ) -> Answer | asyncio.Future[Answer]:
         durable = None
         if self._live.now.sync_flush and properties.get(prop.WAIT) != "false":
-            durable = self._commit.wait(places[-1].end)
-        if durable is None and known:
+            durable = self._commit.wait(end)
+        if durable is None and not announce:
             return answer
-        return asyncio.ensure_future(self._answer_when(answer, durable, announce=not known))
+        return asyncio.ensure_future(self._answer_when(answer, durable, announce=announce))
 
     async def _answer_when(
         self, answer: RemotingCommand, durable: asyncio.Future[bool] | None, *, announce: bool
@@ -476,6 +491,60 @@ class SendHandlers:
             raise MessageIllegalError("the message body is empty")
         if len(body) > limit:
             raise MessageIllegalError(f"the message's body is {len(body)} bytes; maxMessageSize is {limit}")
+
+    def _put_plain_batch(
+        self,
+        channel: Channel,
+        request: RemotingCommand,
+        header: SendMessage | SendMessageV2,
+        topic: str,
+        queue_id: int,
+    ) -> tuple[RemotingCommand, int] | None:
+        """Stores a batch in which nothing asks for more than being stored, all messages at once.
+
+        None: too few for that to pay, or something special; message by message it says what is wrong, too.
+        """
+        data = bytes(request.body)
+        if (
+            len(data) < _BULK_BYTES
+            or len(topic) > names.MAX_TOPIC_LENGTH
+            or header.topic.startswith(names.RETRY_PREFIX)
+            or header.sys_flag & ~_PLAIN_FLAGS
+            or any(mark in data for mark in _SPECIAL_MARKS)
+        ):
+            return None
+        # Here, because numpy is memory that a broker without batches never pays.
+        from gimbalmq.store import bulk_append
+
+        items = bulk_append.read_items(data)
+        if items is None or int(items.body_sizes.max()) > self._live.now.max_message_size:
+            return None
+        group = self._store.group()
+        try:
+            places, queue_offset = bulk_append.add_items(
+                group,
+                self._store.queue(topic, queue_id),
+                items,
+                self._cluster_property.encode(),
+                header.sys_flag,
+                header.born_timestamp,
+                channel.peer_bytes,
+            )
+        except BaseException:
+            group.abort()
+            raise
+        touched = group.commit()
+        self._stats.put(topic, len(places), int(items.body_sizes.sum()))
+        self._writer.arrived(touched)
+        host = self._store_host
+        reply = SendMessageReply(
+            msg_id=bulk_append.offset_ids(host, places),
+            queue_id=queue_id,
+            queue_offset=queue_offset,
+            transaction_id=prop.find(header.properties, prop.UNIQ_KEY),
+        )
+        answer = request.reply(0, None, reply.to_ext() | self._trace_fields())
+        return answer, self._store.max_commitlog_offset
 
     def _batch_drafts(
         self,

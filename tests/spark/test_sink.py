@@ -1,0 +1,659 @@
+"""The sink: options and columns, rows to requests, requests to brokers, and the whole of it under Spark."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from gimbalmq import sync
+from gimbalmq.balance.select import select_by_hash
+from gimbalmq.client.consumer_config import ConsumeFromWhere
+from gimbalmq.errors import (
+    ConfigError,
+    MessageIllegalError,
+    RocketMQError,
+    SendFailedError,
+    TopicRouteNotFoundError,
+)
+from gimbalmq.model.batch import split_batch
+from gimbalmq.model.compression import decompress
+from gimbalmq.model.message import MessageView
+from gimbalmq.model.properties import parse
+from gimbalmq.model.queues import MessageQueue
+from gimbalmq.spark import sink
+from gimbalmq.spark.sink_encode import Request, RowEncoder
+from gimbalmq.spark.sink_options import SinkSettings, find_roles
+from gimbalmq.testing import LocalCluster
+from gimbalmq.testing.cluster import ThreadCluster
+
+PREFIX = "query-3-1-"
+
+
+def read_settings(**options: object) -> SinkSettings:
+    return SinkSettings.read({"namesrv": "a:9876", "topic": "T"} | {k: str(v) for k, v in options.items()})
+
+
+def four_queues(topic: str) -> list[MessageQueue]:
+    return [MessageQueue(topic, broker, number) for broker in ("a", "b") for number in range(2)]
+
+
+def encoder_of(batch: pa.RecordBatch, **options: object) -> RowEncoder:
+    return RowEncoder(
+        read_settings(**options),
+        {name: index for index, name in enumerate(batch.schema.names)},
+        row_prefix=PREFIX,
+        turn=0,
+        queues=four_queues,
+        unique_id=lambda: "0" * 32,
+    )
+
+
+def encode(batch: pa.RecordBatch, **options: object) -> list[Request]:
+    return list(encoder_of(batch, **options).encode(batch))
+
+
+Sent = tuple[MessageQueue, int, bytes, dict[str, str], int]
+
+
+def messages_of(requests: Sequence[Request]) -> list[Sent]:
+    """(queue, row, body, properties, flag) of every message, as a broker would see them."""
+    found: list[Sent] = []
+    for request in requests:
+        if request.batch:
+            items = split_batch(bytes(request.body))
+            assert len(items) == len(request.rows)
+            for row, item in zip(request.rows.tolist(), items, strict=True):
+                told = parse(item.properties.decode())
+                found.append((request.queue, row, item.body, told, request.sys_flag))
+        else:
+            (row,) = request.rows.tolist()
+            told = parse(request.properties)
+            assert told.pop("WAIT") in ("true", "false")
+            found.append((request.queue, row, bytes(request.body), told, request.sys_flag))
+    return found
+
+
+def table(**columns: Any) -> pa.RecordBatch:
+    types = {
+        "body": pa.binary(),
+        "topic": pa.string(),
+        "key": pa.string(),
+        "tags": pa.string(),
+        "properties": pa.map_(pa.string(), pa.string()),
+        "delayLevel": pa.int32(),
+        "deliverTimestamp": pa.timestamp("us", "UTC"),
+        "delayMs": pa.int64(),
+        "shardingKey": pa.string(),
+        "queueId": pa.int32(),
+    }
+    return pa.record_batch([pa.array(v, types[k]) for k, v in columns.items()], names=list(columns))
+
+
+# --- options and columns -------------------------------------------------------------------------
+
+
+def test_a_misspelt_option_is_answered_with_the_nearest_known_one() -> None:
+    with pytest.raises(ConfigError, match="batchSize"):
+        SinkSettings.read({"namesrv": "a:1", "batchsise": "7"})
+    with pytest.raises(ConfigError, match="there are accessKey"):
+        SinkSettings.read({"namesrv": "a:1", "zzzzz": "7"})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("batchsize", "0"),
+        ("batchbytes", "many"),
+        ("sendtimeout", "soon"),
+        ("waitstore", "perhaps"),
+        ("compression", "rar"),
+        ("retries", "-1"),
+        ("topic", "no blanks"),
+        ("topic", "SCHEDULE_TOPIC_XXXX"),
+        ("producergroup", "a b"),
+        ("accesskey", "only one of two"),
+        ("tls", "sometimes"),
+        ("reservedproperties", "keep"),
+        ("path", "/tmp/x"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_named(option: str, value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SinkSettings.read({"namesrv": "a:1", option: value})
+    assert value in str(caught.value) or option == "path"
+
+
+def test_options_have_units() -> None:
+    found = read_settings(batchbytes="64k", sendtimeout="2s", compressover="off", waitstore="false")
+    assert (found.batch_bytes, found.send_timeout, found.wait_store) == (65536, 2.0, False)
+    assert found.compress_over == 2**31 - 1
+    assert read_settings(sendtimeout="1500").send_timeout == 1.5
+
+
+def test_namesrv_is_needed() -> None:
+    with pytest.raises(ConfigError, match="namesrv"):
+        SinkSettings.read({"topic": "T"})
+
+
+def test_tls_is_settled_on_the_executor_and_wrong_files_are_named() -> None:
+    plain = read_settings().connection
+    assert plain.client_options()["tls"] is None
+    trusting = read_settings(tls="trust").connection
+    assert pickle.loads(pickle.dumps(trusting)).client_options()["tls"] is not None
+    with pytest.raises(ConfigError, match=r"nowhere\.pem"):
+        read_settings(tls="true", tlstrustfile="/nowhere.pem").connection.client_options()
+    secret = read_settings(accesskey="me", secretkey="hidden").connection
+    assert secret.client_options()["secret_key"] == "hidden" and "hidden" not in repr(secret)
+
+
+def test_a_topic_cannot_be_overwritten() -> None:
+    with pytest.raises(ConfigError, match="append"):
+        sink.writer({"namesrv": "a:1", "topic": "T"}, schema("body binary"), True)
+
+
+def schema(text: str) -> StructType:
+    """``name type, name type`` without the JVM that Spark's own parser needs."""
+    kinds: dict[str, DataType] = {
+        "string": StringType(),
+        "binary": BinaryType(),
+        "int": IntegerType(),
+        "bigint": LongType(),
+        "timestamp": TimestampType(),
+        "map<string;int>": MapType(StringType(), IntegerType()),
+    }
+    pairs = [item.split() for item in text.split(", ")]
+    return StructType([StructField(name, kinds[kind]) for name, kind in pairs])
+
+
+def test_columns_are_found_by_name_in_any_case() -> None:
+    found = find_roles(
+        schema("KEY string, Value string, offset bigint, storeTimestamp timestamp"), read_settings()
+    )
+    assert found == {"key": 0, "body": 1}
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "says"),
+    [
+        ("body binary, shardKey string", {}, "shardingKey"),
+        ("body int", {}, "cast"),
+        ("body binary, properties map<string;int>", {}, "map<string,string>"),
+        ("body binary, value string", {}, "two columns"),
+        ("key string", {}, "no column body"),
+        ("body binary, deliverTimestamp timestamp, delayMs bigint", {}, "exclude"),
+        ("body binary", {"topic": ""}, "topic"),
+    ],
+)
+def test_columns_that_make_no_message_are_refused_before_any_task_runs(
+    columns: str, options: dict[str, str], says: str
+) -> None:
+    with pytest.raises(RocketMQError, match=says):
+        find_roles(schema(columns), read_settings(**options))
+
+
+# --- rows to requests ----------------------------------------------------------------------------
+
+
+def test_a_plain_row_is_its_body_and_its_row_id() -> None:
+    (sent,) = messages_of(encode(table(body=[b"hello"])))
+    assert sent == (four_queues("T")[0], 0, b"hello", {"SPARK_ROW_ID": "query-3-1-0"}, 0)
+
+
+def test_everything_a_row_can_say_becomes_properties() -> None:
+    batch = table(
+        body=[b"x", b"y", b"z"],
+        key=["k1 k2", None, ""],
+        tags=["A", "B", None],
+        properties=[[("a", "1"), ("b", "2")], None, [("c", "3"), ("none", None), ("empty", "")]],
+    )
+    sent = messages_of(encode(batch))
+    assert [told for _, _, _, told, _ in sent] == [
+        {"SPARK_ROW_ID": "query-3-1-0", "KEYS": "k1 k2", "TAGS": "A", "a": "1", "b": "2"},
+        {"SPARK_ROW_ID": "query-3-1-1", "TAGS": "B"},
+        {"SPARK_ROW_ID": "query-3-1-2", "c": "3"},
+    ]
+
+
+def test_unique_keys_are_written_where_asked_for() -> None:
+    (sent,) = messages_of(encode(table(body=[b"x"]), uniquekeys=True))
+    assert sent[3]["UNIQ_KEY"] == "0" * 32
+
+
+def test_text_is_sent_as_utf8() -> None:
+    batch = pa.record_batch([pa.array(["gr\u00fc\u00df"])], names=["body"])
+    assert messages_of(encode(batch))[0][2] == "gr\u00fc\u00df".encode()
+    large = pa.record_batch([pa.array(["gr\u00fc\u00df"], pa.large_string())], names=["body"])
+    assert messages_of(encode(large))[0][2] == "gr\u00fc\u00df".encode()
+
+
+def test_blocks_of_rows_take_turns_at_the_queues() -> None:
+    batch = table(body=[b"%d" % n for n in range(10)])
+    requests = encode(batch, batchsize=3)
+    assert [(request.queue, request.rows.tolist()) for request in requests] == [
+        (four_queues("T")[0], [0, 1, 2]),
+        (four_queues("T")[1], [3, 4, 5]),
+        (four_queues("T")[2], [6, 7, 8]),
+        (four_queues("T")[3], [9]),
+    ]
+
+
+@given(cuts=st.lists(st.integers(0, 60), max_size=6), columns=st.sampled_from(["plain", "rich"]))
+@settings(max_examples=60)
+def test_how_arrow_cuts_the_rows_changes_neither_queue_nor_content_nor_order(
+    cuts: list[int], columns: str
+) -> None:
+    rows = 60
+    rich = {
+        "key": [None if n % 3 else f"k{n}" for n in range(rows)],
+        "shardingKey": [f"s{n % 5}" if n % 2 else None for n in range(rows)],
+        "topic": ["T" if n % 7 else None for n in range(rows)],
+        "properties": [None if n % 4 == 0 else [("n", str(n))] * (n % 3) for n in range(rows)],
+        "queueId": [n % 2 if n % 11 == 0 else None for n in range(rows)],
+    }
+    bodies = [bytes([n]) * (n * 7 % 50 + 1) for n in range(rows)]
+    batch = table(body=bodies, **(rich if columns == "rich" else {}))
+    whole = sorted(messages_of(encode(batch, batchsize=8)), key=lambda sent: sent[1])
+    encoder = encoder_of(batch, batchsize=8)
+    edges = sorted({0, rows, *cuts})
+    pieces = [batch.slice(low, high - low) for low, high in pairwise(edges)]
+    cut = messages_of([request for piece in pieces for request in encoder.encode(piece)])
+    by_queue: dict[MessageQueue, list[int]] = {}
+    for queue, row, *_ in cut:
+        by_queue.setdefault(queue, []).append(row)
+    assert all(found == sorted(found) for found in by_queue.values())
+    assert sorted(cut, key=lambda sent: sent[1]) == whole
+    assert [row for _, row, *_ in whole] == list(range(rows))
+
+
+def test_rows_of_one_sharding_key_share_the_queue_any_producer_would_choose() -> None:
+    keys = [f"customer-{n % 7}" for n in range(100)]
+    batch = table(body=[b"x"] * 100, shardingKey=keys)
+    requests = encode(batch, batchsize=10)
+    for queue, row, _, told, _ in messages_of(requests):
+        assert queue == select_by_hash(four_queues("T"), keys[row])
+        assert told["__SHARDINGKEY"] == keys[row]
+    assert all(request.bound for request in requests)
+
+
+def test_the_topic_column_wins_over_the_option_where_it_is_not_null() -> None:
+    batch = table(body=[b"a", b"b", b"c"], topic=["U", None, "V"])
+    assert {row: queue.topic for queue, row, *_ in messages_of(encode(batch))} == {0: "U", 1: "T", 2: "V"}
+
+
+def test_a_queue_id_is_obeyed_on_any_broker_that_has_it() -> None:
+    batch = table(body=[b"x"] * 4, queueId=[1, None, 1, 0])
+    queues = {row: queue for queue, row, *_ in messages_of(encode(batch, batchsize=1))}
+    assert [queues[row].queue_id for row in (0, 2, 3)] == [1, 1, 0]
+    with pytest.raises(MessageIllegalError, match=r"row 1 .*no queue 9: use queueId 0 to 1"):
+        encode(table(body=[b"x"] * 2, queueId=[0, 9]))
+
+
+def test_requests_end_where_they_are_full() -> None:
+    batch = table(body=[b"x" * 400] * 20)
+    requests = encode(batch, batchbytes="2k")
+    assert all(len(request.body) <= 2048 for request in requests)
+    assert [row for request in requests for row in request.rows.tolist()] == list(range(20))
+    assert {request.queue for request in requests} == {four_queues("T")[0]}
+
+
+def test_small_messages_do_not_outgrow_what_apache_stores_of_one_batch() -> None:
+    requests = encode(table(body=[b"x"] * 40_000), batchsize=100_000, batchbytes="8m")
+    assert len(requests) > 1
+    assert max(len(request.body) + 155 * len(request.rows) for request in requests) <= 4 << 20
+
+
+def test_large_bodies_are_compressed_and_keep_their_place() -> None:
+    batch = table(body=[b"s", b"L" * 5000, b"s", b"L" * 6000, b"L" * 7000], shardingKey=["k"] * 5)
+    requests = encode(batch)
+    assert [request.rows.tolist() for request in requests] == [[0], [1], [2], [3, 4]]
+    bodies = [decompress(body, flag) for _, _, body, _, flag in messages_of(requests)]
+    assert bodies == batch.column(0).to_pylist()
+
+
+def test_a_body_that_fills_a_request_travels_alone() -> None:
+    requests = encode(table(body=[b"a", b"b" * 2000, b"c"]), batchbytes="1k", compressover="off")
+    assert [(request.batch, request.rows.tolist()) for request in requests] == [
+        (True, [0]),
+        (False, [1]),
+        (True, [2]),
+    ]
+    assert messages_of(requests)[1][2:4] == (b"b" * 2000, {"SPARK_ROW_ID": "query-3-1-1"})
+
+
+def test_delayed_rows_travel_alone() -> None:
+    batch = table(
+        body=[b"a", b"b", b"c", b"d"],
+        delayLevel=[None, 3, 0, None],
+        deliverTimestamp=[None, None, None, 1_700_000_000_123_000],
+    )
+    found = {row: told for _, row, _, told, _ in messages_of(encode(batch))}
+    assert found[1]["DELAY"] == "3"
+    assert found[3]["TIMER_DELIVER_MS"] == "1700000000123"
+    assert "DELAY" not in found[0] and "DELAY" not in found[2]
+    assert sorted(len(request.rows) for request in encode(batch) if not request.batch) == [1, 1]
+    (later,) = messages_of(encode(table(body=[b"x"], delayMs=[1500])))
+    assert later[3]["TIMER_DELAY_MS"] == "1500"
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"body": [b"x", None]}, r"row 1 \(SPARK_ROW_ID query-3-1-1\) .* null or empty"),
+        ({"body": [b"x", b"", b""]}, r"rows 1 to 2 \(.*query-3-1-1 to query-3-1-2\)"),
+        ({"body": [b"x", b"y" * 2000]}, r"row 1 .*too large \(2000 bytes, maxMessageSize is 1024\)"),
+        ({"body": [b"x"], "topic": ["bad topic"]}, "row 0 .*illegal"),
+        ({"body": [b"x"], "key": ["a\x01b"]}, "column key holds"),
+        ({"body": [b"x"], "properties": [[("a", "b\x02")]]}, "separate properties"),
+        ({"body": [b"x"], "properties": [[("", "b")]]}, "empty name"),
+        ({"body": [b"x", b"y"], "properties": [None, [("KEYS", "b")]]}, "row 1 .*KEYS.*reservedProperties"),
+        ({"body": [b"x"], "properties": [[("a", "b" * 40_000)]]}, "longer than 32767"),
+        ({"body": [b"x"], "delayLevel": [-1]}, "negative"),
+        ({"body": [b"x"], "delayLevel": [1], "delayMs": [1]}, "give one of them"),
+    ],
+)
+def test_rows_that_cannot_be_sent_are_named(columns: dict[str, Any], says: str) -> None:
+    with pytest.raises(MessageIllegalError, match=says):
+        encode(table(**columns), maxmessagesize="1k")
+
+
+def test_a_row_without_topic_is_named() -> None:
+    batch = table(body=[b"x", b"y"], topic=["T", None])
+    with pytest.raises(MessageIllegalError, match=r"row 1 .*name no topic"):
+        encode(batch, topic="")
+
+
+def test_properties_that_were_read_can_be_written_without_the_brokers_own() -> None:
+    told = [("UNIQ_KEY", "1"), ("CLUSTER", "c"), ("SPARK_ROW_ID", "old"), ("own", "1")]
+    (sent,) = messages_of(encode(table(body=[b"x"], properties=[told]), reservedproperties="drop"))
+    assert sent[3] == {"SPARK_ROW_ID": "query-3-1-0", "own": "1"}
+    (sent,) = messages_of(encode(table(body=[b"x"], properties=[told[2:]])))
+    assert sent[3] == {"SPARK_ROW_ID": "query-3-1-0", "own": "1"}
+
+
+# --- requests to brokers -------------------------------------------------------------------------
+
+
+def read_topic(namesrv: str, topic: str, count: int, seconds: float = 20.0) -> list[MessageView]:
+    """The first messages of a topic, queue by queue in order."""
+    found: list[MessageView] = []
+    group = f"reader_{uuid.uuid4().hex}"
+    with sync.PullConsumer(group, namesrv, consume_from_where=ConsumeFromWhere.FIRST_OFFSET) as consumer:
+        consumer.assign(consumer.queues(topic))
+        deadline = time.monotonic() + seconds
+        while len(found) < count and time.monotonic() < deadline:
+            found += consumer.poll(0.5)
+    return sorted(found, key=lambda view: (view.broker_name, view.queue_id, view.queue_offset))
+
+
+def write(cluster: ThreadCluster, batch: pa.RecordBatch, topic: str, **options: object) -> sink.Sent:
+    """One task of a batch query, without Spark."""
+    given = {"namesrv": cluster.namesrv, "topic": topic} | {k: str(v) for k, v in options.items()}
+    roles = {name: index for index, name in enumerate(batch.schema.names)}
+    sent = sink.SinkWriter(SinkSettings.read(given), roles, "q").write(iter([batch]))
+    assert isinstance(sent, sink.Sent)
+    return sent
+
+
+@pytest.fixture(autouse=True)
+def no_connection_outlives_its_cluster() -> Iterator[None]:
+    yield
+    for sender in list(sink.Sender._shared.values()):
+        sender.close()
+
+
+def test_what_is_written_is_what_consumers_read(shared_cluster: ThreadCluster) -> None:
+    rows = 1000
+    batch = table(
+        body=[b"%d" % n for n in range(rows)],
+        key=[f"k{n}" for n in range(rows)],
+        tags=["A" if n % 2 else None for n in range(rows)],
+        properties=[[("n", str(n))] for n in range(rows)],
+    )
+    sent = write(shared_cluster, batch, "roundTrip", batchsize=100)
+    assert (sent.rows, sent.requests, sent.resent) == (rows, 10, 0)
+    found = sorted(read_topic(shared_cluster.namesrv, "roundTrip", rows), key=lambda view: int(view.body))
+    assert [view.body for view in found] == [b"%d" % n for n in range(rows)]
+    assert [view.keys for view in found] == [(f"k{n}",) for n in range(rows)]
+    assert [view.tags for view in found] == ["A" if n % 2 else None for n in range(rows)]
+    assert [view.properties["n"] for view in found] == [str(n) for n in range(rows)]
+    assert [view.get("SPARK_ROW_ID") for view in found] == [f"q-0-0-{n}" for n in range(rows)]
+
+
+def test_compressed_and_large_and_plain_rows_arrive_alike(shared_cluster: ThreadCluster) -> None:
+    bodies = [b"small", b"L" * 100_000, bytes(range(256)) * 6000, b"small too"]
+    write(shared_cluster, table(body=bodies, shardingKey=["k"] * 4), "sizes", compression="zstd")
+    assert [view.body for view in read_topic(shared_cluster.namesrv, "sizes", 4)] == bodies
+
+
+def test_rows_of_a_sharding_key_arrive_in_order(shared_cluster: ThreadCluster) -> None:
+    batch = table(body=[b"%d" % n for n in range(5000)], shardingKey=[f"s{n % 9}" for n in range(5000)])
+    write(shared_cluster, batch, "sharded", batchbytes="4k", sendsinflight=20)
+    by_key: dict[str, list[int]] = {}
+    queues: dict[str, set[int]] = {}
+    for view in read_topic(shared_cluster.namesrv, "sharded", 5000):
+        key = view.sharding_key or ""
+        by_key.setdefault(key, []).append(int(view.body))
+        queues.setdefault(key, set()).add(view.queue_id)
+    assert len(by_key) == 9
+    for number in range(9):
+        assert by_key[f"s{number}"] == list(range(number, 5000, 9))
+        assert len(queues[f"s{number}"]) == 1
+
+
+def test_delayed_rows_are_delivered_later(shared_cluster: ThreadCluster) -> None:
+    batch = table(
+        body=[b"now", b"level 1", b"in 0.3 s"], delayLevel=[None, 1, None], delayMs=[None, None, 300]
+    )
+    started = time.monotonic()
+    write(shared_cluster, batch, "delays")
+    found = read_topic(shared_cluster.namesrv, "delays", 3)
+    assert sorted(view.body for view in found) == [b"in 0.3 s", b"level 1", b"now"]
+    assert time.monotonic() - started > 0.9
+
+
+def test_what_the_broker_refuses_is_said_with_rows_queue_cause_and_remedy(cluster: ThreadCluster) -> None:
+    batch = table(body=[b"x" * 500] * 3 + [b"y" * (5 << 20)])
+    with pytest.raises(SendFailedError) as caught:
+        write(cluster, batch, "refused", compressover="off", maxmessagesize="8m", retries=1)
+    said = str(caught.value)
+    assert "row 3 (SPARK_ROW_ID q-0-0-3) to MessageQueue [topic=refused" in said
+    assert "maxMessageSize" in said
+
+
+def test_without_broker_the_rows_are_named_and_the_remedy_too(cluster: ThreadCluster) -> None:
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield table(body=[b"x"])
+        cluster.stop_broker()
+        yield table(body=[b"x"] * 10)
+
+    options = {"namesrv": cluster.namesrv, "topic": "gone", "sendtimeout": "2s", "retries": "1"}
+    with pytest.raises(SendFailedError) as caught:
+        sink.SinkWriter(SinkSettings.read(options), {"body": 0}, "q").write(rows())
+    said = str(caught.value)
+    # The first row may or may not have got through.
+    assert re.search(r"row(s 1 to 10| 0) \(SPARK_ROW_ID q-0-0-[01].*\) to MessageQueue \[topic=gone", said)
+    assert "2 attempt(s)" in said and "reachable" in said
+    with pytest.raises(TopicRouteNotFoundError, match="create"):
+        write(cluster, table(body=[b"x"]), "neverThere", retries=1)
+
+
+def test_a_broker_that_comes_back_gets_what_it_missed(cluster: ThreadCluster) -> None:
+    write(cluster, table(body=[b"first"]), "restarted")
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield table(body=[b"second"])
+        cluster.restart_broker()
+        yield table(body=[b"third"])
+
+    options = {"namesrv": cluster.namesrv, "topic": "restarted", "sendtimeout": "3s"}
+    sent = sink.SinkWriter(SinkSettings.read(options), {"body": 0}, "q").write(rows())
+    assert isinstance(sent, sink.Sent) and sent.rows == 2
+    found = {view.body for view in read_topic(cluster.namesrv, "restarted", 3)}
+    assert found == {b"first", b"second", b"third"}
+
+
+# The broker that is killed may have accepted a connection it never came to see.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_rows_bound_to_no_queue_go_to_the_other_broker_when_one_fails() -> None:
+    with LocalCluster.in_thread(brokers=2) as cluster:
+        batch = table(body=[b"%d" % n for n in range(8)])
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            yield batch
+            cluster.kill_broker(0)
+            yield batch
+
+        options = {"namesrv": cluster.namesrv, "topic": "two", "sendtimeout": "2s", "batchsize": "1"}
+        sent = sink.SinkWriter(SinkSettings.read(options), {"body": 0}, "q").write(rows())
+        assert isinstance(sent, sink.Sent)
+        assert sent.rows == 16 and sent.resent > 0
+        cluster.start_broker(0)
+        found = read_topic(cluster.namesrv, "two", 16)
+        ids = {view.get("SPARK_ROW_ID") or "" for view in found}
+        assert ids == {f"q-0-0-{n}" for n in range(16)}
+
+
+def test_a_second_write_of_the_same_rows_lands_in_the_same_queues(shared_cluster: ThreadCluster) -> None:
+    batch = table(body=[b"%d" % n for n in range(500)])
+    write(shared_cluster, batch, "again", batchsize=20)
+    write(shared_cluster, batch, "again", batchsize=20)
+    places: dict[str, list[int]] = {}
+    for view in read_topic(shared_cluster.namesrv, "again", 1000):
+        places.setdefault(view.get("SPARK_ROW_ID") or "", []).append(view.queue_id)
+    assert len(places) == 500
+    assert all(len(queues) == 2 and queues[0] == queues[1] for queues in places.values())
+
+
+# --- under Spark ---------------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+def test_a_table_becomes_a_topic(spark: SparkSession, shared_cluster: ThreadCluster) -> None:
+    rows = spark.range(0, 20_000, 1, 4).selectExpr(
+        "cast(id as string) as value",
+        "concat('k', id) as key",
+        "if(id % 2 = 0, 'even', 'odd') as tags",
+        "map('n', cast(id as string)) as properties",
+    )
+    written = rows.write.format("rocketmq").mode("append")
+    written.option("namesrv", shared_cluster.namesrv).option("topic", "sparkTable").save()
+    found = read_topic(shared_cluster.namesrv, "sparkTable", 20_000)
+    assert sorted(int(view.body) for view in found) == list(range(20_000))
+    for view in found[:100]:
+        number = view.body.decode()
+        assert view.keys == ("k" + number,)
+        assert view.tags == ("odd" if int(number) % 2 else "even")
+        assert view.properties["n"] == number
+    ids = [(view.get("SPARK_ROW_ID") or "").split("-") for view in found]
+    assert len({row_id[0] for row_id in ids}) == 1, "one query has one id"
+    assert {(row_id[1], row_id[2]) for row_id in ids} == {("0", str(n)) for n in range(4)}
+    assert len({tuple(row_id) for row_id in ids}) == 20_000
+
+
+@pytest.mark.spark
+def test_a_topic_that_was_read_can_be_written_to_another(
+    spark: SparkSession, shared_cluster: ThreadCluster
+) -> None:
+    write(
+        shared_cluster, table(body=[b"%d" % n for n in range(50)], key=[f"k{n}" for n in range(50)]), "from"
+    )
+    rows = spark.read.format("rocketmq").options(namesrv=shared_cluster.namesrv, includeProperties="true")
+    (
+        rows.load("from")
+        .drop("topic")
+        .write.format("rocketmq")
+        .mode("append")
+        .options(namesrv=shared_cluster.namesrv, topic="to", reservedProperties="drop")
+        .save()
+    )
+    found = read_topic(shared_cluster.namesrv, "to", 50)
+    assert sorted((int(view.body), view.keys) for view in found) == [(n, (f"k{n}",)) for n in range(50)]
+
+
+@pytest.mark.spark
+def test_a_query_with_wrong_options_or_rows_fails_and_says_why(
+    spark: SparkSession, shared_cluster: ThreadCluster
+) -> None:
+    rows = spark.createDataFrame([("a", "x"), ("b", None)], "key string, body string").coalesce(1)
+    writing: Callable[..., Any] = lambda **options: (  # noqa: E731
+        rows.write.format("rocketmq").mode("append").options(namesrv=shared_cluster.namesrv, **options).save()
+    )
+    with pytest.raises(Exception, match="did you mean topic"):
+        writing(topik="T")
+    with pytest.raises(Exception, match=r"row 1 .*null or empty"):
+        writing(topic="badRows")
+    with pytest.raises(Exception, match="append"):
+        rows.write.format("rocketmq").mode("overwrite").options(
+            namesrv=shared_cluster.namesrv, topic="T"
+        ).save()
+
+
+@pytest.mark.spark
+def test_a_replayed_batch_brings_the_same_ids_to_the_same_queues(
+    spark: SparkSession, shared_cluster: ThreadCluster, tmp_path: Path, checkpoint: str
+) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+
+    def run(topic: str) -> None:
+        stream = spark.readStream.schema("n bigint").option("maxFilesPerTrigger", 1).json(str(source))
+        query = (
+            stream.selectExpr("cast(n as string) as body")
+            .writeStream.format("rocketmq")
+            .option("namesrv", shared_cluster.namesrv)
+            .option("topic", topic)
+            .option("batchSize", 10)
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination(60)
+        assert query.exception() is None
+
+    def put(name: str, numbers: range) -> None:
+        (source / f"{name}.json").write_text("".join(f'{{"n": {n}}}\n' for n in numbers))
+
+    put("a", range(100))
+    run("replayed")
+    put("b", range(100, 200))
+    run("replayed")
+    # As after a crash between the batch and its commit: Spark runs batch 1 once more.
+    for entry in (Path(checkpoint) / "commits").iterdir():
+        if entry.name.strip(".").startswith("1"):
+            entry.unlink()
+    run("replayed")
+    places: dict[str, list[tuple[int, bytes]]] = {}
+    for view in read_topic(shared_cluster.namesrv, "replayed", 300):
+        places.setdefault(view.get("SPARK_ROW_ID") or "", []).append((view.queue_id, view.body))
+    assert len(places) == 200
+    again = [found for row_id, found in places.items() if row_id.split("-")[-3] == "1"]
+    assert len(again) == 100
+    assert all(len(found) == 2 and found[0] == found[1] for found in again)
+    assert len({row_id.rsplit("-", 3)[0] for row_id in places}) == 1, "the query keeps its id"
+    source_rows = spark.read.format("rocketmq").option("namesrv", shared_cluster.namesrv)
+    assert source_rows.load("replayed").count() == 300
+    seen = source_rows.option("dropDuplicates", "true").load("replayed").select("body").collect()
+    assert sorted(int(bytes(row["body"])) for row in seen) == list(range(200))

@@ -1,0 +1,85 @@
+"""Batches stored all at once: the same bytes as message by message."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from gimbalmq.model.batch import encode_batch, split_batch
+from gimbalmq.model.ids import offset_id
+from gimbalmq.model.javahash import tag_hash
+from gimbalmq.model.record import find_property
+from gimbalmq.store.bulk_append import add_items, offset_ids, read_items
+from gimbalmq.store.config import StoreConfig
+from gimbalmq.store.message_store import MessageStore
+from tests.support import ManualClock
+
+HOST = b"\x7f\0\0\1\0\0\0\x07"
+ADDED = b"CLUSTER\x01c\x02"
+
+
+def open_store(folder: Path) -> MessageStore:
+    store = MessageStore(
+        StoreConfig(root=folder, commitlog_file_bytes=20_000, queue_file_bytes=2000), ManualClock()
+    )
+    store.load()
+    return store
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("host", [HOST, bytes(16) + HOST[4:]])
+def test_a_batch_at_once_is_stored_as_message_by_message(seed: int, host: bytes, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    one, other = open_store(tmp_path / "one"), open_store(tmp_path / "other")
+    for _ in range(3):
+        equal = rng.random() < 0.3
+        items = [
+            (
+                rng.randrange(5),
+                rng.randbytes(50 if equal else rng.choice([1, 2, 3, 40, 300, 5000])),
+                rng.choice([b"", b"a\x01b\x02", b"TAGS\x01x\x02KEYS\x01k k2\x02", b"UNIQ_KEY\x01u\x02"]),
+            )
+            for _ in range(rng.choice([1, 3, 40, 200]))
+        ]
+        data = encode_batch(items)
+        found = read_items(data)
+        assert found is not None
+        with one.group() as group:
+            places, first = add_items(group, one.queue("T", 1), found, ADDED, 0x101, 5, host)
+        expected = []
+        with other.group() as group:
+            for flag, body, properties in split_batch(data):
+                tag = find_property(properties, b"TAGS")
+                code = tag_hash(tag.decode()) if tag else 0
+                queue = other.queue("T", 1)
+                expected.append(group.add(queue, body, properties + ADDED, code, flag, 0x101, 5, host, 0, 0))
+        assert (places.tolist(), first) == ([place for place, _ in expected], expected[0][1])
+        ids = offset_ids(HOST, places).split(",")
+        assert ids == [offset_id(HOST, place) for place, _ in expected]
+    for store in (one, other):
+        store.close()
+    for path in sorted((tmp_path / "one" / "commitlog").iterdir()) + sorted(
+        (tmp_path / "one" / "consumequeue").rglob("0*")
+    ):
+        twin = tmp_path / "other" / path.relative_to(tmp_path / "one")
+        if path.is_file():
+            assert path.read_bytes() == twin.read_bytes(), path.name
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_bytes_that_are_no_batch_are_left_to_whoever_can_say_why(seed: int) -> None:
+    rng = random.Random(seed)
+    good = encode_batch(
+        [(0, b"x" * rng.randrange(1, 30), b"a\x01b\x02") for _ in range(rng.randrange(1, 60))]
+    )
+    bad = bytearray(good)
+    for _ in range(rng.randrange(1, 4)):
+        bad[rng.randrange(len(bad))] = rng.randrange(256)
+    cut = bytes(bad[: rng.randrange(len(bad) + 1)])
+    found = read_items(cut)
+    if found is not None:
+        assert [item.body for item in split_batch(cut)] == [
+            cut[a : a + n] for a, n in zip(found.bodies.tolist(), found.body_sizes.tolist(), strict=True)
+        ]
