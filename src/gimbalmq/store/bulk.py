@@ -147,7 +147,7 @@ def gather(file: Source, starts: Numbers, sizes: Numbers) -> Buffer:
     if count >= _SLICES_BELOW and 0 < smallest == largest < _LARGE:
         return _items(file, largest)[starts].view(np.uint8).data
     if count < _MIXED_SLICES_BELOW or smallest < 1 or int(sizes.sum()) >= _LARGE * count:
-        view = memoryview(file)
+        view = memoryview(file)  # type: ignore[arg-type]  # arrays have buffers; the types say so from 3.12 on
         return b"".join([view[a:b] for a, b in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)])
     return _gather_mixed(file, starts, sizes)
 
