@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from gimbalmq.broker.config import _FIXED_AT_START, BrokerConfig, property_name
+from gimbalmq.client.broker_requests import BrokerRequests
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.nameserver.config import (
     _PROPERTIES,
@@ -152,7 +153,7 @@ def request_codes() -> str:
 async def _handled() -> tuple[set[int], set[int], set[int]]:
     """Codes that a running broker, a running name server and a client have handlers for."""
     clients = Handlers()
-    ClientInstance._add_handlers(ClientInstance.__new__(ClientInstance), clients)
+    BrokerRequests(ClientInstance.__new__(ClientInstance)).register(clients)
     async with LocalCluster() as cluster:
         remoting = cluster.nameserver._remoting
         assert remoting is not None

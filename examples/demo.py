@@ -1,11 +1,12 @@
-"""GimbalMQ in half a minute: a server, a producer, and consumers that come and go.
+"""GimbalMQ in a minute or two: a server, a producer, consumers that come and go, and Spark at the end.
 
     make demo          or          python examples/demo.py
 
 Starts ``gimbalmq server`` on free ports in a temporary folder, makes a topic of eight queues, sends
 a steady stream of orders, and lets two consumers of one group share them. Watch the lines that
-begin with ``queues``: they show who reads which queue before and after each change. At the end
-every order is accounted for.
+begin with ``queues``: they show who reads which queue before and after each change. When every order
+is accounted for, a Spark pipeline sums them up, and draws a page of what balancing did meanwhile.
+Without Spark (``pip install 'gimbalmq[spark]'``) the demo ends before that, and says so.
 
 The group uses the STICKY strategy, which balances all of a group's queues together, its retry queue
 included, and moves as few as it can.
@@ -14,24 +15,48 @@ included, and moves as few as it can.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 
 from gimbalmq import ConsumeFromWhere, Message, MessageView, Producer, PushConsumer
+from gimbalmq.client.recording import Recorder
 from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.rpc import management
 from gimbalmq.transport.pool import ChannelPool
 
 TOPIC, GROUP, QUEUES, ORDERS = "orders", "billing", 8, 400
+COUNTRIES = ("NL", "FR", "JP", "BR", "KE")
+PAGE = Path(tempfile.gettempdir()) / "gimbalmq-demo-report.html"
+
+SUMMED_UP = """\
+from pyspark import pipelines as dp
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import col, count, from_json, round, sum
+
+spark = SparkSession.active()
+
+
+@dp.materialized_view
+def revenue():
+    orders = spark.read.format("rocketmq").option("namesrv", "NAMESRV").load("orders")
+    order = from_json(col("body").cast("string"), "country STRING, amount DOUBLE")
+    by_country = orders.select(order.alias("order")).groupBy("order.country")
+    return by_country.agg(count("*").alias("orders"), round(sum("order.amount"), 2).alias("revenue"))
+"""
 
 
 class Demo:
-    def __init__(self, namesrv: str, broker: str) -> None:
+    def __init__(self, namesrv: str, broker: str, records: Path) -> None:
         self.namesrv = namesrv
         self.broker = broker
+        self.records = records
+        self.recorders: dict[str, Recorder] = {}
         self.received: Counter[str] = Counter()
         self.by_member: Counter[str] = Counter()
         self.members: dict[str, PushConsumer] = {}
@@ -61,16 +86,20 @@ class Demo:
         )
 
         async def handle(message: MessageView) -> None:
-            self.received[bytes(message.body).decode()] += 1
+            self.received[message.keys[0]] += 1
             self.by_member[name] += 1
 
         consumer.subscribe(TOPIC, "*", handle)
+        self.recorders[name] = Recorder(consumer, self.records / f"{name}.jsonl", every=0.25)
+        self.recorders[name].start()
         await consumer.start()
         self.members[name] = consumer
 
     async def leave(self, name: str) -> None:
         self.say(f"{name} leaves")
+        await self.recorders[name].look()
         await self.members.pop(name).close()
+        await self.recorders.pop(name).close()
 
     def shared_out(self) -> bool:
         """Every queue has a reader, and members hold equally many (the group's retry queue counts too)."""
@@ -86,8 +115,13 @@ class Demo:
         raise SystemExit(f"demo: {what} did not happen within {seconds:g} s")
 
 
-async def run(namesrv: str, broker: str) -> None:
-    demo = Demo(namesrv, broker)
+def order(number: int) -> Message:
+    told = {"order": number, "country": COUNTRIES[number % 13 % 5], "amount": 5 + number * 7 % 200 / 4}
+    return Message(TOPIC, json.dumps(told).encode(), tags="new", keys=f"order-{number}")
+
+
+async def run(namesrv: str, broker: str, records: Path) -> None:
+    demo = Demo(namesrv, broker, records)
     pool = ChannelPool()
     config = TopicConfig(topic_name=TOPIC, read_queue_nums=QUEUES, write_queue_nums=QUEUES)
     await management.create_topic(pool, broker, config)
@@ -96,10 +130,10 @@ async def run(namesrv: str, broker: str) -> None:
 
     async def produce() -> None:
         async with Producer("shop", namesrv) as producer:
-            first = await producer.send(Message(TOPIC, b"order-0", tags="new", keys="order-0"))
+            first = await producer.send(order(0))
             demo.say(f"first order sent: queue {first.queue.queue_id}, id {first.msg_id}")
             for number in range(1, ORDERS):
-                await producer.send(Message(TOPIC, f"order-{number}".encode(), tags="new"))
+                await producer.send(order(number))
                 await asyncio.sleep(0.02)
         demo.say(f"all {ORDERS} orders are sent")
 
@@ -126,9 +160,49 @@ async def run(namesrv: str, broker: str) -> None:
     demo.say(f"received {len(demo.received)} of {ORDERS} orders ({shares}); {twice} of them twice")
 
 
+async def sum_up(namesrv: str, folder: Path) -> int:
+    """One pipeline: the balance report that ships with GimbalMQ, and a table of our own added to it."""
+    if find_spec("pyspark") is None:
+        print(
+            "Spark is not installed, so this is all; with it (pip install 'gimbalmq[spark]') the orders are summed"
+        )
+        return 0
+    project = folder / "report"
+    places = ("--set", f"records={folder / 'records'}", "--set", f"page={PAGE}")
+    if await gimbalmq("pipeline", "init", "balance-report", str(project), *places):
+        return 1
+    (project / "transformations" / "revenue.py").write_text(SUMMED_UP.replace("NAMESRV", namesrv))
+    # What runs for seconds is not worth the time of Java's better compiler.
+    quick = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"
+    if await gimbalmq("pipeline", "run", str(project), "--conf", quick):
+        return 1
+    from pyarrow import parquet
+
+    rows = [
+        row
+        for file in (project / "tables" / "revenue").glob("*.parquet")
+        for row in parquet.read_table(file).to_pylist()
+    ]
+    print("\ncountry  orders    revenue")
+    for row in sorted(rows, key=lambda row: -row["revenue"]):
+        print(f"{row['country']:<7} {row['orders']:>7} {row['revenue']:>10,.2f}")
+    total = sum(row["orders"] for row in rows)
+    print(f"{'all':<7} {total:>7} {sum(row['revenue'] for row in rows):>10,.2f}\n")
+    print(f"what balancing did meanwhile: {PAGE.as_uri()}")
+    return 0 if total == ORDERS else 1
+
+
+async def gimbalmq(*words: str) -> int:
+    print(f"$ gimbalmq {' '.join(words)}", flush=True)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "gimbalmq", *words)
+    return await process.wait()
+
+
 async def main() -> int:
-    with tempfile.TemporaryDirectory(prefix="gimbalmq-demo-") as folder:
-        words = ("server", "--namesrv-port", "0", "--port", "0", "--store", folder, "--log-level", "warning")
+    with tempfile.TemporaryDirectory(prefix="gimbalmq-demo-") as name:
+        folder = Path(name)
+        store = str(folder / "store")
+        words = ("server", "--namesrv-port", "0", "--port", "0", "--store", store, "--log-level", "warning")
         print(f"$ gimbalmq {' '.join(words)}", flush=True)
         server = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "gimbalmq", *words, stdout=asyncio.subprocess.PIPE
@@ -143,13 +217,14 @@ async def main() -> int:
                 if found is None:
                     raise SystemExit("demo: the server did not start")
                 addresses.append(found.group(1))
-            await run(addresses[0], addresses[1])
+            await run(addresses[0], addresses[1], folder / "records")
+            failed = await sum_up(addresses[0], folder)
         finally:
             if server.returncode is None:
                 server.terminate()
             code = await server.wait()
     print(f"server ended with code {code}; its folder is removed", flush=True)
-    return code
+    return code or failed
 
 
 if __name__ == "__main__":

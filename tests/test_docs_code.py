@@ -12,6 +12,8 @@ import contextlib
 import inspect
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -19,10 +21,11 @@ from typing import Any
 import pytest
 
 from gimbalmq.testing import LocalCluster
-from tests.cli.commands import gimbalmq
+from tests.cli.commands import environment, gimbalmq
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = ["produce.md", "consume.md", "order.md", "retry.md", "transactions.md", "balancing.md"]
+SPARK_PAGES = ["spark.md"]
 _BLOCK = re.compile(r"^```(python|text|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 QUICK = {"transactionTimeOut": 200, "transactionCheckInterval": 200}
 
@@ -60,6 +63,33 @@ def test_snippets_print_what_the_page_says(page: str) -> None:
 
     with LocalCluster.in_thread(properties=QUICK) as cluster:
         asyncio.run(run_page(cluster.namesrv))
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("page", SPARK_PAGES)
+def test_spark_snippets_print_what_the_page_says(page: str, tmp_path: Path) -> None:
+    """In a process of their own, because a process has one Spark."""
+    blocks = _blocks(page)
+    end = "-- end of block --"
+    script, expected = [], []
+    for index, (kind, text, _) in enumerate(blocks):
+        if kind == "python":
+            script += [text, f"print({end!r}, flush=True)"]
+            following = blocks[index + 1 : index + 2]
+            expected.append(following[0][1] if following and following[0][0] == "text" else "")
+    assert script
+    with LocalCluster.in_thread() as cluster:
+        done = subprocess.run(
+            [sys.executable, "-c", "\n".join(script).replace("127.0.0.1:9876", cluster.namesrv)],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=environment() | {"SPARK_LOCAL_IP": "127.0.0.1"},
+            timeout=380,
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split(f"{end}\n") == [*expected, ""], page
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,0 +1,33 @@
+"""Topics of one cluster to another: body, key, tags and the application's properties as they were."""
+
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col, concat, lit
+
+spark = SparkSession.active()
+
+dp.create_sink(
+    "target",
+    "rocketmq",
+    {
+        "namesrv": spark.conf.get("gimbalmq.target"),
+        "reservedProperties": "drop",  # those of the first sending: ids, retries, delays
+    },
+)
+
+
+@dp.append_flow(target="target")
+def mirror() -> DataFrame:
+    messages = (
+        spark.readStream.format("rocketmq")
+        .option("namesrv", spark.conf.get("gimbalmq.namesrv"))
+        .option("subscribe", spark.conf.get("gimbalmq.topics"))
+        .option("tags", spark.conf.get("gimbalmq.tags"))
+        .option("startingOffsets", spark.conf.get("gimbalmq.start"))
+        .option("consumerGroup", spark.conf.get("gimbalmq.group"))
+        .option("maxOffsetsPerTrigger", spark.conf.get("gimbalmq.batch"))
+        .option("includeProperties", "true")
+        .load()
+    )
+    topic = concat(lit(spark.conf.get("gimbalmq.prefix")), col("topic"))
+    return messages.select(topic.alias("topic"), "key", "tags", "body", "properties")

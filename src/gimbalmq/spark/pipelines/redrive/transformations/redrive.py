@@ -1,0 +1,39 @@
+"""Dead letters of a group back to the topic they came from."""
+
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col, lit
+
+spark = SparkSession.active()
+
+TOPIC = spark.conf.get("gimbalmq.topic")
+
+# RocketMQ has several names for it, by version and by the way the letter took.
+ORIGINAL = "coalesce(properties['DLQ_ORIGIN_TOPIC'], properties['RETRY_TOPIC'], properties['REAL_TOPIC'])"
+
+dp.create_sink(
+    "topics",
+    "rocketmq",
+    {
+        "namesrv": spark.conf.get("gimbalmq.namesrv"),
+        "reservedProperties": "drop",  # without the old count of retries a letter gets all of them again
+    },
+)
+
+
+@dp.append_flow(target="topics")
+def redrive() -> DataFrame:
+    letters = (
+        spark.readStream.format("rocketmq")
+        .option("namesrv", spark.conf.get("gimbalmq.namesrv"))
+        .option("subscribe", f"%DLQ%{spark.conf.get('gimbalmq.group')}")
+        .option("startingOffsets", "earliest")
+        .option("includeProperties", "true")
+        .load()
+        .selectExpr("*", f"{ORIGINAL} AS original", "body AS bytes")
+        # So that a condition can say body LIKE '%...%'.
+        .withColumn("body", col("bytes").cast("string"))
+        .where(spark.conf.get("gimbalmq.where"))
+    )
+    topic = lit(TOPIC) if TOPIC else col("original")
+    return letters.select(topic.alias("topic"), "key", "tags", col("bytes").alias("body"), "properties")

@@ -1,0 +1,287 @@
+"""``gimbalmq pipeline``: what it refuses and how it says so, what it copies, what it makes of Spark's words."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gimbalmq.cli.pipeline import Progress, explain, root_cause
+from gimbalmq.spark.pipelines import copy_out, find_spec, template, templates
+from tests.cli.commands import gimbalmq
+from tests.support import ManualClock
+
+NAMES = ["archive", "replay", "mirror", "redrive", "balance-report", "blank"]
+
+
+def test_list_names_every_template_with_its_settings() -> None:
+    done = gimbalmq("pipeline", "list")
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines() if line and line[0] != " "] == NAMES
+    assert "  topics=orders" in done.stdout
+    listed = json.loads(gimbalmq("pipeline", "list", "--json").stdout)
+    assert [each["name"] for each in listed] == NAMES
+    assert listed[0]["settings"]["namesrv"] == "127.0.0.1:9876"
+    assert listed[1]["settings"]["archive"].startswith("DIR/")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_template_is_whole(name: str, tmp_path: Path) -> None:
+    chosen = template(name)
+    assert chosen.about.endswith(".") and all(setting.meaning for setting in chosen.settings)
+    folder = tmp_path / "a project"
+    files = {str(file) for file in copy_out(chosen, folder, [])}
+    assert {"README.md", "spark-defaults.conf", "spark-pipeline.yml"} <= files
+    assert any(file.startswith("transformations/") for file in files)
+    for file in files:
+        text = (folder / file).read_text()
+        assert "{{" not in text, "every place is filled in"
+        if file.endswith(".py"):
+            compile(text, file, "exec")
+    assert "/a%20project/storage" in (folder / "spark-pipeline.yml").read_text()
+    used = "".join((folder / file).read_text() for file in files if not file.endswith((".yml", ".md")))
+    for setting in chosen.settings:
+        assert f"gimbalmq.{setting.name}" in used, f"{setting.name} is read by something"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_specs_are_what_spark_expects(name: str, tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    copy_out(template(name), tmp_path / "p", [])
+    spec = yaml.safe_load((tmp_path / "p" / "spark-pipeline.yml").read_text())
+    assert spec["name"] == "p" and spec["storage"] == f"{(tmp_path / 'p').as_uri()}/storage"
+    assert all(isinstance(value, str) for value in spec["configuration"].values())
+
+
+def test_init_writes_settings_as_they_were_given(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    wanted = """tags = 'a"b' AND body LIKE '%\\d: #%'"""
+    folder = tmp_path / "mine"
+    words = (
+        "--set",
+        f"where={wanted}",
+        "--set",
+        "group=billing-2",
+        "--set",
+        "spark.sql.shuffle.partitions=3",
+    )
+    done = gimbalmq("pipeline", "init", "redrive", folder, *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"next: gimbalmq pipeline run {folder}"
+    settings = yaml.safe_load((folder / "spark-pipeline.yml").read_text())["configuration"]
+    assert settings["gimbalmq.where"] == wanted
+    assert settings["gimbalmq.group"] == "billing-2"
+    assert settings["spark.sql.shuffle.partitions"] == "3"
+
+
+def test_places_are_meant_from_where_the_user_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    copy_out(template("balance-report"), Path("p"), [("records", "my records"), ("page", "out/p.html")])
+    text = (tmp_path / "p" / "spark-pipeline.yml").read_text()
+    assert f'gimbalmq.records: "{tmp_path.as_uri()}/my%20records"' in text
+    assert f'gimbalmq.page: "{tmp_path}/out/p.html"' in text
+    copy_out(template("replay"), Path("q"), [("archive", "s3a://lake/messages")])
+    assert 'gimbalmq.archive: "s3a://lake/messages"' in (tmp_path / "q" / "spark-pipeline.yml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("init", "archve"), "TEMPLATE='archve' cannot be used: did you mean archive?"),
+        (("init", "zzz"), "there are archive, replay, mirror, redrive, balance-report, blank"),
+        (("init", "archive", "DIR", "--set", "topcs=a"), "archive has no such setting; did you mean topics?"),
+        (("init", "blank", "DIR", "--set", "zzz=a"), "blank has no such setting; it has namesrv, topic"),
+        (("init", "blank", "DIR", "--set", "topic"), "'topic' is not KEY=VALUE"),
+        (("init", "blank", "FULL"), "it is there already; name a folder that is new or empty"),
+        (("run", "NONE"), "there is no such folder; `gimbalmq pipeline init TEMPLATE DIR` makes one"),
+        (("run", "FULL"), "it has no spark-pipeline.yml; `gimbalmq pipeline init TEMPLATE DIR` makes one"),
+        (
+            ("run", "PROJECT", "--full-refresh-all", "--refresh", "a"),
+            "leave --full-refresh and --refresh out",
+        ),
+        (("run", "PROJECT", "--dry-run", "--full-refresh", "a"), "it moves nothing"),
+        (("run", "PROJECT", "--remote", "spark://x:1"), "use sc://HOST:PORT; for other masters --master"),
+        (
+            ("run", "PROJECT", "--remote", "sc://x:1", "--conf", "a=b"),
+            "that server has started; set it there",
+        ),
+        (("run", "PROJECT", "--remote", "sc://x:1", "--master", "local"), "not allowed with argument"),
+        (("run",), "the following arguments are required: DIR"),
+        ((), "the following arguments are required: COMMAND"),
+    ],
+)
+def test_mistakes_are_named_with_a_remedy(words: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    (tmp_path / "FULL").mkdir()
+    (tmp_path / "FULL" / "file").write_text("")
+    copy_out(template("blank"), tmp_path / "PROJECT", [])
+    places = {name: str(tmp_path / name) for name in ("DIR", "FULL", "NONE", "PROJECT")}
+    done = gimbalmq("pipeline", *(places.get(word, word) for word in words))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "DIR").exists()
+
+
+def test_folder_that_cannot_be_made_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = gimbalmq("pipeline", "init", "blank", tmp_path / "file" / "x")
+    assert done.returncode == 1
+    assert "name a folder that can be made" in done.stderr
+
+
+def test_second_run_of_one_project_at_a_time_is_refused(tmp_path: Path) -> None:
+    import fcntl
+
+    pytest.importorskip("pyspark")
+    copy_out(template("blank"), tmp_path / "p", [])
+    with open(tmp_path / "p" / "run.log", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = gimbalmq("pipeline", "run", tmp_path / "p", "--remote", "sc://127.0.0.1:1")
+    assert done.returncode == 2
+    assert "another run is at work here" in done.stderr
+
+
+def test_spec_may_be_named_itself(tmp_path: Path) -> None:
+    copy_out(template("blank"), tmp_path / "p", [])
+    assert find_spec(tmp_path / "p") == find_spec(tmp_path / "p" / "spark-pipeline.yml")
+    (tmp_path / "p" / "spark-pipeline.yml").rename(tmp_path / "p" / "spark-pipeline.yaml")
+    assert find_spec(tmp_path / "p").suffix == ".yaml"
+
+
+def test_templates_can_be_copied_from_a_read_only_package(tmp_path: Path) -> None:
+    for each in templates():
+        copy_out(each, tmp_path / each.name, [])
+        assert all(path.stat().st_mode & 0o200 for path in (tmp_path / each.name).rglob("*"))
+        shutil.rmtree(tmp_path / each.name)
+
+
+# -- what Spark says -----------------------------------------------------------------
+
+
+def _stamp(text: str) -> str:
+    return f"2026-11-15 12:00:00: {text}"
+
+
+def _told(*lines: str, terminal: bool = False) -> tuple[Progress, str]:
+    class Out(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    out = Out()
+    clock = ManualClock()
+    told = Progress(out, clock)
+    for line in lines:
+        clock.advance(1.0)
+        told.take(line)
+    told.rest()
+    return told, out.getvalue()
+
+
+def _rows(name: str, count: int) -> str:
+    return f"Streaming query made progress: {json.dumps({'name': name, 'numInputRows': count})}"
+
+
+RUN = (
+    _stamp("Loading pipeline spec from x..."),
+    _stamp("Creating Spark session..."),
+    "Warning: Ignoring non-Spark config property: gimbalmq.namesrv",
+    _stamp("Starting run..."),
+    _stamp("Flow spark_catalog.default.messages is QUEUED."),
+    _stamp("Flow spark_catalog.default.messages is STARTING."),
+    _stamp("Flow spark_catalog.default.messages is RUNNING."),
+    _rows("spark_catalog.default.messages", 1200),
+    _rows("spark_catalog.default.messages", 34),
+    _stamp("Flow spark_catalog.default.messages has COMPLETED."),
+    _stamp("Run is COMPLETED."),
+)
+
+
+def test_lines_tell_states_and_rows() -> None:
+    told, shown = _told(*RUN)
+    assert shown.splitlines() == [
+        "  2.0 s  starting Spark",
+        "  4.0 s  working out the flows",
+        "  7.0 s  messages: running",
+        "  8.0 s  messages: running, 1,200 rows read",
+        " 10.0 s  messages: completed, 1,234 rows read in 4.0 s",
+    ]
+    assert not told.failures
+
+
+def test_terminal_is_rewritten_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    _, shown = _told(*RUN, terminal=True)
+    assert "\x1b[2A" in shown, "the block has a line of time and one flow"
+    assert shown.rsplit("\x1b[2A", 1)[1].replace("\x1b[2K", "").replace("\x1b[J", "").splitlines() == [
+        " 11.0 s",
+        "    ok messages  completed, 1,234 rows read in 4.0 s",
+    ]
+
+
+FAILED = (
+    _stamp("Flow 'spark_catalog.default.copy' has FAILED."),
+    "Error: [STREAM_FAILED] Query [id = 1] terminated with exception: [PYTHON_EXCEPTION] An exception was thrown:",
+    "Traceback (most recent call last):",
+    '  File "source.py", line 10, in latestOffset',
+    "gimbalmq.errors.ConnectError: no name server of 127.0.0.1:9 answers",
+    " SQLSTATE: XXKST",
+)
+
+
+def test_flow_that_failed_is_explained_by_its_innermost_error() -> None:
+    told, shown = _told(
+        *FAILED, _stamp("Flow 'spark_catalog.default.counts' SKIPPED due to upstream failure(s).")
+    )
+    assert explain(told, "") == ["copy failed: ConnectError: no name server of 127.0.0.1:9 answers"]
+    assert "copy: failed, to be tried again" in shown and "counts: skipped" in shown
+
+
+def test_flow_that_succeeds_the_second_time_has_not_failed() -> None:
+    told, _ = _told(*FAILED, _stamp("Flow spark_catalog.default.copy has COMPLETED."))
+    assert not told.failures and told.flows["copy"].state == "completed"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (
+            "[TABLE_OR_VIEW_NOT_FOUND] The table or view `mesages` cannot be found. SQLSTATE: 42P01",
+            "The table or view `mesages` cannot be found. (TABLE_OR_VIEW_NOT_FOUND)",
+        ),
+        (
+            "org.apache.spark.SparkException: Job aborted\nCaused by: java.io.IOException: disk full",
+            "IOException: disk full",
+        ),
+        ("\n  something else\n", "something else"),
+        ("", "no reason was given"),
+    ],
+)
+def test_root_causes(text: str, cause: str) -> None:
+    assert root_cause(text) == cause
+
+
+def test_failure_before_any_flow_names_the_line() -> None:
+    failure = {
+        "type": "NameError",
+        "message": "name 'x' is not defined",
+        "where": "transformations/a.py, line 3",
+    }
+    told, _ = _told(f"gimbalmq-failure {json.dumps(failure)}")
+    assert explain(told, "") == ["NameError: name 'x' is not defined (transformations/a.py, line 3)"]
+
+
+def test_known_troubles_get_a_remedy() -> None:
+    told, _ = _told()
+    assert (
+        "keep metastore/ together with tables/" in explain(told, "[LOCATION_ALREADY_EXISTS] Cannot name")[-1]
+    )
+    assert (
+        "another Spark has this project's metastore/ open"
+        in explain(told, "Another instance of Derby may")[-1]
+    )
+    assert explain(told, "[JAVA_GATEWAY_EXITED] Java gateway") == [
+        "Java did not start; its own words are in the log"
+    ]

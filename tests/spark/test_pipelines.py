@@ -1,0 +1,332 @@
+"""Every template, as ``gimbalmq pipeline init`` writes it, run by ``gimbalmq pipeline run`` against real brokers.
+
+The archive starts a Spark of its own, twice; the others share one Spark Connect server, as jobs on a cluster would.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gimbalmq import ConsumeFromWhere, Message, MessageView, sync
+from gimbalmq.testing import LocalCluster
+from gimbalmq.testing.cluster import ThreadCluster
+from tests.cli.commands import environment
+
+parquet = pytest.importorskip("pyarrow.parquet")
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+# What runs for seconds is not worth the time of Java's better compiler.
+QUICK = ("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+_SERVER = """
+import sys
+from gimbalmq.spark.java import ensure_java
+ensure_java()
+from pyspark.sql import SparkSession
+spark = (
+    SparkSession.builder.master("local[2]")
+    .config("spark.ui.enabled", "false")
+    .config("spark.plugins", "org.apache.spark.sql.connect.SparkConnectPlugin")
+    .config("spark.connect.grpc.binding.port", "0")
+    .config("spark.connect.grpc.binding.address", "127.0.0.1")
+    .config("spark.sql.warehouse.dir", sys.argv[1])
+    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    .getOrCreate()
+)
+service = getattr(spark._jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
+print(getattr(service, "MODULE$").localPort(), flush=True)
+sys.stdin.read()
+"""
+
+
+class Remote:
+    """A Spark Connect server."""
+
+    def __init__(self, port: int, warehouse: Path) -> None:
+        self.words = ("--remote", f"sc://127.0.0.1:{port}")
+        self.warehouse = warehouse
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
+    folder = tmp_path_factory.mktemp("server")
+    with (
+        open(folder / "log", "w") as log,
+        subprocess.Popen(
+            [sys.executable, "-c", _SERVER, str(folder / "tables")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=folder,
+            env=environment() | {"SPARK_LOCAL_IP": "127.0.0.1"},
+        ) as server,
+    ):
+        assert server.stdout is not None and server.stdin is not None
+        try:
+            line = server.stdout.readline()
+            assert line.strip().isdigit(), (folder / "log").read_text()
+            yield Remote(int(line), folder / "tables")
+        finally:
+            server.stdin.close()
+            try:
+                server.wait(30)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+def pipeline(*words: object, code: int = 0) -> list[str]:
+    """Runs the command; the lines it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gimbalmq", "pipeline", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env=environment(),
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return (done.stdout + done.stderr).splitlines()
+
+
+def rows(table: Path) -> list[dict[str, Any]]:
+    return [row for file in sorted(table.rglob("*.parquet")) for row in parquet.read_table(file).to_pylist()]
+
+
+def send(namesrv: str, topic: str, numbers: range) -> None:
+    """Every tenth is no JSON."""
+    with sync.Producer("shop", namesrv) as producer:
+        for number in numbers:
+            told = {"id": number, "amount": number / 2, "padding": "x" * 10_000}
+            body = json.dumps(told) if number % 10 else f"<order {number}>"
+            tag = "new" if number % 2 else "old"
+            producer.send(
+                Message(topic, body.encode(), tags=tag, keys=f"k{number}", properties={"colour": "red"})
+            )
+
+
+def receive(namesrv: str, topic: str, count: int) -> list[MessageView]:
+    found: list[MessageView] = []
+    with sync.PullConsumer("readers", namesrv, consume_from_where=ConsumeFromWhere.FIRST_OFFSET) as consumer:
+        consumer.subscribe(topic)
+        for _ in range(100):
+            found += consumer.poll(1)
+            if len(found) >= count:
+                break
+        found += consumer.poll(0.3)
+    return found
+
+
+@pytest.fixture(scope="module")
+def brokers() -> Iterator[ThreadCluster]:
+    with LocalCluster.in_thread() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def archive(brokers: ThreadCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive after its first run."""
+    folder = tmp_path_factory.mktemp("lake") / "archive"
+    send(brokers.namesrv, "orders", range(60))
+    settings = ("--set", f"namesrv={brokers.namesrv}", "--set", "schema=id BIGINT, amount DOUBLE")
+    pipeline("init", "archive", folder, *settings)
+    told = pipeline("run", folder, *QUICK)
+    assert any(line.endswith("messages: running") for line in told), told
+    assert "4 flows completed in" in told[-1]
+    assert all(each in told[-1] for each in ("messages 60", "decoded 54", "undecoded 6", "daily_counts 1")), (
+        told[-1]
+    )
+    return folder
+
+
+def test_archive_decodes_what_it_can_and_puts_the_rest_aside(archive: Path) -> None:
+    messages = rows(archive / "tables" / "messages")
+    assert sorted(row["key"] for row in messages) == sorted(f"k{number}" for number in range(60))
+    assert {row["topic"] for row in messages} == {"orders"}
+    assert dict(messages[0]["properties"])["colour"] == "red"
+    decoded = rows(archive / "tables" / "decoded")
+    assert sum(row["value"]["amount"] for row in decoded) == sum(n / 2 for n in range(60) if n % 10)
+    undecoded = rows(archive / "tables" / "undecoded")
+    assert sorted(bytes(row["body"]).decode() for row in undecoded) == sorted(
+        f"<order {n}>" for n in range(0, 60, 10)
+    )
+    assert {row["reason"] for row in undecoded} == {"no JSON of the schema"}
+    (counts,) = rows(archive / "tables" / "daily_counts")
+    assert (counts["topic"], counts["messages"], counts["without_key"]) == ("orders", 60, 0)
+
+
+def test_second_run_takes_only_what_is_new(archive: Path, brokers: ThreadCluster) -> None:
+    send(brokers.namesrv, "orders", range(60, 75))
+    told = pipeline("run", archive, *QUICK)
+    assert any("messages: completed, 15 rows read" in line for line in told), told
+    assert len(rows(archive / "tables" / "messages")) == 75
+    (counts,) = rows(archive / "tables" / "daily_counts")
+    assert counts["messages"] == 75
+
+
+def test_replay_sends_what_the_condition_meets_at_the_rate(
+    archive: Path, brokers: ThreadCluster, remote: Remote, tmp_path: Path
+) -> None:
+    settings = {"namesrv": brokers.namesrv, "archive": archive / "tables" / "messages", "topic": "again",
+                "where": "tags = 'new'", "rate": 20}  # fmt: skip
+    pipeline("init", "replay", tmp_path / "p", *_set(settings))
+    told = pipeline("run", tmp_path / "p", *remote.words)
+    assert "1 flow completed" in told[-1]
+    found = receive(brokers.namesrv, "again", 30)
+    numbers = {int(message.keys[0][1:]) for message in found}
+    assert numbers in ({n for n in range(60) if n % 2}, {n for n in range(75) if n % 2})
+    assert len(found) == len(numbers)
+    assert {message.tags for message in found} == {"new"}
+    assert {message.get("colour") for message in found} == {"red"}
+    times = [message.store_timestamp for message in found]
+    assert max(times) - min(times) >= 700, (
+        "30 messages at 20 a second, but Spark's buffers hold some together"
+    )
+
+
+def test_mirror_keeps_keys_tags_and_properties(
+    brokers: ThreadCluster, remote: Remote, tmp_path: Path
+) -> None:
+    send(brokers.namesrv, "mirrored", range(20))
+    with LocalCluster.in_thread() as other:
+        settings = {
+            "namesrv": brokers.namesrv,
+            "target": other.namesrv,
+            "topics": "mirrored",
+            "prefix": "eu-",
+        }
+        pipeline("init", "mirror", tmp_path / "p", *_set(settings))
+        pipeline("run", tmp_path / "p", *remote.words)
+        found = receive(other.namesrv, "eu-mirrored", 20)
+        assert sorted(message.keys[0] for message in found) == sorted(f"k{n}" for n in range(20))
+        for message in found:
+            number = int(message.keys[0][1:])
+            assert message.tags == ("new" if number % 2 else "old")
+            assert message.get("colour") == "red"
+            assert str(number) in bytes(message.body).decode()
+
+
+def test_redrive_sends_dead_letters_home(brokers: ThreadCluster, remote: Remote, tmp_path: Path) -> None:
+    with sync.Producer("shop", brokers.namesrv) as producer:
+        for name in ("ada", "bob"):
+            producer.send(
+                Message("mails", f"to {name}".encode(), tags="mail", keys=name, properties={"n": "1"})
+            )
+    failed = threading.Semaphore(0)
+
+    def fail(message: MessageView) -> bool:
+        failed.release()
+        return False
+
+    consumer = sync.PushConsumer(
+        "mailers", brokers.namesrv, consume_from_where=ConsumeFromWhere.FIRST_OFFSET, max_reconsume_times=0
+    )
+    consumer.subscribe("mails", "*", fail)
+    with consumer:
+        for _ in range(2):
+            assert failed.acquire(timeout=30)
+    assert len(receive(brokers.namesrv, "%DLQ%mailers", 2)) == 2
+    settings = {
+        "namesrv": brokers.namesrv,
+        "group": "mailers",
+        "where": "body LIKE '%ada%' AND original = 'mails'",
+    }
+    pipeline("init", "redrive", tmp_path / "p", *_set(settings))
+    pipeline("run", tmp_path / "p", *remote.words)
+    found = receive(brokers.namesrv, "mails", 3)
+    assert sorted(bytes(message.body) for message in found) == [b"to ada", b"to ada", b"to bob"]
+    again = max(found, key=lambda message: message.store_timestamp)
+    assert (again.keys, again.tags, again.get("n"), again.reconsume_times) == (("ada",), "mail", "1", 0)
+
+
+def test_blank_is_a_pipeline(brokers: ThreadCluster, remote: Remote, tmp_path: Path) -> None:
+    send(brokers.namesrv, "blank", range(5))
+    pipeline("init", "blank", tmp_path / "p", *_set({"namesrv": brokers.namesrv, "topic": "blank"}))
+    told = pipeline("run", tmp_path / "p", "--dry-run", *remote.words)
+    assert told[-1].startswith("all fits together: nothing was moved")
+    assert not (remote.warehouse / "messages").exists() or not rows(remote.warehouse / "messages")
+    pipeline("run", tmp_path / "p", *remote.words)
+    assert len(rows(remote.warehouse / "messages")) == 5
+
+
+def test_failures_are_explained(brokers: ThreadCluster, remote: Remote, tmp_path: Path) -> None:
+    project = tmp_path / "p"
+    words = _set({"namesrv": brokers.namesrv, "start": "yesterday"})
+    pipeline("init", "mirror", project, *words, "--set", "spark.sql.pipelines.maxFlowRetryAttempts=0")
+    told = pipeline("run", project, *remote.words, code=1)
+    assert "startingOffsets='yesterday' cannot be used" in told[-2], told
+    assert told[-1] == f"gimbalmq: the whole log: {project / 'run.log'}"
+    assert "startingOffsets" in (project / "run.log").read_text()
+    (project / "transformations" / "wrong.py").write_text("# a comment\nspark = nothing\n")
+    told = pipeline("run", project, *remote.words, code=1)
+    assert told[-2] == "gimbalmq: NameError: name 'nothing' is not defined (transformations/wrong.py, line 2)"
+
+
+# -- the balance report --------------------------------------------------------------
+
+
+def _line(record: str, second: float, member: str, queue: int, **own: object) -> str:
+    where = {"topic": "<orders>", "broker": "broker-a", "queue_id": queue}
+    fixed = {"record": record, "at_ms": 1_794_000_000_000 + round(second * 1000), "group": "billing"}
+    return json.dumps({**fixed, "member": f"10.0.0.1@{member}", **where, **own})
+
+
+RECORDED = {
+    "anna": [
+        *(_line("QueueTaken", 0, "anna", queue, offset=0, reason="start") for queue in (0, 1)),
+        *(_line("QueueStarted", 0, "anna", queue, paused=0.0) for queue in (0, 1)),
+        *(_line("Position", 1, "anna", queue, offset=100, newest=130, lag=30) for queue in (0, 1)),
+        _line("QueueDropped", 2, "anna", 1, offset=180, reason="members changed", cached=3),
+        _line("Position", 2.5, "anna", 0, offset=250, newest=250, lag=0),
+        '{"record": "Position", "at_ms": 17940',
+    ],
+    "ben": [
+        _line("QueueTaken", 2.2, "ben", 1, offset=160, reason="<b>start</b>"),
+        _line("QueueStarted", 2.2, "ben", 1, paused=0.2),
+        _line("Position", 3, "ben", 1, offset=210, newest=250, lag=40),
+        _line("DuplicatesSeen", 3, "ben", 1, count=7, first=1, last=7),
+    ],
+}
+
+
+def test_balance_report_finds_moves_pauses_duplicates_and_skew(remote: Remote, tmp_path: Path) -> None:
+    project, records = tmp_path / "p", tmp_path / "records"
+    records.mkdir()
+    for member, lines in RECORDED.items():
+        (records / f"{member}.jsonl").write_text("\n".join(lines) + "\n")
+    page = tmp_path / "out" / "page.html"
+    pipeline("init", "balance-report", project, "--set", f"records={records}", "--set", f"page={page}")
+    # This Spark has its tables elsewhere.
+    (project / "tables").symlink_to(remote.warehouse)
+    told = pipeline("run", project, *remote.words)
+    assert told[-1] == f"report: {page}"
+    tables = remote.warehouse
+    (move,) = rows(tables / "moves")
+    assert (move["from_member"], move["to_member"], move["queue_id"]) == ("10.0.0.1@anna", "10.0.0.1@ben", 1)
+    assert (move["redelivered"], move["paused_seconds"]) == (20, 0.2)
+    consumed = {row["member"].partition("@")[2]: row["messages"] for row in rows(tables / "skew")}
+    assert consumed == {"anna": 250 + 180, "ben": 50}
+    assert {row["kind"]: row["messages"] for row in rows(tables / "duplicates")} == {
+        "moved": 20,
+        "seen again": 7,
+    }
+    (pause,) = rows(tables / "pauses")
+    assert (pause["moved"], pause["longest_seconds"]) == (1, 0.2)
+    lag = {row["at"].second: row["lag"] for row in rows(tables / "lag")}
+    assert sorted(lag.values()) == [0, 40, 60]
+    text = page.read_text()
+    assert "&lt;orders&gt; 1" in text and "&lt;b&gt;start&lt;/b&gt;" in text
+    assert "<orders>" not in text and "<b>start" not in text
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", ""), "nothing is fetched"
+
+
+def _set(settings: Mapping[str, object]) -> list[str]:
+    return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
