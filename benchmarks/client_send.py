@@ -63,13 +63,16 @@ def run(plan: Plan) -> list[Row]:
             p50 = Row(f"synchronous send, {each}, p50", "us", goal=("<=", 1.0))
             p99 = Row(f"synchronous send, {each}, p99", "us")
             rate = Row(f"synchronous send, {each}", "1/s", goal=(">=", 1.0))
-            rows += [p50, p99, rate]
+            cost = Row(f"our processor time for each, {each}", "us")
+            rows += [p50, p99, rate, cost]
             for turn in range(options.rounds):
                 for client in in_turn(clients, turn):
                     load = send(plan, subject, client, "sync", topic="send100", threads=threads, **times)
                     p50.add(client, load.p50_us)
                     p99.add(client, load.p99_us)
                     rate.add(client, load.per_second)
+                    if client == "ours":
+                        cost.add(client, load.generator_us)
     return rows
 
 

@@ -83,28 +83,6 @@ BROKER_MEANINGS = {
     "metrics_prom_exporter_port": "port of Prometheus metrics; 0 is none",
 }
 
-SINK_MEANINGS = {
-    "topic": ("", "where rows go that name no topic of their own"),
-    "producerGroup": ("spark_sink", "the group the tasks' producers belong to"),
-    "batchSize": (
-        "4000",
-        "rows that go to one queue before the next has its turn; keep it between restarts of a query",
-    ),
-    "batchBytes": ("1m", "bytes of one request at most"),
-    "sendsInFlight": ("8", "requests of a task that wait for their answer at a time"),
-    "compressOver": ("4096", "bodies of this many bytes or more are compressed; `off` compresses none"),
-    "compression": ("zlib", "`zlib`, `lz4` or `zstd`"),
-    "compressionLevel": ("5", "0 to 9"),
-    "maxMessageSize": ("4m", "bytes of a body, before compression"),
-    "sendTimeout": ("10s", "for each attempt of a request"),
-    "retries": ("5", "further attempts of a request that failed"),
-    "waitStore": ("true", "answers wait for the flush and replication the broker is set to"),
-    "retryNotStoreOk": ("false", "stored, but not flushed or replicated in time, is a failure"),
-    "uniqueKeys": ("false", "give each message a `UNIQ_KEY` too"),
-    "reservedProperties": ("fail", "properties under RocketMQ's own names: `fail`, or `drop` them"),
-}
-"""Default and meaning of the sink's options."""
-
 PARTIAL = {
     RequestCode.PULL_MESSAGE: "tag filters; SQL92 is refused",
     RequestCode.LITE_PULL_MESSAGE: "tag filters; SQL92 is refused",
@@ -172,13 +150,13 @@ def spark_source_options() -> str:
 
 def spark_sink_options() -> str:
     from gimbalmq.spark.option_values import CONNECTION_OPTIONS
-    from gimbalmq.spark.sink_options import OPTIONS
+    from gimbalmq.spark.sink_options import TABLE
 
     rows = ["| option | default | meaning |", "|---|---|---|"]
-    for name in OPTIONS:
-        if name not in CONNECTION_OPTIONS:
-            default, meaning = SINK_MEANINGS[name]
-            rows.append(f"| `{name}` | {_code(default)} | {meaning} |")
+    for option in TABLE:
+        if option.name not in CONNECTION_OPTIONS:
+            meaning = option.meaning.replace("|", "\\|")
+            rows.append(f"| `{option.name}` | {_code(option.default)} | {meaning} |")
     return "\n".join(rows)
 
 

@@ -48,6 +48,7 @@ class ScriptedBroker:
         handlers.add(RequestCode.HEART_BEAT, self._heartbeat)
         for code in (RequestCode.UNREGISTER_CLIENT, RequestCode.END_TRANSACTION):
             handlers.add(code, self._plain)
+        self.handlers = handlers
         self.server = RemotingServer(handlers, network=network)
 
     async def start(self, port: int = 0) -> Self:
@@ -194,7 +195,7 @@ class ScriptedCluster:
         return [name for name, broker in self.brokers.items() for _ in broker.sends]
 
 
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     """Waits in small steps until the condition holds."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110

@@ -284,6 +284,48 @@ def test_a_handler_of_single_messages_is_judged_one_by_one() -> None:
     virtual(scenario)
 
 
+def test_what_ends_in_one_turn_is_settled_together_failures_apart() -> None:
+    async def scenario(clock: VirtualClock) -> None:
+        async def handler(message: MessageView) -> bool | None:
+            return False if message.queue_offset == 2 else None
+
+        host = Host(clock, handler=handler)
+        item = host.give(*range(6))
+        await until(lambda: item.is_empty and not item.running)
+        assert [(ok, failed) for _, ok, failed, _ in host.counted] == [(2, 0), (0, 1), (3, 0)]
+        assert host.sent_back == [(2, 0)]
+        assert host.progress() == 6
+        await host.close()
+
+    virtual(scenario)
+
+
+def test_an_offset_store_that_raises_does_not_keep_others_from_being_settled() -> None:
+    async def scenario(clock: VirtualClock) -> None:
+        class Moody(RemoteOffsets):
+            def update(self, queue: MessageQueue, offset: int, *, increase_only: bool) -> None:
+                if queue == QUEUE:
+                    raise RuntimeError("not today")
+                super().update(queue, offset, increase_only=increase_only)
+
+        complaints: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: complaints.append(context.get("exception"))
+        )
+        host = Host(clock, handler=Seen())
+        host.offsets = Moody(_nothing, _no_commit)
+        other = MessageQueue("T", "broker-a", 1)
+        host.give(1, 2)
+        item = host.give(3, 4, queue=other)
+        await until(lambda: item.is_empty and not item.running)
+        assert host.progress(other) == 5
+        assert [str(error) for error in complaints] == ["not today"]
+        host.table.remove(host.table[0])
+        await host.close()
+
+    virtual(scenario)
+
+
 def test_no_more_batches_at_a_time_than_consume_threads() -> None:
     """S3-20 for ``async def`` handlers."""
 

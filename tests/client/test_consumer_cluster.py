@@ -7,7 +7,10 @@ from collections.abc import Callable, Coroutine
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from gimbalmq.client.consumer_config import ConsumeFromWhere
+from gimbalmq.client.events import BalanceEvent, MemberExpelled
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.producer import Producer
 from gimbalmq.client.pull_consumer import PullConsumer
@@ -290,6 +293,102 @@ def test_a_restarted_broker_is_consumed_from_again_within_seconds() -> None:
     in_world(scenario)
 
 
+@pytest.mark.parametrize("handover", ["java", "lease"])
+def test_a_member_that_falls_silent_is_noticed_in_seconds_and_may_come_back(handover: str) -> None:
+    """As a stopped process is: its connection stands, but nothing comes. It goes on where the others are."""
+
+    async def scenario(world: World) -> None:
+        producer = await world.producer()
+        await world.topic("T", 2, producer)
+        at_work: list[tuple[float, str, str]] = []
+
+        def handler(name: str) -> Any:
+            async def handle(message: MessageView) -> None:
+                at_work.append((world.clock.monotonic(), name, message.body.decode()))
+                await asyncio.sleep(0.02)
+
+            return handle
+
+        first = await world.push(handler("first"), handover=handover)
+        second = await world.push(handler("second"), handover=handover)
+        told: list[BalanceEvent] = []
+        second.on_event(told.append)
+        await until(lambda: len(held(first)) == len(held(second)) == 1)
+        lost = held(second)[0]
+        await asyncio.sleep(6)
+        world.network.cut(world.hosts[second], "10.0.0.11")
+        silent = world.clock.monotonic()
+        await until(lambda: held(first) == [0, 1])
+        assert 6.0 < world.clock.monotonic() - silent < (12.0 if handover == "java" else 17.0)
+        await send_all(producer, "T", 2, 5)
+        await asyncio.sleep(6)
+        handled = {body for _, name, body in at_work if name == "first"}
+        assert len(handled) == 10
+        world.network.mend()
+        await until(lambda: any(isinstance(event, MemberExpelled) for event in told))
+        await until(lambda: held(second) == [lost] and held(first) == [1 - lost])
+        await asyncio.sleep(2)
+        await producer.send(Message("T", "after"), queue=MessageQueue("T", "broker-a", lost))
+        await until(lambda: at_work[-1][2] == "after")
+        assert [body for _, name, body in at_work if name == "second"] == ["after"]
+
+    in_world(scenario)
+
+
+def test_a_member_may_do_without_signs_of_life() -> None:
+    async def scenario(world: World) -> None:
+        producer = await world.producer()
+        await world.topic("T", 2, producer)
+        first = await world.push(print)
+        second = await world.push(print, liveness_interval=0.0)
+        await until(lambda: len(held(first)) == len(held(second)) == 1)
+        world.network.cut(world.hosts[second], "10.0.0.11")
+        await asyncio.sleep(60)
+        assert len(held(first)) == 1
+        await until(lambda: held(first) == [0, 1])
+        world.network.mend()
+
+    in_world(scenario)
+
+
+@pytest.mark.parametrize("handover", ["java", "lease"])
+def test_no_queue_is_silent_for_more_than_tens_of_milliseconds_when_members_join_and_leave(
+    handover: str,
+) -> None:
+    """A message every 44 ms for each queue, a handler of 20 ms; a pull refused with 24 or 25 would cost 1 s."""
+
+    async def scenario(world: World) -> None:
+        producer = await world.producer()
+        queues = 8
+        await world.topic("T", queues, producer)
+        handled: dict[int, list[float]] = {number: [] for number in range(queues)}
+
+        async def handler(message: MessageView) -> None:
+            handled[message.queue_id].append(world.clock.monotonic())
+            await asyncio.sleep(0.02)
+
+        async def source() -> None:
+            while True:
+                for number in range(queues):
+                    await producer.send(Message("T", "x"), queue=MessageQueue("T", "broker-a", number))
+                    await asyncio.sleep(0.005)
+
+        members = [await world.push(handler, handover=handover)]
+        sending = asyncio.ensure_future(source())
+        await asyncio.sleep(2)
+        for _ in range(3):
+            members.append(await world.push(handler, handover=handover))
+            await asyncio.sleep(2)
+        await members.pop().close()
+        await asyncio.sleep(2)
+        sending.cancel()
+        longest = max(later - earlier for times in handled.values() for earlier, later in pairwise(times))
+        print(f"\n{handover}: {1000 * longest:.0f} ms")
+        assert longest < 0.12
+
+    in_world(scenario)
+
+
 def test_leases_on_our_broker_deliver_each_message_once() -> None:
     """Three joins and a leave under load; ordered by queue, every message exactly once."""
 
@@ -316,7 +415,7 @@ def test_leases_on_our_broker_deliver_each_message_once() -> None:
 
 
 def test_a_waiting_pull_is_answered_as_soon_as_a_message_arrives() -> None:
-    """S3-01, S0-26: real sockets, real time; well under a second."""
+    """S3-01, S0-26: real sockets, real time; well under the 15 s after which the client would ask again."""
 
     async def scenario() -> None:
         async with LocalCluster() as cluster, Producer("p", cluster.namesrv) as producer:
@@ -336,7 +435,7 @@ def test_a_waiting_pull_is_answered_as_soon_as_a_message_arrives() -> None:
                 for number in range(5):
                     arrived.clear()
                     await producer.send(Message("T", str(number)))
-                    await asyncio.wait_for(arrived.wait(), 1.0)
+                    await asyncio.wait_for(arrived.wait(), 5.0)
             assert got == ["first", "0", "1", "2", "3", "4"]
 
     run(scenario())

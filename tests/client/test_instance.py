@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -40,6 +41,7 @@ from gimbalmq.protocol.status_bodies import (
 from gimbalmq.rpc import groups
 from gimbalmq.testing import MemoryNetwork, VirtualClock, run_virtual
 from gimbalmq.transport.channel import Channel
+from gimbalmq.transport.server import RemotingServer
 from tests.client.scripted import ScriptedBroker, ScriptedCluster, ScriptedNameServer, until
 from tests.support import run
 
@@ -47,7 +49,11 @@ from tests.support import run
 class Member:
     """A consumer that notes what the instance asks of it."""
 
-    def __init__(self, group: str = "g", topics: Iterable[str] = ("T",)) -> None:
+    def __init__(
+        self, group: str = "g", topics: Iterable[str] = ("T",), liveness_interval: float = 0.0
+    ) -> None:
+        self.liveness_interval = liveness_interval
+        self.told: list[str] = []
         self.group = group
         self.topics = list(topics)
         self.woken = 0
@@ -75,6 +81,15 @@ class Member:
 
     def route_changed(self, topic: str, route: TopicRoute) -> None:
         self.routes.append(topic)
+
+    def connection_lost(self, broker_name: str) -> None:
+        self.told.append(f"{broker_name} lost")
+
+    def connection_back(self, broker_name: str) -> None:
+        self.told.append(f"{broker_name} back")
+
+    def expelled(self, broker_name: str) -> None:
+        self.told.append(f"expelled by {broker_name}")
 
     def wake_rebalance(self) -> None:
         self.woken += 1
@@ -392,7 +407,7 @@ def test_failing_broker_does_not_keep_heartbeats_from_others(caplog: pytest.LogC
             cluster.brokers["a"].on_heartbeat = lambda channel, request: request.reply(1, "no")
             cluster.brokers["b"].on_heartbeat = lambda channel, request: None
             instance = await joined(cluster, Member(), network=network)
-            caplog.set_level(logging.INFO, "gimbalmq.client.instance")
+            caplog.set_level(logging.INFO, "gimbalmq.client.heartbeats")
             started = clock.monotonic()
             await instance.heartbeat()
             assert clock.monotonic() - started == pytest.approx(3.0, abs=0.02)
@@ -422,6 +437,116 @@ def test_broken_connection_is_greeted_again_soon() -> None:
             await instance.close()
 
     run(work())
+
+
+def test_a_connection_made_anew_begins_with_a_heartbeat() -> None:
+    """Whoever makes it: the broker has forgotten us, and what follows would be refused."""
+
+    async def work() -> None:
+        async with ScriptedCluster() as cluster:
+            cluster.add_topic("T")
+            member = Member()
+            instance = await joined(cluster, member)
+            await instance.heartbeat()
+            await cluster.broker.server.close()
+            await until(lambda: member.told)
+            assert member.told == ["broker-a lost"]
+            cluster.broker.requests.clear()
+            port = cluster.broker.server.port
+            cluster.broker.server = again = RemotingServer(cluster.broker.handlers)
+            await again.start("127.0.0.1", port)
+            while not cluster.broker.of(RequestCode.UNREGISTER_CLIENT):
+                # An attempt to connect may be under way since before the server was back.
+                with contextlib.suppress(ConnectError):
+                    await groups.unregister(instance, cluster.broker.address, "somebody", consumer_group="g")
+            assert cluster.broker.requests[0].code == RequestCode.HEART_BEAT
+            await until(lambda: len(member.told) == 2)
+            assert member.told == ["broker-a lost", "broker-a back"]
+            await instance.close()
+
+    run(work())
+
+
+def test_a_broker_that_does_not_know_us_hears_of_us_at_once_and_once() -> None:
+    async def work(clock: VirtualClock) -> None:
+        network = MemoryNetwork(1).host("127.0.0.1")
+        async with ScriptedCluster(network=network) as cluster:
+            cluster.add_topic("T")
+            instance = ClientInstance.shared(
+                ClientConfig(namesrv=cluster.namesrv, network=network), clock=clock
+            )
+            instance.register_consumer("g", Member())
+            await instance.refresh_route("T")
+            await instance.start()
+            await instance.heartbeat()
+            await asyncio.sleep(2)
+            cluster.broker.requests.clear()
+            beats, address = instance.heartbeats, cluster.broker.address
+            refused = clock.monotonic()
+            assert await asyncio.gather(*(beats.introduce(address, refused) for _ in range(8))) == [True] * 8
+            assert len(cluster.broker.heartbeats) == 1
+            assert await beats.introduce(address, refused)  # it has heard of us after that refusal
+            await asyncio.sleep(0.3)
+            assert not await beats.introduce(address, clock.monotonic())
+            assert len(cluster.broker.heartbeats) == 1
+            await asyncio.sleep(0.8)
+            assert await beats.introduce(address, clock.monotonic())
+            assert len(cluster.broker.heartbeats) == 2
+            await instance.close()
+
+    run_virtual(work)
+
+
+def test_pulls_name_the_version_that_their_broker_has_heard_of() -> None:
+    """A newer one would be refused with code 25, and cost the pull a second."""
+
+    async def work() -> None:
+        async with ScriptedCluster("a", "b") as cluster:
+            cluster.add_topic("T")
+            cluster.brokers["b"].on_heartbeat = lambda channel, request: request.reply(1, "no")
+            instance = await joined(cluster, Member())
+            a, b = (cluster.brokers[name].address for name in "ab")
+            await instance.heartbeat()
+            known = instance.heartbeats.version_known
+            assert (known(a, "g", "T"), known(b, "g", "T")) == (9, 0)
+            assert (known(a, "g", "U"), known(a, "h", "T")) == (0, 0)
+            await instance.close()
+
+    run(work())
+
+
+def test_signs_of_life_go_to_brokers_that_watch_for_them() -> None:
+    """Apache's do not answer so, and are left alone."""
+
+    async def work(clock: VirtualClock) -> None:
+        network = MemoryNetwork(1).host("127.0.0.1")
+        async with ScriptedCluster("ours", "apache", network=network) as cluster:
+            cluster.add_topic("T")
+            ours, apache = cluster.brokers["ours"], cluster.brokers["apache"]
+            ours.on_heartbeat = lambda channel, request: request.reply(ext_fields={"livenessMillis": "2000"})
+            member = Member(liveness_interval=2.0)
+            instance = await joined(cluster, member, network=network)
+            await instance.heartbeat()
+            await asyncio.sleep(20)
+            assert 9 <= len(ours.heartbeats) <= 13
+            assert len(apache.heartbeats) <= 3
+            assert ours.of(RequestCode.HEART_BEAT)[0].ext_fields == {"livenessMillis": "2000"}
+            ours.on_heartbeat = lambda channel, request: request.reply(
+                ext_fields={"livenessMillis": "2000", "expelledGroups": "g=1,other=3"}
+            )
+            await until(lambda: member.told)
+            await asyncio.sleep(10)
+            assert member.told == ["expelled by ours"]
+            del cluster.nameserver.routes["T"].broker_datas[0], cluster.nameserver.routes["T"].queue_datas[0]
+            await instance.refresh_route("T")
+            instance._drop_offline_brokers()
+            assert set(instance.brokers) == {"apache"}
+            ours.requests.clear()
+            await asyncio.sleep(5)
+            assert ours.heartbeats, "a broker that is in no route still tells others who we are"
+            await instance.close()
+
+    run_virtual(work)
 
 
 def test_broker_that_no_route_names_is_forgotten_with_the_heartbeat() -> None:
@@ -544,6 +669,36 @@ def test_leaving_unregisters_everywhere_and_the_last_one_closes() -> None:
                 assert {item["clientID"] for item in fields} == {instance.client_id}
             with pytest.raises(StateError, match="closed"):
                 instance.register_consumer("g", one)
+
+    run(work())
+
+
+def test_a_goodbye_waits_for_the_heartbeat_before_it() -> None:
+    """Handled the other way round, the heartbeat would make a member of one that has left."""
+
+    async def work() -> None:
+        async with ScriptedCluster("a") as cluster:
+            cluster.add_topic("T")
+            instance = await joined(cluster, Member("g"))
+            (broker,) = cluster.brokers.values()
+            release: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+            async def slowly(channel: Channel, request: RemotingCommand) -> RemotingCommand:
+                await release
+                return request.reply()
+
+            broker.on_heartbeat = slowly
+            before = len(broker.heartbeats)
+            beating = asyncio.ensure_future(instance.heartbeat())
+            await until(lambda: len(broker.heartbeats) > before)
+            leaving = asyncio.ensure_future(instance.unregister_consumer("g"))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not broker.of(RequestCode.UNREGISTER_CLIENT)
+            release.set_result(None)
+            await leaving
+            await asyncio.gather(beating, return_exceptions=True)
+            assert len(broker.of(RequestCode.UNREGISTER_CLIENT)) == 1
 
     run(work())
 

@@ -55,7 +55,7 @@ async def read_all(producer: Producer, topic: str) -> list[MessageView]:
 
 async def first_read(producer: Producer, topic: str, count: int = 1) -> list[MessageView]:
     """What a topic holds, as soon as it exists and holds so many."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while True:
             try:
                 found = await read_all(producer, topic)
@@ -191,7 +191,7 @@ def test_request_of_a_producer_that_has_just_sent_is_answered() -> None:
             async with Producer("asker", cluster.namesrv) as asker:
                 await asker.send(Message("T", b"just sent"))
                 waiting = asyncio.ensure_future(
-                    request_reply.request(asker, Message("T", b"ping"), timeout=5.0)
+                    request_reply.request(asker, Message("T", b"ping"), timeout=30.0)
                 )
                 seen = [view for view in await first_read(answerer, "T", 3) if view.body == b"ping"]
                 await request_reply.reply(answerer, seen[0], b"pong")
@@ -207,7 +207,7 @@ def test_reply_finds_its_way_through_the_broker() -> None:
             Producer("asker", cluster.namesrv) as asker,
             Producer("answerer", cluster.namesrv) as answerer,
         ):
-            waiting = asyncio.ensure_future(request_reply.request(asker, Message("T", b"ping"), timeout=5.0))
+            waiting = asyncio.ensure_future(request_reply.request(asker, Message("T", b"ping"), timeout=30.0))
             seen = await first_read(answerer, "T")
             await request_reply.reply(answerer, seen[0], b"pong")
             assert (await waiting).body == b"pong"

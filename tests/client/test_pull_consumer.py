@@ -277,6 +277,30 @@ def test_assigned_queues_are_read_whoever_else_does() -> None:
     in_virtual_time(scenario)
 
 
+def test_what_is_assigned_to_a_running_consumer_is_held_at_once() -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 2)
+        cluster.broker.put("T", 0, *(str(number) for number in range(9)))
+        cluster.broker.put("T", 1, *(str(number) for number in range(9)))
+        consumer = cluster.pull()
+        await cluster.launch(consumer)
+        consumer.assign([Q0])
+        assert consumer.assignment == {"T": [Q0]}
+        await consumer.seek(Q0, 4)
+        assert [message.queue_offset for message in await consumer.poll()] == [4, 5, 6, 7, 8]
+        consumer.assign([Q1])
+        assert consumer.assignment == {"T": [Q1]}
+        consumer.assign([Q0, Q1])
+        await consumer.seek_to_begin(Q1)
+        consumer.pause(Q1)
+        assert await consumer.poll(0.5) == []  # of the first queue everything was handed out before
+        consumer.resume(Q1)
+        assert [message.queue_offset for message in await consumer.poll()] == list(range(9))
+        assert (consumer.position(Q0), consumer.position(Q1)) == (9, 9)
+
+    in_virtual_time(scenario)
+
+
 def test_assigned_queues_can_be_filtered() -> None:
     async def scenario(cluster: GroupCluster) -> None:
         cluster.topic("T", 1)

@@ -12,7 +12,7 @@ import pytest
 
 from gimbalmq.client.consume import ConsumeContext, ConsumeResult
 from gimbalmq.client.consumer_config import MessageModel, PushConsumerConfig
-from gimbalmq.client.events import DuplicatesSeen, OffsetReset, QueueStarted
+from gimbalmq.client.events import DuplicatesSeen, OffsetReset, QueueStarted, RoundStarted
 from gimbalmq.client.offsets import LocalOffsets, RemoteOffsets
 from gimbalmq.client.push_consumer import PushConsumer
 from gimbalmq.errors import ConfigError, ResponseError, StateError
@@ -21,6 +21,7 @@ from gimbalmq.model.properties import parse
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol.bodies import Heartbeat
 from gimbalmq.protocol.codes import RequestCode
+from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.status_bodies import (
     ConsumeDirectlyResult,
     ConsumerRunningInfo,
@@ -181,6 +182,48 @@ def test_sql_subscriptions_are_checked_with_a_broker_and_may_fail_the_start() ->
     in_virtual_time(scenario)
 
 
+def test_a_start_that_failed_leaves_nothing_behind_and_can_be_repeated() -> None:
+    """Refused by a broker, or cancelled half way: no member, no task, no lock; then it works."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1)
+        cluster.broker.from_start(Q0)
+        overrides = cluster.broker.overrides
+        overrides[RequestCode.CHECK_CLIENT_CONFIG] = lambda request: request.reply(1, "no")
+        seen = Bodies()
+        consumer = cluster.push("c1#1", handover="lease")
+        consumer.subscribe("T", "a > 1", seen, expression_type="SQL92")
+        events = consumer.events()
+        with pytest.raises(ResponseError, match="no"):
+            await cluster.launch(consumer)
+        assert not consumer.running and not consumer._tasks._tasks
+        assert not cluster.broker.clients("g")
+        del overrides[RequestCode.CHECK_CLIENT_CONFIG]
+
+        asked = asyncio.Event()
+
+        def silent(request: RemotingCommand) -> None:
+            asked.set()
+            raise ResponseError("later", code=1)
+
+        overrides[RequestCode.QUERY_CONSUMER_OFFSET] = silent
+        starting = asyncio.ensure_future(cluster.launch(consumer))
+        await asked.wait()
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert not consumer.running and not consumer._tasks._tasks
+        assert not cluster.broker.clients("g") and not cluster.broker.locks
+        del overrides[RequestCode.QUERY_CONSUMER_OFFSET]
+
+        await cluster.launch(consumer)
+        cluster.broker.put("T", 0, "a")
+        await until(lambda: seen == ["a"])
+        assert isinstance(await anext(events), RoundStarted)
+
+    in_virtual_time(scenario)
+
+
 def test_the_kind_of_group_chooses_the_offset_store(tmp_path: Path) -> None:
     """S3-05: a given store is used; else the broker for clustering, a file for broadcasting."""
 
@@ -267,7 +310,7 @@ def test_progress_rides_on_pulls() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "pause"),
-    [((215, "flow control"), 0.02), ((1, "system error"), 1.0), ((24, "no subscription"), 1.0)],
+    [((215, "flow control"), 0.02), ((1, "system error"), 1.0), ((16, "no permission"), 1.0)],
 )
 def test_a_failed_pull_is_made_again_after_its_delay(answer: tuple[int, str], pause: float) -> None:
     """S3-10, S3-11: requeued on failure too: 1 s after an error, 20 ms after flow control (215)."""
@@ -279,6 +322,38 @@ def test_a_failed_pull_is_made_again_after_its_delay(answer: tuple[int, str], pa
         times = [request.at for request in cluster.broker.of(PULL)]
         assert len(times) >= 4
         assert all(pause <= later - earlier < pause + 0.02 for earlier, later in pairwise(times))
+
+    in_virtual_time(scenario)
+
+
+@pytest.mark.parametrize("code", [24, 25])
+def test_a_broker_that_lost_our_subscription_hears_of_it_and_the_pulls_go_on(code: int) -> None:
+    """After its restart, all queues' pulls are refused together: one heartbeat, and no second of waiting."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        broker = cluster.broker
+        cluster.topic("T", 4)
+        consumer = cluster.push()
+        consumer.subscribe("T", "*", Bodies())
+        await cluster.launch(consumer)
+        await asyncio.sleep(20)
+        heard = len(broker.of(RequestCode.HEART_BEAT))
+
+        def refuse(request: RemotingCommand) -> RemotingCommand | None:
+            known = len(broker.of(RequestCode.HEART_BEAT)) > heard
+            return None if known else request.reply(code, "the consumer's subscription not exist")
+
+        broker.overrides[PULL] = refuse
+        began = cluster.clock.monotonic()
+        broker.asked.clear()
+        heard = 0
+        for number in range(4):
+            broker.put("T", number, "x")  # the pulls that wait are answered, and made again
+        await until(lambda: broker.of(RequestCode.HEART_BEAT))
+        await asyncio.sleep(0.05)
+        pulls = [request.at - began for request in broker.of(PULL)]
+        assert len(pulls) == 8 and max(pulls) < 0.05
+        assert len(broker.of(RequestCode.HEART_BEAT)) == 1
 
     in_virtual_time(scenario)
 

@@ -13,7 +13,14 @@ from gimbalmq.errors import LocalProtocolError, RemoteProtocolError
 from gimbalmq.protocol.codes import LANGUAGES, OUR_VERSION
 from gimbalmq.protocol.command import BINARY_HEADER, JSON_HEADER, RemotingCommand
 from gimbalmq.protocol.frames import MAX_FRAME_BYTES, FrameReader
-from gimbalmq.protocol.serializers import decode_command, encode_frame
+from gimbalmq.protocol.serializers import (
+    NUMBER,
+    TEXT,
+    decode_command,
+    encode_frame,
+    header_template,
+    join_frame,
+)
 
 
 def header_of(command: RemotingCommand) -> bytes:
@@ -146,6 +153,19 @@ def test_ext_field_name_beyond_16_bits_does_not_fit_the_binary_form() -> None:
         encode_frame(RemotingCommand(10, {"k" * 32768: "v"}, serialize_type=BINARY_HEADER))
 
 
+def test_a_filled_template_is_what_the_encoder_writes() -> None:
+    fields = {"a": '100 %d "group"', "f": "7", "i": "KEYS\x01ü %b\x02", "n": "broker-a"}
+    template = header_template(310, fields | {"f": NUMBER, "i": TEXT})
+    header = template % (7, json.dumps(fields["i"], ensure_ascii=False).encode(), 2, 99)
+    whole = RemotingCommand(310, fields, b"body", flag=2, opaque=99)
+    assert join_frame(310, header, b"body") == encode_frame(whole)
+
+
+def test_a_header_cannot_name_what_is_not_in_it() -> None:
+    found = read_json(code=1, body="forged", serialize_type=1)
+    assert (found.body, found.serialize_type) == (b"", JSON_HEADER)
+
+
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 commands = st.builds(
     RemotingCommand,
@@ -165,5 +185,5 @@ commands = st.builds(
 def test_every_command_survives_the_wire(command: RemotingCommand) -> None:
     (frame,) = FrameReader().feed(encode_frame(command))
     again = decode_command(*frame)
-    for attribute in RemotingCommand.__slots__:
+    for attribute in RemotingCommand.__struct_fields__:
         assert getattr(again, attribute) == getattr(command, attribute), attribute

@@ -140,6 +140,27 @@ def test_a_round_under_way_when_a_consumer_closes_starts_nothing_after_it() -> N
     kept(run_world(206, WORLDS["leases, planned"], schedule))
 
 
+def test_a_member_that_overrode_a_lock_and_was_cut_off_does_not_go_on_as_if_nothing_had_been() -> None:
+    """Seed 5: the gone member's lock ended meanwhile, a third one had it, and the refusal was taken for the
+    gone member's."""
+    report = kept(run_world(5, WORLDS["leases"]))
+    assert not report.account.overlaps
+
+
+def test_members_that_see_different_routes_do_not_share_a_queue_after_an_override() -> None:
+    """Seed 14: a name server came back without all brokers. Members that lost a broker from their routes sent it
+    no signs of life and were taken for hung there, and of two that wanted an overridden queue both got it."""
+    report = kept(run_world(14, WORLDS["leases, brokers stay"]))
+    assert not report.account.overlaps
+
+
+def test_of_two_members_that_want_the_queue_of_a_gone_one_only_the_first_overrides_its_lock() -> None:
+    """Seed 11: after a resize they saw different routes, and the second took the first one's lock for the gone
+    member's."""
+    report = kept(run_world(11, WORLDS["leases, brokers stay"]))
+    assert not report.account.overlaps
+
+
 @pytest.mark.parametrize("turns", range(4))
 def test_a_member_that_is_woken_while_it_closes_does_close(turns: int) -> None:
     """Seed 12, in some processes: the loop of rounds waited with ``wait_for``, which in Python 3.11 loses a

@@ -189,7 +189,10 @@ class Member:
     def holds(self, queue: MessageQueue) -> bool:
         """Whether it takes itself for the owner, or still has a handler at work as one."""
         item = self.consumer.balance.table.get(queue) if self.alive else None
-        return item is not None and not item.dropped and (not item.draining or bool(item.running))
+        if item is None or item.dropped:
+            return False
+        resting = item.draining or self.clock.monotonic() > item.holds_until
+        return not resting or bool(item.running)
 
     async def start(self) -> None:
         config = self.consumer.config

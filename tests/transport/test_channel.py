@@ -211,7 +211,7 @@ def test_short_timeout_is_kept_behind_a_long_one() -> None:
             assert not long.done()
             long.cancel()
 
-    run(work(), seconds=5.0)
+    run(work(), seconds=30.0)
 
 
 def test_lost_connection_fails_all_calls_at_once() -> None:
@@ -233,6 +233,58 @@ def test_lost_connection_fails_all_calls_at_once() -> None:
             again = await line.client()
             assert again is not client
             assert (await again.call(RemotingCommand(ECHO), 5.0)).code == 0
+
+    run(work())
+
+
+class Note:
+    """A waiter that is no future."""
+
+    def __init__(self) -> None:
+        self.told: list[RemotingCommand | Exception] = []
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, result: RemotingCommand) -> None:
+        self.told.append(result)
+
+    def set_exception(self, exception: Exception) -> None:
+        self.told.append(exception)
+
+
+def test_a_waiter_of_ones_own_hears_of_the_answer_or_why_there_is_none() -> None:
+    async def work() -> None:
+        async with wire() as line:
+            client = await line.client()
+
+            def start(code: int, timeout: float) -> Note:
+                note = Note()
+                opaque = client.next_opaque()
+                frame = encode_frame(RemotingCommand(code, None, b"x", opaque=opaque))
+                client.start_frame(opaque, frame, timeout, note)
+                return note
+
+            answered, late, lost = start(ECHO, 5.0), start(SILENT, 0.02), start(SILENT, 5.0)
+            await until(lambda: bool(answered.told and late.told))
+            (await line.peer()).abort()
+            await until(lambda: client.closed)
+            told = [type(note.told[0]) for note in (late, lost, start(ECHO, 5.0))]
+            assert told == [RequestTimeoutError, ConnectionLostError, ConnectionLostError]
+            (answer,) = answered.told
+            assert isinstance(answer, RemotingCommand) and answer.body == b"x"
+
+    run(work())
+
+
+def test_many_calls_of_one_turn_do_not_wait_for_its_end() -> None:
+    async def work() -> None:
+        async with wire() as line:
+            client = await line.client()
+            body = bytes(channel_module.REQUEST_BYTES)
+            call = client.start_call(RemotingCommand(ECHO, None, body), 5.0)
+            assert not client._out
+            assert (await call).body == body
 
     run(work())
 

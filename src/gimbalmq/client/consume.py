@@ -22,6 +22,8 @@ from enum import Enum
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+import msgspec
+
 from gimbalmq._clock import Clock
 from gimbalmq.client.consumer_config import PushConsumerConfig
 from gimbalmq.client.offsets import OffsetStore
@@ -97,49 +99,57 @@ class Listener:
 
     def run(self, messages: list[MessageView], context: ConsumeContext) -> Outcome:
         """Calls a plain function; in a thread of the pool."""
-        outcome = Outcome()
+        outcome: Outcome | None = None
         function, extra = self.function, (context,) if self.wants_context else ()
         if self.batch:
             try:
                 result = function(messages, *extra)
             except Exception:
+                outcome = Outcome()
                 outcome.failed_by_exception(messages, context)
             else:
                 if result is not None or extra:
+                    outcome = Outcome()
                     outcome.add(result, messages, context)
-            return outcome
+            return outcome or _ALL_WELL
         for message in messages:
             try:
                 result = function(message, *extra)
             except Exception:
+                outcome = outcome or Outcome()
                 outcome.failed_by_exception([message], context)
             else:
                 if result is not None:
+                    outcome = outcome or Outcome()
                     outcome.add(result, [message], context)
-        return outcome
+        return outcome or _ALL_WELL
 
     async def run_async(self, messages: list[MessageView], context: ConsumeContext) -> Outcome:
         """Awaits an ``async def`` function."""
-        outcome = Outcome()
+        outcome: Outcome | None = None
         function, extra = self.function, (context,) if self.wants_context else ()
         if self.batch:
             try:
                 result = await function(messages, *extra)
             except Exception:
+                outcome = Outcome()
                 outcome.failed_by_exception(messages, context)
             else:
                 if result is not None or extra:
+                    outcome = Outcome()
                     outcome.add(result, messages, context)
-            return outcome
+            return outcome or _ALL_WELL
         for message in messages:
             try:
                 result = await function(message, *extra)
             except Exception:
+                outcome = outcome or Outcome()
                 outcome.failed_by_exception([message], context)
             else:
                 if result is not None:
+                    outcome = outcome or Outcome()
                     outcome.add(result, [message], context)
-        return outcome
+        return outcome or _ALL_WELL
 
 
 def _positional_parameters(function: Handler) -> int:
@@ -190,6 +200,9 @@ class Outcome:
         self.result = ConsumeResult.LATER
 
 
+_ALL_WELL = Outcome()
+"""Nothing failed and nothing was said: the outcome of nearly every batch, never changed."""
+
 _RESULTS: dict[object, ConsumeResult] = {
     None: ConsumeResult.SUCCESS,
     True: ConsumeResult.SUCCESS,
@@ -198,16 +211,25 @@ _RESULTS: dict[object, ConsumeResult] = {
 }
 
 
-class Batch:
-    """Messages one handler call gets."""
+class Batch(msgspec.Struct, eq=False):
+    """Messages one handler call gets.
 
-    __slots__ = ("listener", "messages", "process_queue", "started")
+    Attributes:
+        context: the call's own; one that no handler sees stays as it was made, and many batches share it.
+        started, ended: monotonic times of the call.
+    """
 
-    def __init__(self, process_queue: ProcessQueue, messages: list[MessageView], listener: Listener) -> None:
-        self.process_queue = process_queue
-        self.messages = messages
-        self.listener = listener
-        self.started = 0.0
+    process_queue: ProcessQueue
+    messages: list[MessageView]
+    listener: Listener
+    context: ConsumeContext | None = None
+    started: float = 0.0
+    ended: float = 0.0
+
+    def own_context(self) -> ConsumeContext:
+        if self.context is None:
+            self.context = ConsumeContext(self.process_queue.queue)
+        return self.context
 
 
 class ConsumeHost(Protocol):
@@ -319,8 +341,11 @@ class ConcurrentConsumption:
         self._limit = host.config.consume_threads
         self._batch_size = host.config.consume_message_batch_max_size
         self._monotonic = host.clock.monotonic
+        self._loop = asyncio.get_running_loop()
         self._waiting: deque[Batch] = deque()
         self._workers = 0
+        self._hiring = False
+        self._finished: deque[tuple[Batch, Outcome]] = deque()
         self._closed = False
 
     def start(self) -> None:
@@ -344,39 +369,56 @@ class ConcurrentConsumption:
                 messages[0].topic,
             )
             batch = Batch(process_queue, messages, _NOBODY)
-            batch.started = self._host.clock.monotonic()
+            batch.started = batch.ended = self._monotonic()
             process_queue.begin(batch)
-            outcome = Outcome()
-            outcome.failed = messages
-            self._settle(batch, outcome, ConsumeContext(process_queue.queue))
+            self._settle([batch], messages)
             return
         size = self._batch_size
-        if len(messages) <= size:
-            batches = [Batch(process_queue, messages, listener)]
-        else:
-            batches = [
-                Batch(process_queue, messages[start : start + size], listener)
-                for start in range(0, len(messages), size)
-            ]
+        shared = None if listener.wants_context else ConsumeContext(process_queue.queue)
+        batches = [
+            Batch(process_queue, messages[start : start + size], listener, shared)
+            for start in range(0, len(messages), size)
+        ]
+        self._enqueue(batches, listener)
+
+    def _enqueue(self, batches: list[Batch], listener: Listener) -> None:
         if not listener.is_async:
             for batch in batches:
                 self._threads.submit(self._thread_done, self._run_in_thread, batch)
             return
         self._waiting.extend(batches)
-        for _ in range(min(len(batches), self._limit - self._workers)):
+        if not self._hiring:
+            self._hire()
+
+    def _hire(self) -> None:
+        """One more worker, and another in the next turn while batches wait: quick handlers need but one."""
+        self._hiring = bool(self._waiting) and self._workers < self._limit
+        if self._hiring:
             self._workers += 1
             self._tasks.spawn(self._work(), "consume")
+            self._loop.call_soon(self._hire)
 
     # -- running ---------------------------------------------------------------------
 
     def _may_begin(self, batch: Batch) -> bool:
         process_queue = batch.process_queue
-        return not (process_queue.dropped or process_queue.draining or self._closed)
+        return not (
+            process_queue.dropped
+            or process_queue.draining
+            or batch.started > process_queue.holds_until
+            or self._closed
+        )
+
+    def resume(self, process_queue: ProcessQueue) -> None:
+        """Begins what was held back while the queue's lease was in doubt."""
+        shelved, process_queue.shelved = process_queue.shelved, []
+        for batch in shelved:
+            self._enqueue([batch], batch.listener)
 
     async def _work(self) -> None:
         waiting = self._waiting
         monotonic = self._monotonic
-        context: ConsumeContext | None = None
+        now = monotonic()
         turns = 0
         try:
             while waiting:
@@ -384,70 +426,104 @@ class ConcurrentConsumption:
                 process_queue = batch.process_queue
                 if process_queue.dropped or process_queue.draining or self._closed:
                     continue
-                listener = batch.listener
-                # A context no handler sees stays as it was made.
-                if context is None or listener.wants_context or context.queue is not process_queue.queue:
-                    context = ConsumeContext(process_queue.queue)
-                batch.started = monotonic()
+                if now > process_queue.holds_until:
+                    process_queue.shelved.append(batch)
+                    continue
+                batch.started = now
                 process_queue.begin(batch)
                 outcome = None
                 try:
-                    outcome = await listener.run_async(batch.messages, context)
+                    outcome = await batch.listener.run_async(batch.messages, batch.own_context())
                 finally:
                     if outcome is None:  # cancelled
                         process_queue.end(batch)
-                self._settle(batch, outcome, context)
+                now = batch.ended = monotonic()
+                self._done(batch, outcome)
                 turns += 1
                 if turns % _YIELD_AFTER == 0:
                     await asyncio.sleep(0)
+                    now = monotonic()
         finally:
             self._workers -= 1
 
-    def _run_in_thread(self, batch: Batch) -> tuple[Batch, Outcome | None, ConsumeContext]:
-        context = ConsumeContext(batch.process_queue.queue)
-        batch.started = self._host.clock.monotonic()
+    def _run_in_thread(self, batch: Batch) -> tuple[Batch, Outcome | None]:
+        batch.started = self._monotonic()
         batch.process_queue.begin(batch)
         # After begin(), and again here: a handover that saw no running batch must not be followed by one.
         if not self._may_begin(batch):
-            return batch, None, context
-        return batch, batch.listener.run(batch.messages, context), context
+            return batch, None
+        outcome = batch.listener.run(batch.messages, batch.own_context())
+        batch.ended = self._monotonic()
+        return batch, outcome
 
-    def _thread_done(self, done: tuple[Batch, Outcome | None, ConsumeContext]) -> None:
-        batch, outcome, context = done
-        if outcome is None:
-            batch.process_queue.end(batch)
-        else:
-            self._settle(batch, outcome, context)
+    def _thread_done(self, done: tuple[Batch, Outcome | None]) -> None:
+        batch, outcome = done
+        if outcome is not None:
+            self._done(batch, outcome)
+            return
+        process_queue = batch.process_queue
+        process_queue.end(batch)
+        if process_queue.dropped or process_queue.draining or self._closed:
+            return
+        if self._monotonic() > process_queue.holds_until:
+            process_queue.shelved.append(batch)
+        else:  # the lease was confirmed meanwhile
+            self._enqueue([batch], batch.listener)
 
     # -- settling --------------------------------------------------------------------
 
-    def _settle(self, batch: Batch, outcome: Outcome, context: ConsumeContext) -> None:
-        process_queue = batch.process_queue
-        now = process_queue.last_consume = self._monotonic()
-        messages = batch.messages
-        failed = len(outcome.failed)
+    def _done(self, batch: Batch, outcome: Outcome) -> None:
+        """A handler is through with a batch, which counts as running until it is settled, later in this turn."""
+        if not self._finished:
+            self._loop.call_soon(self._settle_finished)
+        self._finished.append((batch, outcome))
+
+    def _settle_finished(self) -> None:
+        """Settles what ended in this turn, neighbours of one queue together: often all of a pull."""
+        finished = self._finished
+        try:
+            while finished:
+                batch, outcome = finished.popleft()
+                run = [batch]
+                while (
+                    finished
+                    and finished[0][0].process_queue is batch.process_queue
+                    and finished[0][0].listener is batch.listener
+                    and not (outcome.failed or finished[0][1].failed)
+                ):
+                    run.append(finished.popleft()[0])
+                self._settle(run, outcome.failed)
+        finally:
+            if finished:  # an offset store of the user's has raised; the others are settled all the same
+                self._loop.call_soon(self._settle_finished)
+
+    def _settle(self, batches: list[Batch], failed: list[MessageView]) -> None:
+        """Settles batches of one queue and handler; where messages failed, it is one batch."""
+        process_queue = batches[0].process_queue
+        process_queue.last_consume = batches[-1].ended
+        messages = [message for batch in batches for message in batch.messages]
+        seconds = sum([batch.ended - batch.started for batch in batches])
         host = self._host
-        host.count_consumed(messages[0].topic, len(messages) - failed, failed, now - batch.started)
+        host.count_consumed(messages[0].topic, len(messages) - len(failed), len(failed), seconds)
         if process_queue.dropped:
             log.debug(
                 "result of %d messages of %s ignored: it was dropped", len(messages), process_queue.queue
             )
-            process_queue.end(batch)
         elif failed:
-            self._tasks.spawn(self._settle_failed(batch, outcome.failed, context), "send back")
+            self._tasks.spawn(self._settle_failed(batches[0], failed), "send back")
+            return
         else:
-            offset = process_queue.remove(messages)
-            if offset >= 0:
-                host.offsets.update(process_queue.queue, offset, increase_only=True)
-            process_queue.end(batch)
+            self._finish(process_queue, messages)
+        process_queue.end(*batches)
 
     def _finish(self, process_queue: ProcessQueue, messages: Sequence[MessageView]) -> None:
         offset = process_queue.remove(messages)
         if offset >= 0 and not process_queue.dropped:
             self._host.offsets.update(process_queue.queue, offset, increase_only=True)
 
-    async def _settle_failed(self, batch: Batch, failed: list[MessageView], context: ConsumeContext) -> None:
+    async def _settle_failed(self, batch: Batch, failed: list[MessageView]) -> None:
         process_queue = batch.process_queue
+        context = batch.own_context()
         again: list[MessageView] = []
         try:
             if self._host.config.broadcasting:
@@ -502,6 +578,7 @@ class ConcurrentConsumption:
         """Begins nothing more and waits a while for what runs."""
         self._closed = True
         self._waiting.clear()
+        self._settle_finished()
         await _wait_quiet(self._host)
 
 
@@ -558,9 +635,17 @@ class OrderedConsumption:
         config = self._host.config
         if config.broadcasting:
             return True
-        return process_queue.locked and not process_queue.lock_expired(
-            self._host.clock.monotonic(), config.lock_live
+        now = self._host.clock.monotonic()
+        return (
+            process_queue.locked
+            and now <= process_queue.holds_until
+            and not process_queue.lock_expired(now, config.lock_live)
         )
+
+    def resume(self, process_queue: ProcessQueue) -> None:
+        """Goes on with a queue that stood still while its lease was in doubt."""
+        if process_queue.consuming:
+            self._spawn(process_queue, 0.0)
 
     async def _step(self, process_queue: ProcessQueue, begun: float) -> bool:
         """Consumes one batch; whether the run goes on."""
@@ -584,6 +669,10 @@ class OrderedConsumption:
             if process_queue.dropped or process_queue.draining or self._closed:
                 process_queue.put_back(messages)
                 process_queue.consuming = False
+                return False
+            if self._host.clock.monotonic() > process_queue.holds_until:
+                process_queue.put_back(messages)
+                self._relock_later(process_queue, 0.01)
                 return False
             batch = Batch(process_queue, messages, listener or _NOBODY)
             batch.started = self._host.clock.monotonic()

@@ -9,23 +9,23 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import sys
-import traceback
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, Self, TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
 from gimbalmq._clock import Clock
 from gimbalmq.client import events
 from gimbalmq.client.config import DEFAULT_INSTANCE
+from gimbalmq.client.consumer_calls import ConsumerCalls, LockCallsToMasters
 from gimbalmq.client.consumer_config import TAG, ConsumeFromWhere, ConsumerConfig, subscription_for
+from gimbalmq.client.consumer_report import expressions, running_properties, stacks
 from gimbalmq.client.events import BalanceEvent, Events
 from gimbalmq.client.events import Callback as EventCallback
 from gimbalmq.client.instance import ClientInstance
-from gimbalmq.client.lease import QueueLocks, hand_over
+from gimbalmq.client.lease import Leases, QueueLocks, hand_over
 from gimbalmq.client.offsets import (
     LocalOffsets,
     OffsetStore,
@@ -35,20 +35,21 @@ from gimbalmq.client.offsets import (
 )
 from gimbalmq.client.process_queue import ProcessQueue
 from gimbalmq.client.rebalance import RebalanceLoop, Rebalancer
-from gimbalmq.errors import ConfigError, RocketMQError, RouteError, StateError, TopicRouteNotFoundError
+from gimbalmq.errors import (
+    ConfigError,
+    RocketMQError,
+    RouteError,
+    StateError,
+)
 from gimbalmq.model.message import MessageView
-from gimbalmq.model.queues import MessageQueue, sort_queues
-from gimbalmq.model.results import PullResult
+from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.route import subscribe_queues
 from gimbalmq.model.topics import RETRY_PREFIX, topic_problem
 from gimbalmq.protocol.bodies import ConsumerData, Subscription, TopicRoute
-from gimbalmq.protocol.codes import OUR_VERSION, version_name
 from gimbalmq.protocol.fastjson import queue_text
-from gimbalmq.protocol.headers.messages import PullMessage
 from gimbalmq.protocol.status_bodies import ConsumeDirectlyResult, ConsumeRates, ConsumerRunningInfo
 from gimbalmq.rpc import groups as group_calls
 from gimbalmq.rpc import management as management_calls
-from gimbalmq.rpc import messages as message_calls
 from gimbalmq.transport.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ _HEARTBEAT_TRIES = 200
 _ROUTE_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0)
 
 
-class Consumer(ABC, Generic[C]):
+class Consumer(ConsumerCalls[C]):
     """Base of PushConsumer and PullConsumer; not for applications."""
 
     consume_type = ""
@@ -82,7 +83,6 @@ class Consumer(ABC, Generic[C]):
         self._events = Events()
         self._queue_listeners: list[QueueListener] = []
         self._subscriptions: dict[str, Subscription] = {}
-        self._announced: dict[str, int] = {}
         self._given_offsets = offset_store
         self._offsets: OffsetStore | None = offset_store
         self._balance: Rebalancer | None = None
@@ -104,14 +104,6 @@ class Consumer(ABC, Generic[C]):
         if self._instance is None:
             raise StateError(f"consumer {self.group} is not running: use it in `async with`, or call start()")
         return self._instance
-
-    @property
-    def client_id(self) -> str:
-        return self.instance.client_id
-
-    @property
-    def clock(self) -> Clock:
-        return self.instance.clock
 
     @property
     def offsets(self) -> OffsetStore:
@@ -193,8 +185,7 @@ class Consumer(ABC, Generic[C]):
         self._queue_listeners.append(listener)
 
     def emit(self, event: BalanceEvent) -> None:
-        if self._events.wanted:
-            self._events.emit(msgspec.structs.replace(event, at_ms=self.clock.wall_ms()))
+        self._events.emit(msgspec.structs.replace(event, at_ms=self.clock.wall_ms()))
 
     # -- life ------------------------------------------------------------------------
 
@@ -217,38 +208,16 @@ class Consumer(ABC, Generic[C]):
             self._started_ms = joined.clock.wall_ms()
             self._add_own_subscriptions()
             self._balance = Rebalancer(self, self._tasks, self.config.allocate_strategy())
-            self._locks = QueueLocks(
-                _LockCalls(self),
-                lambda: self.balance.table,
-                joined.clock,
-                self._lock_lost,
-                self.config.lock_live,
-            )
+            self._locks = self._make_locks(joined.clock)
             self._offsets = self._given_offsets or self._make_offsets()
             await self._offsets.load()
             await self._start_parts()
             joined.register_consumer(self.group, self)
-        except BaseException:
-            self._instance = None
-            await self._tasks.close()
-            await self._close_parts()
-            await joined.close_if_unused()
-            raise
-        try:
             await joined.start()
             await self._refresh_routes()
             await self._check_subscriptions()
             await self._announce()
-            self._tasks.every(self.config.persist_interval, self.persist_offsets, "persist offsets")
-            if self.needs_lock:
-                self._tasks.every(
-                    self.config.lock_interval,
-                    self.locks.renew,
-                    "renew locks",
-                    first=self.config.lock_first_delay,
-                )
-            if self.config.check_group_interval and not self.config.broadcasting:
-                self._tasks.every(self.config.check_group_interval, self.check_group, "check group")
+            self._start_timers()
             self._ready = True
             if self.is_balanced_by_group:
                 self._loop = RebalanceLoop.of(joined)
@@ -257,15 +226,44 @@ class Consumer(ABC, Generic[C]):
             await self._after_start()
             self._tasks.spawn(self._find_missing_routes(), "missing routes")
         except BaseException:
-            await self.close()
+            await self._undo_start(joined)
             raise
+
+    def _start_timers(self) -> None:
+        config = self.config
+        every = self._tasks.every
+        every(config.persist_interval, self.persist_offsets, "persist offsets")
+        if isinstance(self._locks, Leases):
+            every(config.lease_margin / 3, self._locks.renew, "renew leases")
+            every(config.lease_margin / 6, self._locks.check, "check leases")
+        elif self.needs_lock:
+            every(config.lock_interval, self.locks.renew, "renew locks", first=config.lock_first_delay)
+        if config.check_group_interval and not config.broadcasting:
+            every(config.check_group_interval, self.check_group, "check group")
+
+    async def _undo_start(self, instance: ClientInstance) -> None:
+        """Leaves nothing behind of a start that failed, so that it can be tried again."""
+        self._closed = True
+        if instance.consumers.get(self.group) is self:
+            await self._leave(instance)
+        else:
+            await self._tasks.close()
+            await self._close_parts()
+            await instance.close_if_unused()
+        self._instance = self._balance = self._locks = self._loop = None
+        self._offsets = self._given_offsets
+        self._closed = self._ready = False
 
     async def close(self) -> None:
         """Lets running handlers finish, commits, leaves the group; the next owner goes on exactly there."""
         if self._instance is None or self._closed:
             return
         self._closed = True
-        instance = self._instance
+        await self._leave(self._instance)
+        self._events.close()
+        self._instance = None
+
+    async def _leave(self, instance: ClientInstance) -> None:
         if self._loop is not None:
             self._loop.leave(self)
         self.balance.close()
@@ -281,8 +279,6 @@ class Consumer(ABC, Generic[C]):
         await self._close_parts()
         await instance.unregister_consumer(self.group)
         self.balance.drop_everything()
-        self._events.close()
-        self._instance = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -297,7 +293,7 @@ class Consumer(ABC, Generic[C]):
             return
         # Answered, where Java's goes one-way: brokers work requests off in several threads, and the next
         # owner, told by our leaving, might read its offset before this one is stored.
-        queues = self._queues_with_progress()
+        queues = [queue for queue in self._queues_with_progress() if not self._in_doubt(queue)]
         await asyncio.gather(*(self.offsets.persist(queue, wait=True) for queue in queues))
 
     def _check_start(self) -> None: ...
@@ -311,6 +307,20 @@ class Consumer(ABC, Generic[C]):
     async def _stop_consuming(self) -> None: ...
 
     async def _close_parts(self) -> None: ...
+
+    def _make_locks(self, clock: Clock) -> QueueLocks:
+        calls = LockCallsToMasters(self)
+        if self.config.handover != "lease" or not self.needs_lock:
+            return QueueLocks(calls, lambda: self.balance.table, clock, live=self.config.lock_live)
+        return Leases(
+            calls,
+            lambda: self.balance.table,
+            clock,
+            self,
+            self.config.lock_live,
+            margin=self.config.lease_margin,
+            grace=self.config.lease_orphan_grace,
+        )
 
     def _make_offsets(self) -> OffsetStore:
         if self.config.broadcasting:
@@ -358,13 +368,11 @@ class Consumer(ABC, Generic[C]):
             await group_calls.check_client_config(self.instance, address, self.client_id, self.group, data)
 
     async def _announce(self) -> None:
-        """Tells all brokers of our subscriptions; pulls may name the new versions only after that."""
-        versions = {topic: data.sub_version for topic, data in self._subscriptions.items()}
+        """Tells all brokers of our subscriptions."""
         for _ in range(_HEARTBEAT_TRIES):
             if await self.instance.heartbeat():
                 break
             await asyncio.sleep(0.005)  # another is under way and may carry what was before
-        self._announced.update(versions)
 
     def _announce_soon(self) -> None:
         """The same behind the scenes: a broker that does not answer must not hold up a round."""
@@ -403,7 +411,6 @@ class Consumer(ABC, Generic[C]):
     def unsubscribe(self, topic: str) -> None:
         """Ends a subscription; its queues are dropped in the next round, which comes at once."""
         self._subscriptions.pop(topic, None)
-        self._announced.pop(topic, None)
         if self._ready and not self._closed:
             self._tasks.spawn(self._announce(), "unsubscribe")
             self.wake(f"{topic} was unsubscribed")
@@ -434,6 +441,39 @@ class Consumer(ABC, Generic[C]):
     async def _announce_and_wake(self, reason: str) -> None:
         await self._announce()  # a broker that is new to the topic does not know us yet
         self.wake(reason)
+
+    @property
+    def liveness_interval(self) -> float:
+        return 0.0 if self.config.broadcasting else self.config.liveness_interval
+
+    def connection_lost(self, broker_name: str) -> None:
+        if isinstance(self._locks, Leases):
+            self._locks.connection_lost(broker_name)
+
+    def connection_back(self, broker_name: str) -> None:
+        if isinstance(self._locks, Leases) and not self._closed:
+            self._tasks.spawn(self._locks.connection_back(broker_name), "renew leases at once")
+
+    def expelled(self, broker_name: str) -> None:
+        """Others were told that we are gone, and may have our queues of this broker: we begin anew with them."""
+        if not self.is_balanced_by_group or self._balance is None or self._closed:
+            return
+        log.error(
+            "broker %s heard nothing of this member of group %s for three times liveness_interval (%g s) and told "
+            "the others that it is gone; it joins again. Was the process stopped, or its event loop blocked? "
+            "Run handlers that compute for long as plain functions, or set liveness_interval higher",
+            broker_name,
+            self.group,
+            self.config.liveness_interval,
+        )
+        self.emit(events.MemberExpelled(group=self.group, broker_name=broker_name))
+        for queue, item in list(self._balance.table.items()):
+            if queue.broker_name == broker_name and not item.dropped:
+                if isinstance(self._locks, Leases):
+                    self._locks.abandon(item)
+                else:
+                    self._drop_uncommitted(item, "a broker took this member for hung")
+        self.wake("a broker took this member for hung")
 
     def wake_rebalance(self) -> None:
         self.wake("a broker said that members changed")
@@ -469,23 +509,21 @@ class Consumer(ABC, Generic[C]):
             for queue, item in self.balance.table.items()
         }
         info = ConsumerRunningInfo(
-            properties={
-                "PROP_CONSUMEORDERLY": "true" if self.ordered else "false",
-                "PROP_THREADPOOL_CORE_SIZE": str(self._thread_count()),
-                "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
-                "PROP_NAMESERVER_ADDR": "".join(f"{address};" for address in self.instance.nameservers),
-                "PROP_CONSUME_TYPE": self.consume_type,
-                "PROP_CLIENT_VERSION": version_name(OUR_VERSION),
-                "allocateMessageQueueStrategy": self.config.allocate_strategy().name,
-                "handover": self.config.handover,
-                "messageModel": self.config.message_model.value,
-            },
+            properties=running_properties(
+                self.config,
+                ordered=self.ordered,
+                threads=self._thread_count(),
+                started_ms=self._started_ms,
+                consume_type=self.consume_type,
+                nameservers=self.instance.nameservers,
+            ),
             subscription_set=list(self._subscriptions.values()),
             status_table={topic: self._rates(topic) for topic in self._subscriptions},
+            user_consumer_info={events.RECENT_KEY: self._events.recent_json()},
         )
         info.mq_table = {queue_text(queue): row for queue, row in sorted(rows.items())}
         if jstack:
-            info.jstack = _stacks()
+            info.jstack = stacks()
         return info
 
     def _rates(self, topic: str) -> ConsumeRates:
@@ -523,20 +561,17 @@ class Consumer(ABC, Generic[C]):
     def subscribed_queues(self, topic: str) -> Collection[MessageQueue] | None:
         return self.instance.subscribe_queues(topic)
 
-    async def member_ids(self, topic: str) -> list[str] | None:
-        address = await self.instance.any_broker_of(topic)
-        return await group_calls.member_ids(
-            self.instance, address, self.group, timeout=self.config.api_timeout
-        )
-
-    async def members_at(self, queue: MessageQueue) -> list[str] | None:
-        address = await self._master(queue)
-        return await group_calls.member_ids(
-            self.instance, address, self.group, timeout=self.config.api_timeout
-        )
-
     async def lock_queue(self, queue: MessageQueue) -> bool:
         return await self.locks.lock(queue)
+
+    async def take_over(self, queue: MessageQueue) -> bool | None:
+        return await self.locks.take_over(queue) if isinstance(self.locks, Leases) else None
+
+    async def unlock_queue(self, queue: MessageQueue) -> None:
+        await self.locks.unlock(queue)
+
+    def lock_withheld(self, queue: MessageQueue) -> str | None:
+        return self.locks.withheld(queue)
 
     def forget_offset(self, queue: MessageQueue) -> None:
         self.offsets.forget(queue)
@@ -590,16 +625,34 @@ class Consumer(ABC, Generic[C]):
         self.emit(events.QueueReleased(group=self.group, queue=item.queue, offset=offset, seconds=seconds))
         self.balance.release(item)
 
-    def _lock_lost(self, item: ProcessQueue) -> None:
-        if self.config.handover != "lease" or item.dropped or self._closed:
+    # -- host of the leases ----------------------------------------------------------
+
+    def lease_lost(self, item: ProcessQueue) -> None:
+        if item.dropped or self._closed:
             return
         log.error(
             "the lease of %s is lost; it is dropped, and what runs will not be committed. Was this process "
-            "stopped for long, or the broker restarted?",
+            "stopped or cut off for long, or the broker restarted?",
             item.queue,
         )
         self.emit(events.LeaseLost(group=self.group, queue=item.queue))
-        self.balance.mark_dropped(item, "its lease was lost")
+        self._drop_uncommitted(item, "its lease was lost")
+
+    def lease_fenced(self, item: ProcessQueue, reason: str) -> None:
+        log.warning("%s is fenced, nothing of it is begun or committed: %s", item.queue, reason)
+        self.emit(events.LeaseFenced(group=self.group, queue=item.queue, reason=reason))
+
+    def lease_confirmed(self, item: ProcessQueue, seconds: float) -> None:
+        log.info("the lease of %s is confirmed after %.1f s; it goes on", item.queue, seconds)
+        self.emit(events.LeaseConfirmed(group=self.group, queue=item.queue, seconds=seconds))
+        self._resume(item)
+
+    def _resume(self, item: ProcessQueue) -> None:
+        """A fenced queue goes on."""
+
+    def _drop_uncommitted(self, item: ProcessQueue, reason: str) -> None:
+        """Drops a queue at once; others may be further with it than we are."""
+        self.balance.mark_dropped(item, reason)
         item.draining, item.dropped = False, True
         self.offsets.forget(item.queue)
         self.balance.release(item)
@@ -636,8 +689,8 @@ class Consumer(ABC, Generic[C]):
         except RocketMQError as error:
             log.debug("the group's connections could not be read: %s", error)
             return
-        ours = _expressions(self._subscriptions.values())
-        theirs = _expressions(found.subscription_table.values())
+        ours = expressions(self._subscriptions.values())
+        theirs = expressions(found.subscription_table.values())
         if theirs == ours or not theirs:
             self._unequal = None
             return
@@ -659,126 +712,7 @@ class Consumer(ABC, Generic[C]):
         """Writes progress of all held queues away."""
         await self.offsets.persist_all(self._queues_with_progress())
 
-    async def _fetch_offset(self, queue: MessageQueue) -> int | None:
-        found = await self.instance.locate_broker(queue.topic, queue.broker_name)
-        return await group_calls.query_offset(self.instance, found.address, self.group, queue)
-
-    async def _commit_offset(self, queue: MessageQueue, offset: int, wait: bool) -> None:
-        found = await self.instance.locate_broker(queue.topic, queue.broker_name)
-        if wait:
-            await group_calls.update_offset(self.instance, found.address, self.group, queue, offset)
-        else:
-            await group_calls.update_offset_oneway(self.instance, found.address, self.group, queue, offset)
-
-    async def max_offset(self, queue: MessageQueue) -> int:
-        """One past the newest message of a queue."""
-        return await group_calls.max_offset(self.instance, await self._master(queue), queue)
-
-    async def min_offset(self, queue: MessageQueue) -> int:
-        """The oldest message of a queue that is still there."""
-        return await group_calls.min_offset(self.instance, await self._master(queue), queue)
-
-    async def offset_for_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The first message stored at or after a time, ms since 1970."""
-        return await group_calls.search_offset(self.instance, await self._master(queue), queue, timestamp_ms)
-
-    async def _master(self, queue: MessageQueue) -> str:
-        return (await self.instance.locate_broker(queue.topic, queue.broker_name)).address
-
-    # -- pulling ---------------------------------------------------------------------
-
-    async def _pull(
-        self,
-        queue: MessageQueue,
-        data: Subscription,
-        offset: int,
-        *,
-        count: int,
-        sys_flag: int,
-        commit_offset: int = 0,
-        max_bytes: int | None = None,
-    ) -> PullResult:
-        """One pull from the replica the broker last suggested."""
-        instance = self.instance
-        broker_id = self._suggested.get(queue, 0)
-        found = instance.find_broker(queue.broker_name, broker_id)
-        if found is None:
-            found = await instance.locate_broker(queue.topic, queue.broker_name, broker_id)
-        if found.is_slave:
-            sys_flag &= ~message_calls.PULL_COMMIT_OFFSET
-        with_subscription = sys_flag & message_calls.PULL_SUBSCRIPTION
-        header = PullMessage(
-            consumer_group=self.group,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            queue_offset=offset,
-            max_msg_nums=count,
-            sys_flag=sys_flag,
-            commit_offset=commit_offset,
-            suspend_timeout_millis=int(self.config.broker_suspend * 1000),
-            subscription=data.sub_string if with_subscription else None,
-            sub_version=self._announced.get(queue.topic, 0),
-            expression_type=data.expression_type,
-            max_msg_bytes=max_bytes,
-            bname=queue.broker_name,
-        )
-        result = await message_calls.pull(
-            instance, found.address, header, queue, timeout=self.config.pull_timeout
-        )
-        self._suggested[queue] = result.suggested_broker_id
-        if data.tags_set and data.expression_type in (None, TAG) and result.messages:
-            # The broker compares hashes; different tags may share one.
-            wanted = set(data.tags_set)
-            result.messages = [message for message in result.messages if message.tags in wanted]
-        return result
-
-
-def _expressions(subscriptions: Iterable[Subscription]) -> dict[str, str]:
-    """Topic to expression, tags in one order, without the retry topic."""
-    return {
-        data.topic: " || ".join(sorted(data.tags_set)) or data.sub_string or "*"
-        for data in subscriptions
-        if not data.topic.startswith(RETRY_PREFIX)
-    }
-
-
-class _LockCalls:
-    """41 and 42 to masters, for a consumer."""
-
-    def __init__(self, consumer: Consumer[Any]) -> None:
-        self._consumer = consumer
-
-    def _master(self, broker_name: str) -> str:
-        address = self._consumer.instance.master_address(broker_name)
-        if address is None:
-            raise TopicRouteNotFoundError(f"the broker {broker_name} has no master")
-        return address
-
-    async def lock(self, broker_name: str, queues: Collection[MessageQueue]) -> set[MessageQueue]:
-        consumer = self._consumer
-        return await group_calls.lock_queues(
-            consumer.instance,
-            self._master(broker_name),
-            consumer.group,
-            consumer.client_id,
-            sort_queues(queues),
-        )
-
-    async def unlock(self, broker_name: str, queues: Collection[MessageQueue], *, wait: bool) -> None:
-        consumer = self._consumer
-        call = group_calls.unlock_queues if wait else group_calls.unlock_queues_oneway
-        await call(
-            consumer.instance,
-            self._master(broker_name),
-            consumer.group,
-            consumer.client_id,
-            sort_queues(queues),
-        )
-
-
-def _stacks() -> str:
-    """What every thread is doing, as 307's jstack field."""
-    parts = []
-    for number, frame in sys._current_frames().items():
-        parts.append(f"thread {number}\n{''.join(traceback.format_stack(frame))}")
-    return "\n".join(parts)
+    def _in_doubt(self, queue: MessageQueue) -> bool:
+        """Whether a queue is fenced: its lease may be another's."""
+        item = self._balance.table.get(queue) if self._balance is not None else None
+        return item is not None and self.clock.monotonic() > item.holds_until

@@ -53,7 +53,14 @@ class ConsumerConfig(ClientConfig):
         max_span: distance between the oldest and newest cached offset that still lets a queue be pulled.
         handover: "java" moves a queue at once, with some messages delivered twice; "lease" has the loser
             finish and commit before the gainer begins, by the broker's queue locks.
-        lease_orphan_grace: how long a gainer waits for the lock of a member that has left without a word.
+        lease_orphan_grace: how long a gainer waits for the lock of a member that has left without a word; the
+            same in all members.
+        lease_margin: a member that could not renew a queue's lock for so long begins nothing more of it, nor
+            commits it, until it has the lock again; less than ``lease_orphan_grace``. Locks are renewed
+            three times as often.
+        liveness_interval: how often brokers of this library hear that the event loop still turns; one that
+            hears nothing for three times as long takes the member for hung and tells the group. 0 leaves
+            that to the broker's ``channelExpiredTimeout``, 120 s, as do Apache's brokers.
         ramp_up: after a queue was taken, pulls grow to their full size over this time; 0 is at once.
         member_name: a fixed name of this member. A restart keeps its client id, so nothing moves.
         member_grace: how long a vanished member with a fixed name still counts; the same in all members.
@@ -82,6 +89,8 @@ class ConsumerConfig(ClientConfig):
     max_span: int = 2000
     handover: Literal["java", "lease"] = "java"
     lease_orphan_grace: float = 5.0
+    lease_margin: float = 3.0
+    liveness_interval: float = 3.0
     ramp_up: float = 0.0
     member_name: str | None = None
     member_grace: float = 0.0
@@ -123,6 +132,7 @@ class ConsumerConfig(ClientConfig):
             "check_group_interval",
             "first_pull_delay",
             "lease_orphan_grace",
+            "liveness_interval",
         ):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must be 0 or more")
@@ -134,6 +144,13 @@ class ConsumerConfig(ClientConfig):
                 raise ConfigError(name, getattr(self, name), f"use a {kind.__name__}")
         if self.handover not in ("java", "lease"):
             raise ConfigError("handover", self.handover, 'use "java" or "lease"')
+        if self.handover == "lease" and not 0 < self.lease_margin < self.lease_orphan_grace:
+            raise ConfigError(
+                "lease_margin",
+                self.lease_margin,
+                f"more than 0 and less than lease_orphan_grace, which is {self.lease_orphan_grace:g}: a member "
+                "must have stopped before another takes its queue",
+            )
         if self.member_name is not None and (not self.member_name or set(self.member_name) & set("#@/")):
             raise ConfigError("member_name", self.member_name, "a name without '#', '@' and '/'")
         if isinstance(self.strategy, str):

@@ -1,7 +1,7 @@
 """What balancing does, as a stream: every change of a consumer's queues with its reason.
 
-``consumer.events()`` iterates over them, ``consumer.on_event(callback)`` calls back at once. Nobody listening
-costs nothing but a length test.
+``consumer.events()`` iterates over them, ``consumer.on_event(callback)`` calls back at once. The last few are
+kept and told to whoever asks the consumer about itself (mqadmin consumerStatus, the dashboard).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
@@ -16,6 +17,10 @@ import msgspec
 from gimbalmq.model.queues import MessageQueue
 
 log = logging.getLogger(__name__)
+
+RECENT_KEY = "gimbalmq.events"
+"""Under which name a consumer tells its recent events."""
+_RECENT_ROUNDS, _RECENT_OTHERS, _RECENT_BYTES = 8, 24, 8192
 
 
 class BalanceEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,16 +114,44 @@ class QueueStarted(BalanceEvent, frozen=True, kw_only=True):
 
 
 class LeaseLost(BalanceEvent, frozen=True, kw_only=True):
-    """The broker gave a queue's lock to somebody else, or could not be asked for too long."""
+    """A queue is dropped: its lock is somebody else's, or may have been while the broker could not be asked."""
 
     queue: MessageQueue
+
+
+class LeaseFenced(BalanceEvent, frozen=True, kw_only=True):
+    """Whether a queue's lock is still ours is not known: nothing of it is begun or committed until it is."""
+
+    queue: MessageQueue
+    reason: str
+
+
+class LeaseConfirmed(BalanceEvent, frozen=True, kw_only=True):
+    """The lock of a fenced queue is ours, and was all the time; its messages are handed out again.
+
+    Attributes:
+        seconds: how long it was in doubt.
+    """
+
+    queue: MessageQueue
+    seconds: float
 
 
 class LeaseOverridden(BalanceEvent, frozen=True, kw_only=True):
-    """A queue was begun without its lock: the member that held it has left the group without a word."""
+    """A queue was begun though its lock was not given back: its holder has left the group without a word."""
 
     queue: MessageQueue
     waited: float
+
+
+class MemberExpelled(BalanceEvent, frozen=True, kw_only=True):
+    """A broker had heard nothing of this member for too long and told the group that it is gone.
+
+    It has joined again. The queues it held of that broker were dropped without a commit: others may have
+    worked on them meanwhile.
+    """
+
+    broker_name: str
 
 
 class DuplicatesSeen(BalanceEvent, frozen=True, kw_only=True):
@@ -167,10 +200,26 @@ class Events:
         self._callbacks: list[Callback] = []
         self._streams: set[asyncio.Queue[BalanceEvent | None]] = set()
         self._running: set[asyncio.Future[None]] = set()
+        # Apart, so that the many queues of one round do not push out why it was.
+        self._rounds: deque[BalanceEvent] = deque(maxlen=_RECENT_ROUNDS)
+        self._others: deque[BalanceEvent] = deque(maxlen=_RECENT_OTHERS)
 
-    @property
-    def wanted(self) -> bool:
-        return bool(self._callbacks or self._streams)
+    def recent_json(self) -> str:
+        """The last events, oldest first, as a JSON list of at most 8 KB; rounds that changed nothing left out."""
+        kept = sorted((*self._rounds, *self._others), key=lambda event: event.at_ms)
+        texts = [
+            msgspec.json.encode({"type": type(item).__name__, **msgspec.to_builtins(item)}) for item in kept
+        ]
+        while texts and sum(map(len, texts)) + len(texts) + 1 > _RECENT_BYTES:
+            texts.pop(0)
+        return f"[{b','.join(texts).decode()}]"
+
+    def _remember(self, event: BalanceEvent) -> None:
+        if isinstance(event, RoundFinished):
+            if event.changed:
+                self._rounds.append(msgspec.structs.replace(event, kept=()))
+        elif not isinstance(event, RoundStarted):
+            self._others.append(event)
 
     def on_event(self, callback: Callback) -> Callable[[], None]:
         """Calls back with every event; the result ends that."""
@@ -196,6 +245,7 @@ class Events:
             self._streams.discard(waiting)
 
     def emit(self, event: BalanceEvent) -> None:
+        self._remember(event)
         for waiting in self._streams:
             self._offer(waiting, event)
         for callback in list(self._callbacks):

@@ -8,6 +8,7 @@ thread, so there is nothing to lock.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -36,6 +37,10 @@ class ProcessQueue:
         paused: the user asked for no deliveries from it.
         locked: the broker's queue lock is ours.
         overridden: it counts as ours, but the broker still keeps it for a member that is gone.
+        override_ends: monotonic time by which the broker has surely ended that member's lock.
+        holds_until: leases: monotonic time up to which the lock is surely ours; nothing is begun after it.
+        fenced: that time has passed, and the consumer has said so.
+        shelved: batches that were not begun because of it.
         count, body_bytes: cached messages, those in work included.
         queue_offset_max: largest offset ever put.
         running: batches a handler is at work on, by identity.
@@ -52,15 +57,19 @@ class ProcessQueue:
         "count",
         "draining",
         "dropped",
+        "fenced",
+        "holds_until",
         "last_consume",
         "last_lock",
         "last_pull",
         "locked",
         "overridden",
+        "override_ends",
         "paused",
         "queue",
         "queue_offset_max",
         "running",
+        "shelved",
         "try_unlock_times",
     )
 
@@ -78,6 +87,10 @@ class ProcessQueue:
         self.paused = False
         self.locked = locked
         self.overridden = False
+        self.override_ends = 0.0
+        self.fenced = False
+        self.holds_until = math.inf
+        self.shelved: list[Batch] = []
         self.consuming = False
         self.consume_lock = asyncio.Lock()
         self.try_unlock_times = 0
@@ -183,6 +196,7 @@ class ProcessQueue:
     def clear(self) -> None:
         """Forgets every message; the queue was dropped or its offset was set anew."""
         self._messages = {}
+        self.shelved = []
         self._in_work = {}
         self.count = self.body_bytes = 0
         self.queue_offset_max = -1
@@ -224,8 +238,9 @@ class ProcessQueue:
     def begin(self, batch: Batch) -> None:
         self.running[id(batch)] = batch
 
-    def end(self, batch: Batch) -> None:
-        self.running.pop(id(batch), None)
+    def end(self, *batches: Batch) -> None:
+        for batch in batches:
+            self.running.pop(id(batch), None)
         if not self.running and self._quiet is not None:
             self._quiet.set()
 

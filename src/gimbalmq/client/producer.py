@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Self, TypeVar, cast
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -46,8 +46,9 @@ from gimbalmq.model.route import publish_queues, write_queue_counts
 from gimbalmq.model.topics import DLQ_PREFIX, FORBIDDEN_TO_SEND, RETRY_PREFIX, topic_problem
 from gimbalmq.protocol.bodies import TopicRoute
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
-from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.protocol.command import ONEWAY_FLAG, RemotingCommand
 from gimbalmq.protocol.headers import messages as headers
+from gimbalmq.protocol.serializers import NUMBER, TEXT, encode_frame, header_template, join_frame
 from gimbalmq.rpc.messages import STORED
 from gimbalmq.transport.channel import Channel
 
@@ -96,30 +97,52 @@ class _Prepared(msgspec.Struct, gc=False):
     max_reconsume: int | None = None
 
 
-class _Flight:
-    """A ``send_soon`` on its way. With thousands of them a closure's cells would be what the collector does."""
+class _Flight(msgspec.Struct, eq=False):
+    """One attempt on its way: hears from the channel what came of it and tells its future.
 
-    __slots__ = ("address", "chosen", "future", "limit", "prepared", "producer", "started")
+    Attributes:
+        soon: a ``send_soon``, which counts as in flight by itself and is sent again where no answer comes.
+    """
 
-    def __init__(
-        self,
-        producer: Producer,
-        prepared: _Prepared,
-        chosen: MessageQueue,
-        address: str,
-        limit: float,
-        future: asyncio.Future[SendResult],
-    ) -> None:
-        self.producer = producer
-        self.prepared = prepared
-        self.chosen = chosen
-        self.address = address
-        self.limit = limit
-        self.future = future
-        self.started = producer._loop.time()
+    producer: Producer
+    prepared: _Prepared
+    chosen: MessageQueue
+    address: str
+    limit: float
+    started: float
+    future: asyncio.Future[SendResult]
+    soon: bool
 
-    def __call__(self, call: asyncio.Future[RemotingCommand]) -> None:
-        self.producer._landed(self, call)
+    def done(self) -> bool:
+        return not self.soon and self.future.done()
+
+    def set_result(self, answer: RemotingCommand) -> None:
+        producer = self.producer
+        try:
+            result = producer._result(self.prepared, self.chosen, answer, self.address)
+        except RocketMQError as refused:
+            self.set_exception(refused)
+            return
+        if self.soon:
+            producer._landed()
+        if producer._records:
+            producer._record(self.chosen.broker_name, self.started, failed=False)
+        if not self.future.done():
+            self.future.set_result(result)
+
+    def set_exception(self, error: RocketMQError) -> None:
+        producer = self.producer
+        if self.soon:
+            producer._landed()
+        unanswered = isinstance(error, TransportError)
+        producer._record(self.chosen.broker_name, self.started, failed=True, reachable=unanswered)
+        if self.future.done():
+            return
+        if self.soon and unanswered and producer._instance is not None:
+            remaining = self.limit - (producer._loop.time() - self.started)
+            producer._own(producer._resend(self.future, self.prepared, self.chosen, error, remaining))
+        else:
+            self.future.set_exception(error)
 
 
 class Producer:
@@ -156,7 +179,7 @@ class Producer:
         self._instance: ClientInstance | None = None
         self._publish: dict[str, PublishQueues] = {}
         self._searches: dict[str, asyncio.Task[PublishQueues]] = {}
-        self._templates: dict[MessageQueue, tuple[bytes, bytes]] = {}
+        self._templates: dict[MessageQueue, bytes] = {}
         self._faults: FaultStrategy | None = None
         self._records = config.latency_fault
         self._tracer: Tracer | None = None
@@ -186,10 +209,14 @@ class Producer:
         self._faults = FaultStrategy(
             FaultTable(joined.rng), enabled=self.config.latency_fault, rule=self.config.fault_rule
         )
-        await joined.start()
-        if self.config.trace:
-            self._tracer = Tracer(self, joined, self.config.trace_topic)
-        await joined.heartbeat()
+        try:
+            await joined.start()
+            if self.config.trace:
+                self._tracer = Tracer(self, joined, self.config.trace_topic)
+            await joined.heartbeat()
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Lets traces leave, takes leave of the brokers; the last of an instance closes it."""
@@ -266,7 +293,7 @@ class Producer:
             if bound:
                 chosen = self._bind(publish, message, queue, selector, argument)
                 remaining = limit - (self._loop.time() - started)
-                result = await self._attempt_recorded(prepared, chosen, max(_TICK, remaining))
+                result = await self._attempt(prepared, chosen, max(_TICK, remaining))
             else:
                 result = await self._send_anywhere(prepared, publish, limit, started)
         except RocketMQError:
@@ -297,7 +324,7 @@ class Producer:
             if remaining < _TICK:
                 break
             try:
-                result = await self._attempt_recorded(prepared, chosen, remaining)
+                result = await self._attempt(prepared, chosen, remaining)
             except (TransportError, RouteError) as error:
                 failures.append((chosen, error))
             except ResponseError as error:
@@ -348,7 +375,7 @@ class Producer:
             address = instance.send_address(chosen.broker_name)
             channel = None if address is None else instance.pool.existing(address)
             if channel is not None:
-                return self._start_soon(prepared, chosen, channel, limit)
+                return self._start(prepared, chosen, channel, limit, self._loop.time(), soon=True)
         return self._own(self._send_later(message, prepared, queue, selector, argument, limit))
 
     def _own(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
@@ -358,42 +385,29 @@ class Producer:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _start_soon(
-        self, prepared: _Prepared, chosen: MessageQueue, channel: Channel, limit: float
+    def _start(
+        self,
+        prepared: _Prepared,
+        chosen: MessageQueue,
+        channel: Channel,
+        limit: float,
+        started: float,
+        soon: bool = False,
     ) -> asyncio.Future[SendResult]:
+        """Puts one attempt on its way."""
+        opaque = channel.next_opaque()
+        frame = self._frame(prepared, chosen, opaque)
         future: asyncio.Future[SendResult] = self._loop.create_future()
-        flight = _Flight(self, prepared, chosen, channel.address, limit, future)
-        channel.start_call(self._command(prepared, chosen), limit).add_done_callback(flight)
-        self._in_flight += 1
+        self._in_flight += soon
+        flight = _Flight(self, prepared, chosen, channel.address, limit, started, future, soon)
+        channel.start_frame(opaque, frame, limit, flight)
         return future
 
-    def _landed(self, flight: _Flight, call: asyncio.Future[RemotingCommand]) -> None:
+    def _landed(self) -> None:
         """A ``send_soon`` has its answer, or none will come."""
         self._in_flight -= 1
         if self._waiting:
             self._next_turn()
-        future, prepared, chosen, started = flight.future, flight.prepared, flight.chosen, flight.started
-        error = call.exception()
-        if error is None:
-            try:
-                result = self._result(prepared, chosen, call.result(), flight.address)
-            except RocketMQError as refused:
-                error = refused
-            else:
-                if self._records:
-                    self._record(chosen.broker_name, started, failed=False)
-                if not future.done():
-                    future.set_result(result)
-                return
-        unanswered = isinstance(error, TransportError)
-        self._record(chosen.broker_name, started, failed=True, reachable=unanswered)
-        if future.done():
-            return
-        if isinstance(error, TransportError) and self._instance is not None:
-            remaining = flight.limit - (self._loop.time() - started)
-            self._own(self._resend(future, prepared, chosen, error, remaining))
-        else:
-            future.set_exception(error)
 
     async def _resend(
         self,
@@ -430,7 +444,7 @@ class Producer:
             other = self._select(publish, chosen.broker_name)
             chosen = MessageQueue(chosen.topic, other.broker_name, chosen.queue_id)
             try:
-                return await self._attempt_recorded(prepared, chosen, remaining)
+                return await self._attempt(prepared, chosen, remaining)
             except (TransportError, RouteError) as failure:
                 failures.append((chosen, failure))
         if len(failures) == 1:
@@ -460,7 +474,7 @@ class Producer:
                 chosen = self._bind(publish, message, queue, selector, argument)
             remaining = limit - (self._loop.time() - started)
             try:
-                result = await self._attempt_recorded(prepared, chosen, max(_TICK, remaining))
+                result = await self._attempt(prepared, chosen, max(_TICK, remaining))
             except TransportError as error:
                 remaining = limit - (self._loop.time() - started)
                 result = await self._again(prepared, chosen, error, remaining)
@@ -489,7 +503,7 @@ class Producer:
         else:
             chosen = self._bind(publish, message, queue, selector, argument)
         channel = await self._channel_of(chosen, limit)
-        channel.oneway(self._command(prepared, chosen))
+        channel.send_bytes(self._frame(prepared, chosen, channel.next_opaque(), ONEWAY_FLAG))
 
     async def send_batch(
         self,
@@ -514,7 +528,7 @@ class Producer:
             started = self._loop.time()
             publish = self._publish.get(prepared.topic) or await self._find_publish(prepared.topic, limit)
             if queue is not None:
-                results.append(await self._attempt_recorded(prepared, queue, limit))
+                results.append(await self._attempt(prepared, queue, limit))
             else:
                 results.append(await self._send_anywhere(prepared, publish, limit, started))
         return results
@@ -602,13 +616,14 @@ class Producer:
             pieces[-1].append((message.flag, message.body, properties))
             ids[-1].append(msg_id)
             size += item_bytes
-        wait = "true" if first.wait_store_ok else "false"
+        # No id of the batch's own: a 4.9 broker appends these properties to those of every message.
+        properties_text = f"WAIT\x01{'true' if first.wait_store_ok else 'false'}\x02"
         return [
             _Prepared(
                 _SEND_BATCH,
                 first.topic,
                 encode_batch(items),
-                f"UNIQ_KEY\x01{instance.unique_ids.next(now_ms)}\x02WAIT\x01{wait}\x02",
+                properties_text,
                 0,
                 0,
                 ",".join(item_ids),
@@ -728,19 +743,21 @@ class Producer:
 
     # -- one attempt ------------------------------------------------------------------
 
-    async def _attempt_recorded(
+    def _attempt(self, prepared: _Prepared, chosen: MessageQueue, timeout: float) -> Awaitable[SendResult]:
+        """Sends once and notes how it went."""
+        instance = self.instance
+        address = instance.send_address(chosen.broker_name)
+        channel = None if address is None else instance.pool.existing(address)
+        if channel is None:
+            return self._connect_and_attempt(prepared, chosen, timeout)
+        return self._start(prepared, chosen, channel, timeout, self._loop.time())
+
+    async def _connect_and_attempt(
         self, prepared: _Prepared, chosen: MessageQueue, timeout: float
     ) -> SendResult:
         started = self._loop.time()
         try:
-            instance = self.instance
-            address = instance.send_address(chosen.broker_name)
-            channel = None if address is None else instance.pool.existing(address)
-            if channel is None:
-                channel = await self._channel_of(chosen, timeout)
-                timeout = max(_TICK, timeout - (self._loop.time() - started))
-            answer = await channel.start_call(self._command(prepared, chosen), timeout)
-            result = self._result(prepared, chosen, answer, channel.address)
+            channel = await self._channel_of(chosen, timeout)
         except ResponseError:
             self._record(chosen.broker_name, started, failed=True, reachable=False)
             raise
@@ -750,9 +767,8 @@ class Producer:
         except RouteError:
             self._record(chosen.broker_name, started, failed=False)
             raise
-        if self._records:
-            self._record(chosen.broker_name, started, failed=False)
-        return result
+        timeout = max(_TICK, timeout - (self._loop.time() - started))
+        return await self._start(prepared, chosen, channel, timeout, started)
 
     async def _channel_of(self, chosen: MessageQueue, timeout: float) -> Channel:
         """The connection to a queue's master; the route is looked at once more where it has none."""
@@ -765,13 +781,40 @@ class Producer:
             raise TopicRouteNotFoundError(f"The broker[{chosen.broker_name}] not exist")
         return await instance.channel(address, timeout)
 
-    def _command(self, prepared: _Prepared, chosen: MessageQueue) -> RemotingCommand:
+    def _frame(self, prepared: _Prepared, chosen: MessageQueue, opaque: int, flag: int = 0) -> bytes:
+        """The request as it leaves. Of fourteen fields a plain send changes five: those fill a template."""
         instance = self._instance
         if instance is None:
             raise StateError(f"producer {self.group} is closed")
-        if instance.signer is None and prepared.code == _SEND and prepared.max_reconsume is None:
-            return self._quick_command(prepared, chosen)
-        header = headers.SendMessageV2(
+        if prepared.code == _SEND and prepared.max_reconsume is None and instance.signer is None:
+            template = self._templates.get(chosen)
+            if template is None:
+                template = self._template(prepared, chosen)
+            header = template % (
+                prepared.sys_flag,
+                prepared.born_ms,
+                prepared.flag,
+                _encode(prepared.properties),
+                prepared.reconsume,
+                flag,
+                opaque,
+            )
+            return join_frame(_SEND, header, prepared.body)
+        fields = self._fields(prepared, chosen)
+        command = RemotingCommand(prepared.code, fields, prepared.body, opaque=opaque, flag=flag)
+        if instance.signer is not None:
+            instance.signer.sign(command)
+        return encode_frame(command)
+
+    def _template(self, prepared: _Prepared, chosen: MessageQueue) -> bytes:
+        if len(self._templates) > 10_000:
+            self._templates.clear()
+        own = {"f": NUMBER, "g": NUMBER, "h": NUMBER, "i": TEXT, "j": NUMBER}
+        made = self._templates[chosen] = header_template(_SEND, self._fields(prepared, chosen) | own)
+        return made
+
+    def _fields(self, prepared: _Prepared, chosen: MessageQueue) -> dict[str, str]:
+        return headers.SendMessageV2(
             producer_group=self.group,
             topic=prepared.topic,
             default_topic=self.config.create_topic_key,
@@ -786,44 +829,7 @@ class Producer:
             max_reconsume_times=prepared.max_reconsume,
             batch=prepared.code == _SEND_BATCH,
             bname=chosen.broker_name,
-        )
-        command = RemotingCommand(prepared.code, header.to_ext(), prepared.body)
-        if instance.signer is not None:
-            instance.signer.sign(command)
-        return command
-
-    def _quick_command(self, prepared: _Prepared, chosen: MessageQueue) -> RemotingCommand:
-        """The same header from a template: of fourteen fields a plain send changes five.
-
-        The ext-fields are handed on as finished JSON, which the header's encoder copies.
-        """
-        ends = self._templates.get(chosen)
-        if ends is None:
-            ends = self._templates[chosen] = self._template(chosen)
-        fields = b'%b%d","g":"%d","h":"%d","i":%b,"j":"%d"%b' % (
-            ends[0],
-            prepared.sys_flag,
-            prepared.born_ms,
-            prepared.flag,
-            _encode(prepared.properties),
-            prepared.reconsume,
-            ends[1],
-        )
-        return RemotingCommand(_SEND, cast("dict[str, str]", msgspec.Raw(fields)), prepared.body)
-
-    def _template(self, chosen: MessageQueue) -> tuple[bytes, bytes]:
-        if len(self._templates) > 10_000:
-            self._templates.clear()
-        start = {
-            "a": self.group,
-            "b": chosen.topic,
-            "c": self.config.create_topic_key,
-            "d": str(self.config.default_topic_queue_nums),
-            "e": str(chosen.queue_id),
-            "f": "",
-        }
-        end = {"k": "true" if self.config.unit_mode else "false", "m": "false", "n": chosen.broker_name}
-        return _encode(start)[:-2], b"," + _encode(end)[1:]
+        ).to_ext()
 
     def _result(
         self, prepared: _Prepared, chosen: MessageQueue, answer: RemotingCommand, address: str

@@ -74,6 +74,7 @@ class PullConsumer(Consumer[PullConsumerConfig]):
         self._handed: list[Batch] = []
         self._positions: dict[MessageQueue, int] = {}
         self._seeks: dict[MessageQueue, int] = {}
+        self._giving_up: set[MessageQueue] = set()
         self._next_commit: float | None = None
 
     # -- which queues ----------------------------------------------------------------
@@ -101,28 +102,36 @@ class PullConsumer(Consumer[PullConsumerConfig]):
         if self._ready and self.running:
             if first_time and self._loop is not None:
                 self._loop.leave(self)
-            self._tasks.spawn(self._apply_assignment(), "assign")
+            self._tasks.spawn(self._settle_assignment(self._apply_assignment()), "assign")
 
-    async def _apply_assignment(self) -> None:
+    def _apply_assignment(self) -> list[ProcessQueue]:
+        """Holds what is assigned, from now on; answers what is still to be given up."""
         wanted = self._by_hand or {}
-        for topic in {queue.topic for queue in wanted}:
-            try:
-                await self.instance.refresh_route(topic)
-            except RocketMQError as error:
-                log.warning("no route for %s yet: %s", topic, error)
         table = self.balance.table
+        dropped = []
         for queue, item in list(table.items()):
             if queue not in wanted:
                 self.balance.mark_dropped(item, "no longer assigned")
                 item.draining, item.dropped = False, True
-                if await self.remove(item):
-                    table.pop(queue, None)
+            if item.dropped:
+                del table[queue]
+                dropped.append(item)
+                self._giving_up.add(queue)
         for queue in sort_queues(wanted):
-            if queue not in table and queue in (self._by_hand or {}):
-                self.offsets.forget(queue)
+            if queue not in table:
+                if queue not in self._giving_up:  # else its progress here is newer than the broker's
+                    self.offsets.forget(queue)
                 table[queue] = item = ProcessQueue(queue, now=self.clock.monotonic())
                 self.emit(events.QueueTaken(group=self.group, queue=queue, offset=-1, reason="assigned"))
                 self.begin(item, 0)
+        return dropped
+
+    async def _settle_assignment(self, dropped: Iterable[ProcessQueue]) -> None:
+        for item in dropped:
+            if item.queue not in self.balance.table:
+                await self.remove(item)
+            self._giving_up.discard(item.queue)
+        await self._refresh_routes()
         await self._announce()
 
     @property
@@ -150,7 +159,7 @@ class PullConsumer(Consumer[PullConsumerConfig]):
 
     async def _after_start(self) -> None:
         if self._by_hand is not None:
-            await self._apply_assignment()
+            await self._settle_assignment(self._apply_assignment())
 
     async def _stop_consuming(self) -> None:
         for task in list(self._pulls.values()):
@@ -190,8 +199,9 @@ class PullConsumer(Consumer[PullConsumerConfig]):
                 self.offsets.update(queue, position, increase_only=False)
         if not await super().remove(process_queue):
             return False
-        self._positions.pop(queue, None)
-        if self.needs_lock:
+        if self.balance.table.get(queue) in (None, process_queue):
+            self._positions.pop(queue, None)
+        if self.needs_lock and self.is_balanced_by_group:
             await self.locks.unlock(queue)
         return True
 
@@ -201,9 +211,8 @@ class PullConsumer(Consumer[PullConsumerConfig]):
         config = self.config
         queue = item.queue
         next_offset = await self._first_offset(item)
-        if self._events.wanted:
-            paused = self.clock.monotonic() - item.acquired_at
-            self.emit(events.QueueStarted(group=self.group, queue=queue, paused=paused))
+        paused = self.clock.monotonic() - item.acquired_at
+        self.emit(events.QueueStarted(group=self.group, queue=queue, paused=paused))
         while not (item.dropped or item.draining):
             item.last_pull = self.clock.monotonic()
             pause = self._reason_to_wait(item)
@@ -304,6 +313,9 @@ class PullConsumer(Consumer[PullConsumerConfig]):
             positions = self._positions
             queue = item.queue
             for message in messages:
+                # Fenced: another may have the queue.
+                while self.clock.monotonic() > item.holds_until and not (item.dropped or self._closed):  # noqa: ASYNC110
+                    await asyncio.sleep(self.config.flow_control_delay)
                 if item.dropped:
                     break
                 positions[queue] = message.queue_offset
@@ -336,11 +348,16 @@ class PullConsumer(Consumer[PullConsumerConfig]):
         return entry
 
     def _take_ready(self) -> tuple[ProcessQueue, list[MessageView]] | None:
+        now = self.clock.monotonic()
         for index, entry in enumerate(self._fetched):
-            if not (entry[0].paused or entry[0].dropped or entry[0].draining):
+            item = entry[0]
+            if not (item.paused or item.dropped or item.draining or now > item.holds_until):
                 del self._fetched[index]
                 return entry
         return None
+
+    def _resume(self, item: ProcessQueue) -> None:
+        self._wake_poll()
 
     def _wake_poll(self) -> None:
         if self._arrived is not None:
@@ -384,7 +401,9 @@ class PullConsumer(Consumer[PullConsumerConfig]):
         """
         if offsets is None:
             self._positions_to_offsets()
-            queues: Collection[MessageQueue] = list(self._positions)
+            queues: Collection[MessageQueue] = [
+                queue for queue in self._positions if not self._in_doubt(queue)
+            ]
         else:
             for queue, offset in offsets.items():
                 self.offsets.update(queue, offset, increase_only=False)

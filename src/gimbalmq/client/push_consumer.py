@@ -335,6 +335,9 @@ class PushConsumer(Consumer[PushConsumerConfig]):
                 log.warning("message %s could not be sent to %s: %s", message.msg_id, topic, error)
         return False
 
+    def _resume(self, item: ProcessQueue) -> None:
+        self.consumption.resume(item)
+
     # -- removing queues -------------------------------------------------------------
 
     async def remove(self, process_queue: ProcessQueue) -> bool:
@@ -394,9 +397,8 @@ class PushConsumer(Consumer[PushConsumerConfig]):
         """The one pull request of this queue in this process, again and again."""
         if self.config.first_pull_delay:
             await asyncio.sleep(self.config.first_pull_delay)
-        if self._events.wanted:
-            paused = self.clock.monotonic() - item.acquired_at
-            self.emit(events.QueueStarted(group=self.group, queue=item.queue, paused=paused))
+        paused = self.clock.monotonic() - item.acquired_at
+        self.emit(events.QueueStarted(group=self.group, queue=item.queue, paused=paused))
         while not (item.dropped or item.draining):
             item.last_pull = self.clock.monotonic()
             pause = self._reason_to_wait(item)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
@@ -25,6 +26,7 @@ from gimbalmq.client import events
 from gimbalmq.client.consumer_config import ConsumerConfig
 from gimbalmq.client.events import BalanceEvent
 from gimbalmq.client.instance import ClientInstance
+from gimbalmq.client.lease import BROKER_LOCK_SECONDS
 from gimbalmq.client.process_queue import ProcessQueue
 from gimbalmq.errors import RocketMQError
 from gimbalmq.model.queues import MessageQueue, sort_client_ids, sort_queues
@@ -38,6 +40,8 @@ _NO_ROUTE = "no route for the topic is known"
 CLAIM_LEASE_SECONDS = (0.02, 0.2)
 CLAIM_ORDERED_SECONDS = 0.5
 """When a refused queue lock is asked for again: leases at first and at most, ordered consumers as 5.x does."""
+PRESENT_SECONDS = 0.15
+"""How long a broker's list of members serves for all queues that wait for somebody's lock."""
 
 
 class BalanceHost(Protocol):
@@ -69,6 +73,15 @@ class BalanceHost(Protocol):
         """Client ids of the group, from one broker of the topic; None where nobody could be asked."""
 
     async def lock_queue(self, queue: MessageQueue) -> bool: ...
+
+    async def unlock_queue(self, queue: MessageQueue) -> None: ...
+
+    async def take_over(self, queue: MessageQueue) -> bool | None:
+        """Has the broker give us the lock of a member that is gone; False where its holder is there, None
+        where the broker knows no such thing."""
+
+    def lock_withheld(self, queue: MessageQueue) -> str | None:
+        """Why a queue's lock is not asked for now; None where it may be."""
 
     async def members_at(self, queue: MessageQueue) -> list[str] | None:
         """Client ids that the queue's own broker knows of; None where it could not be asked."""
@@ -113,6 +126,9 @@ class Rebalancer:
         self._allotted: dict[str, frozenset[MessageQueue]] = {}
         self._all: dict[str, tuple[MessageQueue, ...]] = {}
         self._wanted: dict[MessageQueue, float] = {}
+        self._gone_since: dict[MessageQueue, float] = {}
+        self._present: dict[str, tuple[float, list[str] | None]] = {}
+        self._asking = asyncio.Lock()
         self._claiming: asyncio.Task[None] | None = None
         self._vanished: dict[str, float] = {}
         self._members: list[str] = []
@@ -315,7 +331,7 @@ class Rebalancer:
         todo = plan(held, mine, stale)
         any_change = await self._drop_all(todo.drop, set(mine), reason)
         for queue in [queue for queue in self._wanted if queue.topic == topic and queue not in todo.take]:
-            del self._wanted[queue]
+            self._unwant(queue)
         any_change = await self._take_all(todo.take, reason) or any_change
         if any_change:
             changed.append(topic)
@@ -379,15 +395,18 @@ class Rebalancer:
         since = self._wanted.setdefault(queue, now)
         overridden = False
         if host.needs_lock and not await host.lock_queue(queue):
-            overridden = await self._overrides(queue, now - since)
-            if not overridden:
-                host.emit(
-                    events.QueueSkipped(group=host.group, queue=queue, reason="its lock is held by another")
-                )
+            now = host.clock.monotonic()
+            taken = await host.take_over(queue) if await self._overrides(queue) else False
+            if taken is False:
+                why = host.lock_withheld(queue) or "its lock is held by another"
+                host.emit(events.QueueSkipped(group=host.group, queue=queue, reason=why))
                 self._claim_later()
                 return False
+            overridden = taken is None
             host.emit(events.LeaseOverridden(group=host.group, queue=queue, waited=now - since))
-            log.warning("%s: begun without its lock; the member that held it is gone", queue)
+            log.warning(
+                "%s: begun though its lock was not given back; the member that held it is gone", queue
+            )
         host.forget_offset(queue)
         item = ProcessQueue(queue, now=host.clock.monotonic())
         try:
@@ -396,39 +415,55 @@ class Rebalancer:
             log.warning("%s is not taken this round: its start offset is unknown: %s", queue, error)
             offset = -1
         if offset < 0:
+            if host.needs_lock:
+                await host.unlock_queue(queue)  # by the next round it may be another's
             host.emit(
                 events.QueueSkipped(group=host.group, queue=queue, reason="its start offset is unknown")
             )
             return False
         if queue in self.table or self._closed:
             return False
-        self._wanted.pop(queue, None)
+        item.override_ends = self._gone_since.get(queue, 0.0) + BROKER_LOCK_SECONDS
+        self._unwant(queue)
         item.acquired_at = since
         item.overridden = overridden
+        if host.needs_lock and host.config.handover == "lease":
+            item.last_lock = now  # from before it was asked for
+            item.holds_until = now + host.config.lease_margin
         self.table[queue] = item
         host.emit(events.QueueTaken(group=host.group, queue=queue, offset=offset, reason=reason))
         host.begin(item, offset)
         return True
 
-    async def _overrides(self, queue: MessageQueue, waited: float) -> bool:
+    async def _overrides(self, queue: MessageQueue) -> bool:
         """Leases only: whether the lock belongs to a member that is gone and can release nothing any more.
 
-        A broker does not say who holds a lock. But shares can be computed for the members and queues of a while
-        ago too: the last one before us who had the queue is its holder. Gone means gone from the queue's own
-        broker, where the lock is renewed: another one may have been restarted and not know all members yet.
+        Gone means: missing at the queue's own broker, where the lock is renewed, for the whole of the grace;
+        another broker may have been restarted and not know all members yet.
         """
         host = self._host
-        if host.config.handover != "lease" or waited < host.config.lease_orphan_grace:
+        if host.config.handover != "lease":
             return False
-        try:
-            present = await host.members_at(queue)
-        except RocketMQError as error:
-            log.debug("members at the broker of %s: %s", queue, error)
-            present = None
+        if host.lock_withheld(queue) is not None or not await self._holder_is_gone(queue, fresh=False):
+            self._gone_since.pop(queue, None)
+            return False
+        now = host.clock.monotonic()
+        if now - self._gone_since.setdefault(queue, now) < host.config.lease_orphan_grace:
+            return False
+        return await self._holder_is_gone(queue, fresh=True)
+
+    async def _holder_is_gone(self, queue: MessageQueue, *, fresh: bool) -> bool:
+        """A broker does not say who holds a lock. But shares can be computed for the members and queues of a
+        while ago too: the last one before us who had the queue is its holder."""
+        host = self._host
+        present = await self._members_at(queue, fresh=fresh)
         if not present:
             return False
         if set(present) == {host.client_id}:
             return True
+        here = {*present, *self._members}
+        if all(here.issuperset(members) for members, _ in self._former):
+            return False
         for members, listed in reversed(self._former):
             queues = listed.get(queue.topic, ())
             if queue not in queues:
@@ -442,8 +477,29 @@ class Rebalancer:
                 return False
             holder = next((client_id for client_id, part in parts.items() if queue in part), None)
             if holder is not None and holder != host.client_id:
-                return holder not in present and holder not in self._members
+                return holder not in here
         return False
+
+    async def _members_at(self, queue: MessageQueue, *, fresh: bool) -> list[str] | None:
+        """Who the queue's broker knows of; ``fresh`` means asked from now on. Queues of a broker share answers."""
+        now = self._host.clock.monotonic()
+        oldest = now if fresh else now - PRESENT_SECONDS
+        async with self._asking:
+            asked, present = self._present.get(queue.broker_name, (-math.inf, None))
+            if asked >= oldest:
+                return present
+            asked = self._host.clock.monotonic()
+            try:
+                present = await self._host.members_at(queue)
+            except RocketMQError as error:
+                log.debug("members at the broker of %s: %s", queue, error)
+                present = None
+            self._present[queue.broker_name] = (asked, present)
+            return present
+
+    def _unwant(self, queue: MessageQueue) -> None:
+        self._wanted.pop(queue, None)
+        self._gone_since.pop(queue, None)
 
     def _claim_later(self) -> None:
         if self._claiming is None or self._claiming.done():
@@ -464,7 +520,7 @@ class Rebalancer:
                     for queue in [
                         queue for queue in self._wanted if queue.topic == topic and queue not in mine
                     ]:
-                        del self._wanted[queue]
+                        self._unwant(queue)
                     reason = "its lock has become free"
                     if await self._take_all(queues, reason):
                         await self._host.queues_changed(
@@ -486,7 +542,7 @@ class Rebalancer:
             del self._allotted[topic]
             self._all.pop(topic, None)
         for queue in [queue for queue in self._wanted if queue.topic not in topics]:
-            del self._wanted[queue]
+            self._unwant(queue)
 
     async def discard(self, queue: MessageQueue, reason: str) -> None:
         """Drops one queue outside a round: its offset was illegal, or set anew."""
@@ -516,6 +572,7 @@ class Rebalancer:
             self._host.stop(item)
         self.table.clear()
         self._wanted.clear()
+        self._gone_since.clear()
 
 
 class Balanced(Protocol):

@@ -89,24 +89,33 @@ class UniqueIdGenerator:
         loader_hash: any int32 that is stable in this process and likely differs in others.
     """
 
-    __slots__ = ("_counter", "_next_start", "_prefix", "_start")
+    __slots__ = ("_counter", "_next_start", "_now", "_prefix", "_start", "_stem")
 
     def __init__(self, ip: bytes, pid: int, loader_hash: int) -> None:
         loader = loader_hash & 0xFFFFFFFF
         self._prefix = (ip + (pid & 0xFFFF).to_bytes(2, "big") + loader.to_bytes(4, "big")).hex().upper()
         self._start = self._next_start = 0
+        self._now = -1
+        self._stem = ""
+        """All but the counter, as it is throughout one millisecond."""
         self._counter = 0
 
     def next(self, now_ms: int) -> str:
+        if now_ms != self._now:
+            self._set_time(now_ms)
+        counter = self._counter
+        self._counter = (counter + 1) & 0xFFFF
+        return f"{self._stem}{counter:04X}"
+
+    def _set_time(self, now_ms: int) -> None:
         since = now_ms - self._start
         if now_ms >= self._next_start or since <= -1_000_000:
             self._start, self._next_start = _month(now_ms)
             since = now_ms - self._start
         elif since < 0:  # the clock stepped back over the month's first instant
             since = 0
-        counter = self._counter
-        self._counter = (counter + 1) & 0xFFFF
-        return f"{self._prefix}{since & 0xFFFFFFFF:08X}{counter:04X}"
+        self._now = now_ms
+        self._stem = f"{self._prefix}{since & 0xFFFFFFFF:08X}"
 
 
 def _id_bytes(text: str) -> bytes:

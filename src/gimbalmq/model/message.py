@@ -1,8 +1,9 @@
 """A message to send, and a message received.
 
 Received ones come by the hundred thousand a second, so a ``MessageView`` is made from a record with
-as little as can be: the fixed head is unpacked once into a tuple, body and properties are slices,
-and what the slices mean (property table, unpacked body, ids) is worked out when it is asked for.
+as little as can be: what every consumer needs is unpacked, head, body and properties are slices, and what the
+slices mean (times, hosts, property table, unpacked body, ids) is worked out when it is asked for. Nothing in it
+is a container that the garbage collector would have to look at.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
+
+import msgspec
 
 from gimbalmq.errors import CorruptRecordError, MessageIllegalError
 from gimbalmq.model import properties as names
@@ -216,9 +219,11 @@ class Message:
 
     def properties_text(self) -> str:
         """All properties as they travel."""
-        text = "".join([f"{name}\x01{value}\x02" for name, value in self._known.items()])
-        if self.properties:
-            text += "".join([f"{name}\x01{value}\x02" for name, value in self.properties.items()])
+        text = ""  # a handful at most: a loop is quicker than a join
+        for name, value in self._known.items():
+            text += f"{name}\x01{value}\x02"
+        for name, value in self.properties.items():
+            text += f"{name}\x01{value}\x02"
         return text
 
     def __repr__(self) -> str:
@@ -235,10 +240,19 @@ _HEADS: Final = {
     )
     for bits in (0, BORN_HOST_V6, STORE_HOST_V6, _HOST_BITS)
 }
-_INT = struct.Struct(">i")
+_USED_AT_ONCE: Final = {
+    bits: struct.Struct(
+        f">iI12xq8xi8x{20 if bits & BORN_HOST_V6 else 8}x8x{20 if bits & STORE_HOST_V6 else 8}xi8xi"
+    )
+    for bits in _HEADS
+}
+"""Total size, magic, queue offset, system flag, reconsume times, body size."""
+
 _FLAG_BYTE = SYS_FLAG_AT + 3
+_Head = tuple[int, int, int, int, int, int, int, int, int, bytes, int, bytes, int, int, int]
 
 # Places in the unpacked head.
+_SIZE: Final = 0
 _CRC: Final = 2
 _QUEUE_ID: Final = 3
 _FLAG: Final = 4
@@ -249,12 +263,9 @@ _BORN_HOST: Final = 9
 _STORED: Final = 10
 _STORE_HOST: Final = 11
 _PREPARED: Final = 13
-_BODY_SIZE: Final = 14
-
-_Head = tuple[int, int, int, int, int, int, int, int, int, bytes, int, bytes, int, int, int]
 
 
-class MessageView:
+class MessageView(msgspec.Struct, eq=False, gc=False):
     """A message received (Java: MessageExt).
 
     Attributes:
@@ -262,30 +273,19 @@ class MessageView:
         queue: the queue it was read from.
         queue_offset: its place in that queue.
         reconsume_times: how often it came back before.
+        body_size: bytes of the body as stored, without unpacking it.
     """
 
-    __slots__ = (
-        "_body",
-        "_head",
-        "_packed",
-        "_properties",
-        "_raw",
-        "queue",
-        "queue_offset",
-        "reconsume_times",
-        "topic",
-    )
-
-    def __init__(self, head: _Head, topic: str, queue: MessageQueue, body: bytes, raw: bytes) -> None:
-        self._head = head
-        self._body = body
-        self._packed = head[7] & COMPRESSED
-        self._raw = raw
-        self._properties: dict[str, str] | None = None
-        self.topic = topic
-        self.queue = queue
-        self.queue_offset = head[5]
-        self.reconsume_times = head[12]
+    topic: str
+    queue: MessageQueue
+    queue_offset: int
+    reconsume_times: int
+    body_size: int
+    _packed: int
+    _head: bytes
+    _body: bytes
+    _raw: bytes
+    _properties: dict[str, str] | None = None
 
     @classmethod
     def build(
@@ -311,7 +311,9 @@ class MessageView:
         raw = names.dump(properties or {}).encode()
         queue = queue or MessageQueue(topic, "", queue_id)
         total = 91 + len(body) + len(topic) + len(raw)
-        head: _Head = (
+        born, stored = pack_host(*born_host), pack_host(*store_host)
+        bits = (BORN_HOST_V6 if len(born) == 20 else 0) | (STORE_HOST_V6 if len(stored) == 20 else 0)
+        head = _HEADS[bits].pack(
             total,
             MAGIC_V1,
             0,
@@ -319,16 +321,17 @@ class MessageView:
             flag,
             queue_offset,
             commitlog_offset,
-            sys_flag,
+            sys_flag & ~_HOST_BITS | bits,
             born_timestamp,
-            pack_host(*born_host),
+            born,
             store_timestamp,
-            pack_host(*store_host),
+            stored,
             reconsume_times,
             prepared_transaction_offset,
             len(body),
         )
-        return cls(head, topic, queue, body, raw)
+        packed = sys_flag & COMPRESSED
+        return cls(topic, queue, queue_offset, reconsume_times, len(body), packed, head, body, raw)
 
     # -- the record's own fields ------------------------------------------------------
 
@@ -340,23 +343,27 @@ class MessageView:
             RemoteProtocolError: they were, and cannot be unpacked.
         """
         if self._packed:
-            self._body = decompress(self._body, self._head[_SYS_FLAG])
+            self._body = decompress(self._body, self.sys_flag)
             self._packed = 0
         return self._body
 
-    @property
-    def body_size(self) -> int:
-        """Bytes of the body as stored, without unpacking it."""
-        return self._head[_BODY_SIZE]
+    def _fields(self) -> _Head:
+        head = self._head
+        return _HEADS[head[_FLAG_BYTE] & _HOST_BITS].unpack(head)
 
     @property
     def store_size(self) -> int:
         """Bytes of the whole record."""
-        return self._head[0]
+        return self._fields()[_SIZE]
 
     @property
     def queue_id(self) -> int:
-        return self._head[_QUEUE_ID]
+        return self._fields()[_QUEUE_ID]
+
+    @property
+    def sys_flag(self) -> int:
+        """System bits; the compression bit is as stored, whatever ``body`` has done."""
+        return self._fields()[_SYS_FLAG]
 
     @property
     def broker_name(self) -> str:
@@ -364,42 +371,37 @@ class MessageView:
 
     @property
     def flag(self) -> int:
-        return self._head[_FLAG]
-
-    @property
-    def sys_flag(self) -> int:
-        """System bits; the compression bit is as stored, whatever ``body`` has done."""
-        return self._head[_SYS_FLAG]
+        return self._fields()[_FLAG]
 
     @property
     def body_crc(self) -> int:
-        return self._head[_CRC]
+        return self._fields()[_CRC]
 
     @property
     def commitlog_offset(self) -> int:
-        return self._head[_COMMITLOG_OFFSET]
+        return self._fields()[_COMMITLOG_OFFSET]
 
     @property
     def born_timestamp(self) -> int:
         """When the producer made it, ms since 1970."""
-        return self._head[_BORN]
+        return self._fields()[_BORN]
 
     @property
     def born_host(self) -> Host:
-        return _host(self._head[_BORN_HOST])
+        return _host(self._fields()[_BORN_HOST])
 
     @property
     def store_timestamp(self) -> int:
         """When the broker stored it, ms since 1970."""
-        return self._head[_STORED]
+        return self._fields()[_STORED]
 
     @property
     def store_host(self) -> Host:
-        return _host(self._head[_STORE_HOST])
+        return _host(self._fields()[_STORE_HOST])
 
     @property
     def prepared_transaction_offset(self) -> int:
-        return self._head[_PREPARED]
+        return self._fields()[_PREPARED]
 
     # -- its properties ---------------------------------------------------------------
 
@@ -450,7 +452,7 @@ class MessageView:
     @property
     def offset_msg_id(self) -> str:
         """The id by which a broker finds the record."""
-        return offset_id(self._head[_STORE_HOST], self._head[_COMMITLOG_OFFSET])
+        return offset_id(self._fields()[_STORE_HOST], self.commitlog_offset)
 
     @property
     def msg_id(self) -> str:
@@ -484,27 +486,24 @@ def decode_views(data: bytes, queue: MessageQueue | None = None, broker_name: st
     views: list[MessageView] = []
     append = views.append
     new = MessageView
-    plain_unpack = _HEADS[0].unpack_from
-    plain_size = _HEADS[0].size
+    unpack_plain, plain_size = _USED_AT_ONCE[0].unpack_from, _USED_AT_ONCE[0].size
     last_topic_bytes = b""
     topic = ""
-    queues: dict[tuple[str, int], MessageQueue] = {}
+    owner: Any = queue
     position, end = 0, len(data)
     while position < end:
         try:
-            bits = data[position + _FLAG_BYTE] & _HOST_BITS
-            if bits:
-                struct_ = _HEADS[bits]
-                head: Any = struct_.unpack_from(data, position)
-                body_start = position + struct_.size
-            else:
-                head = plain_unpack(data, position)
-                body_start = position + plain_size
-            topic_at = body_start + head[14]
-            if head[1] == MAGIC_V1:
+            size, magic, offset, sys_flag, times, body_size = unpack_plain(data, position)
+            body_start = position + plain_size
+            if sys_flag & _HOST_BITS:
+                form = _USED_AT_ONCE[sys_flag & _HOST_BITS]
+                _, _, _, _, times, body_size = form.unpack_from(data, position)
+                body_start = position + form.size
+            topic_at = body_start + body_size
+            if magic == MAGIC_V1:
                 topic_start = topic_at + 1
                 topic_end = topic_start + data[topic_at]
-            elif head[1] == MAGIC_V2:
+            elif magic == MAGIC_V2:
                 topic_start = topic_at + 2
                 topic_end = topic_start + (data[topic_at] << 8 | data[topic_at + 1])
             else:
@@ -513,20 +512,29 @@ def decode_views(data: bytes, queue: MessageQueue | None = None, broker_name: st
             stop = properties_start + (data[topic_end] << 8 | data[topic_end + 1])
         except (struct.error, IndexError):
             stop = -1
-        if stop < 0 or stop - position != head[0] or stop > end or head[14] < 0:
+        if stop < 0 or stop - position != size or stop > end or body_size < 0:
             raise _corrupt(data, position)
         topic_bytes = data[topic_start:topic_end]
         if topic_bytes != last_topic_bytes:
             last_topic_bytes = topic_bytes
             topic = topic_bytes.decode("utf-8", "replace")
         if queue is None:
-            key = (topic, head[3])
-            owner = queues.get(key)
-            if owner is None:
-                owner = queues[key] = MessageQueue(topic, broker_name, head[3])
-        else:
-            owner = queue
-        append(new(head, topic, owner, data[body_start:topic_at], data[properties_start:stop]))
+            queue_id = int.from_bytes(data[position + 12 : position + 16], "big", signed=True)
+            if owner != (topic, broker_name, queue_id):
+                owner = MessageQueue(topic, broker_name, queue_id)
+        append(
+            new(
+                topic,
+                owner,
+                offset,
+                times,
+                body_size,
+                sys_flag & COMPRESSED,
+                data[position:body_start],
+                data[body_start:topic_at],
+                data[properties_start:stop],
+            )
+        )
         position = stop
     return views
 

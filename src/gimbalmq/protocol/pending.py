@@ -34,14 +34,16 @@ class PendingCalls(Generic[W]):
         return opaque
 
     def add(self, opaque: int, waiter: W, now: float, timeout: float) -> None:
-        self._waiters[opaque] = waiter
+        waiters = self._waiters
+        waiters[opaque] = waiter
         queue = self._queues.get(timeout)
         if queue is None:
             queue = self._queues[timeout] = deque()
         # Answered calls leave from the front, two for each that comes: no queue outgrows its waiters
         # for long, however large the timeout.
-        for _ in range(2):
-            if queue and queue[0][1] not in self._waiters:
+        elif queue and queue[0][1] not in waiters:
+            queue.popleft()
+            if queue and queue[0][1] not in waiters:
                 queue.popleft()
         queue.append((now + timeout, opaque))
 

@@ -18,16 +18,18 @@ from gimbalmq.protocol.command import BINARY_HEADER, JSON_HEADER, RemotingComman
 from gimbalmq.protocol.frames import MAX_FRAME_BYTES
 
 
-class _TypedJson(msgspec.Struct):
-    """What a well-behaved peer sends; anything else takes the slow road."""
+class _Received(RemotingCommand):
+    """What a well-behaved peer sends; anything else takes the slow road.
+
+    The header says nothing of the body and the encoding: names with a blank are in no header.
+    """
 
     code: int = 0
-    extFields: dict[str, str] | None = None
-    flag: int = 0
+    ext_fields: dict[str, str] | None = msgspec.field(default=None, name="extFields")
+    body: Any = msgspec.field(default=b"", name=" body")
     language: str | None = "JAVA"
-    opaque: int = 0
-    remark: str | None = None
     version: int = 0
+    serialize_type: int = msgspec.field(default=JSON_HEADER, name=" serialize_type")
 
 
 class _OrderedJson(msgspec.Struct):
@@ -43,10 +45,11 @@ class _OrderedJson(msgspec.Struct):
     version: int
 
 
-_typed_decoder = msgspec.json.Decoder(_TypedJson)
+_typed_decoder = msgspec.json.Decoder(_Received)
 _any_decoder = msgspec.json.Decoder()
 _encode = msgspec.json.Encoder().encode
 
+_WORDS = struct.Struct(">II")
 _FIXED = struct.Struct(">hbhiii")
 _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
@@ -61,21 +64,41 @@ def encode_frame(command: RemotingCommand) -> bytes:
         # Codes above 32767 do not fit the binary form; a JSON header is always understood.
         header = _encode_json(command)
         kind = JSON_HEADER
-    body = command.body
-    if 8 + len(header) + len(body) > MAX_FRAME_BYTES:
+    return join_frame(command.code, header, command.body, kind)
+
+
+def join_frame(
+    code: int, header: bytes, body: bytes | bytearray | memoryview, kind: int = JSON_HEADER
+) -> bytes:
+    """The frame of a header that is encoded already."""
+    header_length, length = len(header), len(header) + len(body)
+    if 8 + length > MAX_FRAME_BYTES:
         # A peer would close the connection, and every other call on it would fail.
         raise LocalProtocolError(
-            f"code {command.code} with a header of {len(header)} and a body of {len(body)} bytes "
+            f"code {code} with a header of {header_length} and a body of {len(body)} bytes "
             f"exceeds the largest frame, {MAX_FRAME_BYTES} bytes"
         )
-    return b"".join(
-        (
-            (4 + len(header) + len(body)).to_bytes(4, "big"),
-            (kind << 24 | len(header)).to_bytes(4, "big"),
-            header,
-            body,
-        )
-    )
+    return b"".join((_WORDS.pack(4 + length, kind << 24 | header_length), header, body))
+
+
+TEXT, NUMBER = "\0", "\1"
+"""Stand in a template for an ext-field of which each request has its own value."""
+
+
+def header_template(code: int, ext_fields: Mapping[str, str]) -> bytes:
+    """The JSON header of requests that differ in a few ext-fields only, as a format.
+
+    It wants their values in the header's order (texts as JSON), then flag and opaque.
+    """
+    header = _encode_json(RemotingCommand(code, ext_fields, flag=-1, opaque=-1)).replace(b"%", b"%%")
+    for mark, form in (
+        (b'"\\u0000"', b"%b"),
+        (b'"\\u0001"', b'"%d"'),
+        (b'"flag":-1', b'"flag":%d'),
+        (b'"opaque":-1', b'"opaque":%d'),
+    ):
+        header = header.replace(mark, form)
+    return header
 
 
 def _encode_json(command: RemotingCommand) -> bytes:
@@ -118,27 +141,15 @@ def decode_command(kind: int, header: bytes, body: bytes = b"") -> RemotingComma
         RemoteProtocolError: the header cannot be read; the connection must close.
     """
     if kind == JSON_HEADER:
-        return _decode_json(header, body)
+        try:
+            command = _typed_decoder.decode(header)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return _decode_loose_json(header, body)
+        command.body = body
+        return command
     if kind == BINARY_HEADER:
         return _decode_binary(header, body)
     raise RemoteProtocolError(f"header encoding {kind} is unknown: 0 (JSON) and 1 (ROCKETMQ) are legal")
-
-
-def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
-    try:
-        typed = _typed_decoder.decode(header)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _decode_loose_json(header, body)
-    return RemotingCommand(
-        typed.code,
-        typed.extFields,
-        body,
-        opaque=typed.opaque,
-        flag=typed.flag,
-        remark=typed.remark,
-        language=typed.language,
-        version=typed.version,
-    )
 
 
 def _decode_loose_json(header: bytes, body: bytes) -> RemotingCommand:

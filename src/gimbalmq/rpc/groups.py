@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gimbalmq.errors import QueryNotFoundError
+from gimbalmq.errors import QueryNotFoundError, ResponseError
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol.bodies import (
     CheckClientConfig,
@@ -16,6 +16,7 @@ from gimbalmq.protocol.bodies import (
     Subscription,
 )
 from gimbalmq.protocol.codes import RequestCode
+from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers import groups as headers
 from gimbalmq.protocol.status_bodies import Assignment, QueryAssignment
 from gimbalmq.rpc.call import Caller, ask, tell
@@ -27,8 +28,31 @@ class _MaxOffset(headers.QueueOnly):
 
 async def heartbeat(caller: Caller, address: str, body: bytes, *, timeout: float = 3.0) -> int:
     """34 HEART_BEAT; the broker's version number. The body is dumped once for all brokers."""
-    answer = await ask(caller, address, RequestCode.HEART_BEAT, None, body, timeout=timeout)
-    return answer.version
+    return (await heartbeat_reply(caller, address, body, None, timeout=timeout))[0]
+
+
+async def heartbeat_reply(
+    caller: Caller,
+    address: str,
+    body: bytes,
+    header: headers.HeartbeatRequest | None,
+    *,
+    timeout: float = 3.0,
+) -> tuple[int, headers.HeartbeatReply]:
+    """34 HEART_BEAT with what brokers of this library say to it; the broker's version number first."""
+    answer = await caller.call(address, heartbeat_request(body, header), timeout)
+    return read_heartbeat(answer, address)
+
+
+def heartbeat_request(body: bytes, header: headers.HeartbeatRequest | None) -> RemotingCommand:
+    return RemotingCommand(RequestCode.HEART_BEAT, None if header is None else header.to_ext(), body)
+
+
+def read_heartbeat(answer: RemotingCommand, address: str) -> tuple[int, headers.HeartbeatReply]:
+    """What a heartbeat was answered; raises ResponseError where it was refused."""
+    if answer.code:
+        raise ResponseError.for_code(answer.code, answer.remark, address)
+    return answer.version, headers.HeartbeatReply.from_ext(answer.ext_fields)
 
 
 async def heartbeat_data(caller: Caller, address: str, data: Heartbeat, *, timeout: float = 3.0) -> int:
@@ -213,14 +237,27 @@ async def lock_queues(
     timeout: float = 1.0,
 ) -> set[MessageQueue]:
     """41 LOCK_BATCH_MQ: those of the queues that are now ours for 60 s."""
-    answer = await ask(
-        caller,
-        address,
-        RequestCode.LOCK_BATCH_MQ,
-        None,
-        _lock_body(group, client_id, queues),
-        timeout=timeout,
-    )
+    body = _lock_body(group, client_id, queues)
+    return _locked(await ask(caller, address, RequestCode.LOCK_BATCH_MQ, None, body, timeout=timeout))
+
+
+async def take_over_locks(
+    caller: Caller,
+    address: str,
+    group: str,
+    client_id: str,
+    queues: Iterable[MessageQueue],
+    *,
+    timeout: float = 1.0,
+) -> set[MessageQueue] | None:
+    """41 to a broker of this library, for those queues too whose holder is no member any more; others: None."""
+    body = _lock_body(group, client_id, queues)
+    header = headers.LockQueues(take_over=True)
+    answer = await ask(caller, address, RequestCode.LOCK_BATCH_MQ, header, body, timeout=timeout)
+    return _locked(answer) if headers.LockQueues.from_ext(answer.ext_fields).take_over else None
+
+
+def _locked(answer: RemotingCommand) -> set[MessageQueue]:
     return {
         MessageQueue(item.topic, item.broker_name, item.queue_id)
         for item in LockReply.parse(answer.body).lock_ok_mq_set

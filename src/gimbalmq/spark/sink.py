@@ -19,8 +19,9 @@ import asyncio
 import itertools
 import logging
 import threading
+import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from gimbalmq import sync
+from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.producer import RETRY_CODES, Producer
 from gimbalmq.errors import (
@@ -174,15 +176,34 @@ def _write(
         unique_id=sender.unique_id,
     )
     flight = Flight(sender, encoder)
+    pace = None if settings.max_rows_per_second is None else Pace(settings.max_rows_per_second)
     try:
         for rows in batches:
             for request in encoder.encode(rows):
+                if pace is not None:
+                    pace.wait_for(len(request.rows))
                 flight.put(request)
     finally:
         # Also after an error: nothing may still be on its way when Spark starts the task again.
         flight.wait()
     flight.check()
     return flight.sent
+
+
+class Pace:
+    """Lets rows through at a rate; time that went by unused is not made up for."""
+
+    def __init__(self, rate: int, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._rate = rate
+        self._sleep = sleep
+        self._due = 0.0
+
+    def wait_for(self, rows: int) -> None:
+        now = SYSTEM_CLOCK.monotonic()
+        self._due = max(self._due, now)
+        if self._due > now:
+            self._sleep(self._due - now)
+        self._due += rows / self._rate
 
 
 # --- sending -------------------------------------------------------------------------------------

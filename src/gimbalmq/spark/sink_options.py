@@ -52,6 +52,11 @@ TABLE: Final = (
     ),
     Option("batchBytes", "1m", "bytes of one request at most"),
     Option("sendsInFlight", "8", "requests of one task that wait for their answer at a time"),
+    Option(
+        "maxRowsPerSecond",
+        "",
+        "rows a second that each task sends at most; `coalesce(1)` makes it the rate of the whole write",
+    ),
     Option("compressOver", "4096", "compress bodies of this many bytes and more; `off` for none"),
     Option("compression", "zlib", "`zlib`, `lz4` or `zstd`"),
     Option("compressionLevel", "5", "0 to 9"),
@@ -97,6 +102,7 @@ class SinkSettings:
             sharding key follows from its index and this number, so keep it between restarts of a query.
         batch_bytes: bytes of one request at most.
         sends_in_flight: requests of a task that wait for their answer at a time.
+        max_rows_per_second: of each task; None is as fast as it goes.
         compress_over: bodies of this many bytes or more are compressed.
         max_message_size: bytes of a body, before compression.
         send_timeout: seconds for each attempt of a request.
@@ -113,6 +119,7 @@ class SinkSettings:
     batch_size: int = 4000
     batch_bytes: int = 1 << 20
     sends_in_flight: int = 8
+    max_rows_per_second: int | None = None
     compress_over: int = 4096
     compression: Compression = Compression.ZLIB
     compression_level: int = 5
@@ -140,14 +147,18 @@ class SinkSettings:
         problem = group_problem(group)
         if problem is not None:
             raise ConfigError("producerGroup", group, problem)
+        rate = reader.optional_integer("maxRowsPerSecond", 1, 1_000_000_000)
+        batch_size = reader.integer("batchSize", 4000, 1, 1_000_000)
         off = (reader.text("compressOver") or "").lower() in ("off", "never", "none")
         return cls(
             connection=Connection.read(reader),
             topic=topic,
             producer_group=group,
-            batch_size=reader.integer("batchSize", 4000, 1, 1_000_000),
+            # A rate is kept in steps of a tenth of a second's rows.
+            batch_size=batch_size if rate is None else min(batch_size, max(1, rate // 10)),
             batch_bytes=reader.size("batchBytes", 1 << 20, 1024, _LARGEST_FRAME_BODY),
             sends_in_flight=reader.integer("sendsInFlight", 8, 1, 1000),
+            max_rows_per_second=rate,
             compress_over=NEVER if off else reader.size("compressOver", 4096, 1, NEVER),
             compression=Compression.named(reader.text("compression", "zlib") or "zlib"),
             compression_level=reader.integer("compressionLevel", 5, 0, 9),

@@ -17,7 +17,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from gimbalmq.errors import (
     ConnectionLostError,
@@ -28,6 +28,7 @@ from gimbalmq.errors import (
     RequestTimeoutError,
     ResponseError,
     StoreError,
+    TransportError,
 )
 from gimbalmq.protocol.command import JSON_HEADER, ONEWAY_FLAG, RemotingCommand
 from gimbalmq.protocol.frames import Frame, FrameReader
@@ -47,7 +48,24 @@ MAX_CALLS_IN_FLIGHT = 65_535
 FLUSH_BYTES = 262_144
 """Answers of one turn leave early once there are this many bytes of them."""
 
+REQUEST_BYTES = 32_768
+"""Calls of one turn leave early once there are this many bytes of them: the peer begins while more are made."""
+
+GATHER_BYTES = 65_536
+"""From so many bytes on the kernel is given the parts as they are: joining them would cost more."""
+
 _BUSY = "[OVERLOAD]system busy, start flow control for a while"
+
+
+class Waiter(Protocol):
+    """Who waits for an answer; a future is one, and so is whoever wants it without a turn of the loop between."""
+
+    def done(self) -> bool:
+        """Whether the answer is no longer wanted."""
+
+    def set_result(self, result: RemotingCommand, /) -> None: ...
+
+    def set_exception(self, exception: TransportError, /) -> None: ...
 
 
 class Handlers:
@@ -57,6 +75,8 @@ class Handlers:
         self.by_code: dict[int, Handler] = {}
         self.batches: dict[bytes, BatchHandler] = {}
         """By the three bytes behind ``{"code":`` in a JSON header."""
+        self.singles: set[bytes] = set()
+        """Those of them whose handlers take one frame at a time."""
         self.opened: Callable[[Channel], None] | None = None
         self.closed: Callable[[Channel], None] | None = None
         self.answer_unknown = answer_unknown
@@ -66,12 +86,18 @@ class Handlers:
         assert code not in self.by_code, f"request code {code} has a handler already"
         self.by_code[code] = handler
 
-    def add_batch(self, code: int, handler: BatchHandler) -> None:
+    def add_batch(self, code: int, handler: BatchHandler, *, single: bool = False) -> None:
         """Raw frames of this code (JSON header only) go to ``handler``, a run at a time.
 
         ``add`` a plain handler too: it serves the other header encoding.
+
+        Args:
+            single: one frame at a time; for large answers, of which a slow peer must not gather many.
         """
-        self.batches[f"{code},".encode()[:3]] = handler
+        mark = f"{code},".encode()[:3]
+        self.batches[mark] = handler
+        if single:
+            self.singles.add(mark)
 
 
 class Channel(asyncio.Protocol):
@@ -93,11 +119,11 @@ class Channel(asyncio.Protocol):
     ) -> None:
         self._handlers = handlers
         self._reader = FrameReader()
-        self._pending: PendingCalls[asyncio.Future[RemotingCommand]] = PendingCalls()
+        self._pending: PendingCalls[Waiter] = PendingCalls()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._transport: asyncio.Transport | None = None
-        self._out: list[bytes] = []
+        self._out: list[bytes | memoryview] = []
         self._out_bytes = 0
         self._flush_scheduled = False
         self._held: list[Frame] = []
@@ -116,6 +142,7 @@ class Channel(asyncio.Protocol):
         self.state: Any = None
         self.last_active = 0.0
         self._loop = asyncio.get_running_loop()
+        self.next_opaque = self._pending.next_opaque
 
     # -- asyncio's side --------------------------------------------------------------
 
@@ -160,9 +187,9 @@ class Channel(asyncio.Protocol):
         self.closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for future in self._pending.drain():
-            if not future.done():
-                future.set_exception(
+        for waiter in self._pending.drain():
+            if not waiter.done():
+                waiter.set_exception(
                     ConnectionLostError(f"the connection to {self.address} broke; the outcome is unknown")
                 )
         for task in self._tasks:
@@ -200,8 +227,8 @@ class Channel(asyncio.Protocol):
         """Writes a command; with others of this turn of the loop where there are any."""
         self.send_bytes(encode_frame(command))
 
-    def send_bytes(self, data: bytes) -> None:
-        """Writes whole frames that were encoded elsewhere."""
+    def send_bytes(self, data: bytes | memoryview) -> None:
+        """Writes whole frames that were encoded elsewhere; a frame may come in parts, one after the other."""
         if self.closed:
             return
         self._out.append(data)
@@ -221,29 +248,37 @@ class Channel(asyncio.Protocol):
     def start_call(self, command: RemotingCommand, timeout: float) -> asyncio.Future[RemotingCommand]:
         """As ``call``, but the request is on its way when this returns."""
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
+        command.opaque = self.next_opaque()
+        self.start_frame(command.opaque, encode_frame(command), timeout, future)
+        return future
+
+    def start_frame(self, opaque: int, frame: bytes, timeout: float, waiter: Waiter) -> None:
+        """As ``start_call``, with a request that was encoded elsewhere, under a number of ``next_opaque``.
+
+        The waiter hears of the answer as it is read, or why there will be none.
+        """
         if self.closed:
-            future.set_exception(ConnectionLostError(f"the connection to {self.address} is closed"))
-            return future
+            waiter.set_exception(ConnectionLostError(f"the connection to {self.address} is closed"))
+            return
         if len(self._pending) >= MAX_CALLS_IN_FLIGHT:
-            future.set_exception(
+            waiter.set_exception(
                 OverloadedError(f"{MAX_CALLS_IN_FLIGHT} calls to {self.address} wait for an answer already")
             )
-            return future
-        command.opaque = self._pending.next_opaque()
-        data = encode_frame(command)
+            return
         now = self._loop.time()
-        self._pending.add(command.opaque, future, now, timeout)
+        self._pending.add(opaque, waiter, now, timeout)
         if self._timer is None:
             self._set_timer(now + timeout)
         elif now + timeout < self._timer_at:
             self._timer.cancel()
             self._set_timer(now + timeout)
-        self.send_bytes(data)
-        return future
+        self.send_bytes(frame)
+        if self._out_bytes > REQUEST_BYTES:
+            self._flush()
 
     def oneway(self, command: RemotingCommand) -> None:
         """Sends a request nobody answers."""
-        command.opaque = self._pending.next_opaque()
+        command.opaque = self.next_opaque()
         command.flag |= ONEWAY_FLAG
         self.send(command)
 
@@ -278,7 +313,7 @@ class Channel(asyncio.Protocol):
             self._tls = TlsPipe(context, server_side=True)
 
     def _handle(self, frames: list[Frame]) -> None:
-        batches = self._handlers.batches
+        batches, singles = self._handlers.batches, self._handlers.singles
         # Answers given meanwhile gather in _out and leave together below.
         self._flush_scheduled = True
         self._held = []
@@ -291,31 +326,33 @@ class Channel(asyncio.Protocol):
                 if self._write_paused:
                     self._held = frames[position:]
                     break
-                kind, header, _ = frame = frames[position]
+                frame = frames[position]
                 # The handler checks the code it decodes; this only guesses, without decoding.
-                mark = header[8:11]
-                batch = batches.get(mark) if kind == JSON_HEADER else None
+                mark = frame[1][8:11] if batches and frame[0] == JSON_HEADER else b""
+                batch = batches.get(mark) if mark else None
                 if batch is None:
                     self.handle_frame(frame)
                     position += 1
                     continue
                 start = position
                 position += 1
-                while position < count and frames[position][1][8:11] == mark:
-                    position += 1
+                if mark not in singles:
+                    while position < count and frames[position][1][8:11] == mark:
+                        position += 1
                 batch(self, frames[start:position] if position - start < count else frames)
         finally:
             self._flush()
 
     def handle_frame(self, frame: Frame) -> None:
         """One frame by the general way; batch handlers give back here what is not theirs."""
-        command = decode_command(*frame)
+        kind, header, body = frame
+        command = decode_command(kind, header, body)
         if command.flag & 1:
             waiter = self._pending.take(command.opaque)
-            if waiter is not None and not waiter.done():
-                waiter.set_result(command)
-            elif waiter is None:
+            if waiter is None:
                 log.debug("%s answered %d, which nobody waits for", self.address, command.opaque)
+            elif not waiter.done():
+                waiter.set_result(command)
             return
         self.serve(command)
 
@@ -368,16 +405,19 @@ class Channel(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        out = self._out
-        if not out:
+        if not self._out:
             return
-        data = out[0] if len(out) == 1 else b"".join(out)
-        out.clear()
-        self._out_bytes = 0
-        if self._tls is not None:
-            data = self._tls.send(data)
+        out, self._out = self._out, []
+        size, self._out_bytes = self._out_bytes, 0
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
+            if self._tls is not None:
+                self._transport.write(self._tls.send(b"".join(out)))
+            elif len(out) == 1:
+                self._transport.write(out[0])
+            elif size < GATHER_BYTES:
+                self._transport.write(b"".join(out))
+            else:
+                self._transport.writelines(out)
             self.last_active = self._loop.time()
 
     def _set_timer(self, deadline: float) -> None:
@@ -386,9 +426,9 @@ class Channel(asyncio.Protocol):
 
     def _expire(self) -> None:
         # The loop may call a hair before the deadline it was given.
-        for future in self._pending.expire(max(self._loop.time(), self._timer_at)):
-            if not future.done():
-                future.set_exception(
+        for waiter in self._pending.expire(max(self._loop.time(), self._timer_at)):
+            if not waiter.done():
+                waiter.set_exception(
                     RequestTimeoutError(f"{self.address} gave no answer in time; the outcome is unknown")
                 )
         deadline = self._pending.next_deadline()

@@ -157,7 +157,8 @@ class ClientHandlers:
     def lock(self, channel: Channel, request: RemotingCommand) -> Answer:
         wanted = LockRequest.parse(request.body)
         queues = _queues(wanted)
-        if LockQueues.from_ext(request.ext_fields).take_over:
+        take_over = LockQueues.from_ext(request.ext_fields).take_over
+        if take_over:
             group = self._consumers.group(wanted.consumer_group)
             present = {member.client_id for member in group.members.values()} if group is not None else set()
             granted = self._locks.lock(
@@ -171,7 +172,8 @@ class ClientHandlers:
                 for queue in granted
             ]
         )
-        return request.reply(body=answer.dump())
+        ext = LockQueues(take_over=True).to_ext() if take_over else None
+        return request.reply(ext_fields=ext, body=answer.dump())
 
     def unlock(self, channel: Channel, request: RemotingCommand) -> Answer:
         wanted = LockRequest.parse(request.body)

@@ -15,6 +15,40 @@ class UnregisterClient(Header):
     consumer_group: str | None = None
 
 
+class HeartbeatRequest(Header):
+    """34 HEART_BEAT, from clients of this library; Apache's brokers look at the body only.
+
+    Attributes:
+        liveness_millis: how often the sender will be heard of; after three times as long it is gone.
+    """
+
+    liveness_millis: int | None = None
+
+
+class HeartbeatReply(Header):
+    """34's answer, from brokers of this library.
+
+    Attributes:
+        liveness_millis: the sender is watched for signs of life as often as this.
+        expelled_groups: consumer groups the sender has been taken out of since it connected, and how often:
+            ``g=2,h=1``. Answers may be lost, so it is told again and again.
+    """
+
+    liveness_millis: int | None = None
+    expelled_groups: str | None = None
+
+
+class LockQueues(Header):
+    """41 LOCK_BATCH_MQ, from clients of this library; Apache's brokers look at the body only.
+
+    Attributes:
+        take_over: locks of clients that are no members of the group any more are to be given to the sender;
+            in the answer: and that was looked at.
+    """
+
+    take_over: bool | None = None
+
+
 class GroupOnly(Header):
     """38, 40, 203: a consumer group and nothing else."""
 

@@ -1,13 +1,8 @@
 """Archived messages back to a topic, at a set rate, each file once."""
 
-import time
-from collections.abc import Iterator
-
-import pyarrow as pa
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import arrow_udf, col, lit
-from pyspark.sql.types import BinaryType
+from pyspark.sql.functions import col, lit
 
 spark = SparkSession.active()
 
@@ -19,33 +14,17 @@ ARCHIVED = """
     bornTimestamp TIMESTAMP, storeTimestamp TIMESTAMP, msgId STRING, properties MAP<STRING, STRING>
 """
 
-# Rows are handed on, and sent, in pieces of this size: a tenth of a second's worth.
-PIECE = str(max(1, RATE // 10) if RATE else 4000)
+SINK = {
+    "namesrv": spark.conf.get("gimbalmq.namesrv"),
+    "reservedProperties": "drop",  # those of the first sending: ids, retries, delays
+}
+if RATE:
+    SINK["maxRowsPerSecond"] = str(RATE)
 
-dp.create_sink(
-    "topic",
-    "rocketmq",
-    {
-        "namesrv": spark.conf.get("gimbalmq.namesrv"),
-        "batchSize": PIECE,
-        "reservedProperties": "drop",  # those of the first sending: ids, retries, delays
-    },
-)
+dp.create_sink("topic", "rocketmq", SINK)
 
 
-@arrow_udf(BinaryType())
-def at_rate(bodies: Iterator[pa.Array]) -> Iterator[pa.Array]:
-    """Changes nothing; lets rows through no faster than RATE."""
-    due = 0.0
-    for piece in bodies:
-        now = time.monotonic()
-        due = max(due, now)  # time that went by unused is not made up for
-        time.sleep(due - now)
-        due += len(piece) / RATE
-        yield piece
-
-
-@dp.append_flow(target="topic", spark_conf={"spark.sql.execution.arrow.maxRecordsPerBatch": PIECE})
+@dp.append_flow(target="topic")
 def replay() -> DataFrame:
     archived = (
         spark.readStream.schema(ARCHIVED)
@@ -56,4 +35,4 @@ def replay() -> DataFrame:
     topic = lit(TOPIC) if TOPIC else col("topic")
     messages = archived.select(topic.alias("topic"), "key", "tags", "body", "properties")
     # One task, because a rate that several share is kept by none.
-    return messages.coalesce(1).withColumn("body", at_rate("body")) if RATE else messages
+    return messages.coalesce(1) if RATE else messages
