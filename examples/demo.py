@@ -2,11 +2,13 @@
 
     make demo          or          python examples/demo.py
 
-Starts ``gimbalmq server`` on free ports in a temporary folder, makes a topic of eight queues, sends
-a steady stream of orders, and lets two consumers of one group share them. Watch the lines that
+Starts ``gimbalmq server`` on free ports in a temporary folder. First, consumers in processes of their own join
+and are killed, and a picture shows who owns which queue (demo_experiments.py). Then a steady stream of orders
+is sent to a topic of eight queues, and two consumers of one group share them. Watch the lines that
 begin with ``queues``: they show who reads which queue before and after each change. When every order
 is accounted for, a Spark pipeline sums them up, and draws a page of what balancing did meanwhile.
-Without Spark (``pip install 'gimbalmq[spark]'``) the demo ends before that, and says so.
+Without Spark (``pip install 'gimbalmq[spark]'``) the demo ends before that, and says so. At a terminal, server
+and dashboard stay up until you press Enter.
 
 The group uses the STICKY strategy, which balances all of a group's queues together, its retry queue
 included, and moves as few as it can.
@@ -17,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import sys
 import tempfile
 from collections import Counter
@@ -198,16 +201,40 @@ async def gimbalmq(*words: str) -> int:
     return await process.wait()
 
 
+async def start(*words: str) -> asyncio.subprocess.Process:
+    print(f"$ gimbalmq {' '.join(words)}", flush=True)
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gimbalmq", *words, stdout=asyncio.subprocess.PIPE
+    )
+
+
+async def end(process: asyncio.subprocess.Process | None) -> int:
+    if process is None:
+        return 0
+    if process.returncode is None:
+        process.terminate()
+    return await process.wait()
+
+
+async def start_dashboard(namesrv: str) -> tuple[asyncio.subprocess.Process | None, str]:
+    """The page in a browser, where its packages are installed; its address, or why there is none."""
+    if find_spec("nicegui") is None:
+        return None, "not started: pip install 'gimbalmq[dashboard]'"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return await start("dashboard", "--namesrv", namesrv, "--port", str(port)), f"http://127.0.0.1:{port}"
+
+
 async def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gimbalmq-demo-") as name:
         folder = Path(name)
         store = str(folder / "store")
-        words = ("server", "--namesrv-port", "0", "--port", "0", "--store", store, "--log-level", "warning")
-        print(f"$ gimbalmq {' '.join(words)}", flush=True)
-        server = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "gimbalmq", *words, stdout=asyncio.subprocess.PIPE
+        server = await start(
+            "server", "--namesrv-port", "0", "--port", "0", "--store", store, "--log-level", "warning"
         )
         assert server.stdout is not None
+        dashboard = None
         try:
             addresses = []
             for _ in range(2):
@@ -217,12 +244,22 @@ async def main() -> int:
                 if found is None:
                     raise SystemExit("demo: the server did not start")
                 addresses.append(found.group(1))
-            await run(addresses[0], addresses[1], folder / "records")
-            failed = await sum_up(addresses[0], folder)
+            namesrv, broker = addresses
+            dashboard, page = await start_dashboard(namesrv)
+            experiments = Path(__file__).with_name("demo_experiments.py")
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, str(experiments), "--namesrv", namesrv
+            )
+            if await process.wait():
+                raise SystemExit("demo: the experiments failed")
+            await run(namesrv, broker, folder / "records")
+            failed = await sum_up(namesrv, folder)
+            print(f"name server {namesrv}\nbroker      {broker}\ndashboard   {page}", flush=True)
+            if sys.stdin.isatty() and sys.stdout.isatty():
+                await asyncio.to_thread(input, "Press Enter to end. ")
         finally:
-            if server.returncode is None:
-                server.terminate()
-            code = await server.wait()
+            await end(dashboard)
+            code = await end(server)
     print(f"server ended with code {code}; its folder is removed", flush=True)
     return code or failed
 

@@ -100,6 +100,17 @@ def test_sticky_lease_delivers_nothing_twice(namesrv: str) -> None:
     assert last == "600 messages received, 0 of them twice"
 
 
+def test_demo_experiments_show_who_owns_what(namesrv: str) -> None:
+    """S4: 16 queues with one, two and three consumers, one killed; more consumers than queues."""
+    lines = [line.strip() for line in _run("demo_experiments.py", namesrv)]
+    assert [line.rsplit(maxsplit=1)[1] for line in lines if line.startswith("anna ") and "■" in line] == [
+        "16", "8", "6", "8", "1", "1", "2", "1", "1"
+    ]  # fmt: skip
+    assert "ben is killed (kill -9)" in lines
+    assert [line.split()[0] for line in lines if line.endswith("waits")] == ["ben", "carla"]
+
+
 def test_every_example_is_tested() -> None:
     tested = set(re.findall(r'_run\("(\w+\.py)"', Path(__file__).read_text()))
-    assert {file.name for file in EXAMPLES.glob("*.py")} - tested == {"demo.py"}, "demo.py: make demo"
+    parts_of_others = {"demo.py", "demo_member.py"}
+    assert {file.name for file in EXAMPLES.glob("*.py")} - tested == parts_of_others, "demo.py: make demo"
