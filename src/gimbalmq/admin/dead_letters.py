@@ -61,10 +61,17 @@ class DeadLetters:
         found = await asyncio.gather(*(one(topic) for topic in topics))
         return [item for item in found if item is not None and item.count]
 
-    async def ranges(self, group: str, *, everything: bool = True) -> dict[MessageQueue, tuple[int, int]]:
-        """Offsets of the group's dead letters: all of them, or those never driven back."""
+    async def ranges(
+        self, group: str, *, everything: bool = True, unlock: bool = True
+    ) -> dict[MessageQueue, tuple[int, int]]:
+        """Offsets of the group's dead letters: all of them, or those never driven back.
+
+        Args:
+            unlock: make the topic readable first, which older brokers do not.
+        """
         topic = dlq_topic(group)
-        await self._make_readable(topic)
+        if unlock:
+            await self._make_readable(topic)
         ranges = await self._messages.ranges(topic)
         if everything:
             return ranges
@@ -91,9 +98,11 @@ class DeadLetters:
                     broker=data.broker_name,
                 )
 
-    async def read(self, group: str, *, everything: bool = True) -> AsyncIterator[MessageView]:
-        """The group's dead letters."""
-        ranges = await self.ranges(group, everything=everything)
+    async def read(
+        self, group: str, *, everything: bool = True, unlock: bool = True
+    ) -> AsyncIterator[MessageView]:
+        """The group's dead letters; the arguments are those of ``ranges``."""
+        ranges = await self.ranges(group, everything=everything, unlock=unlock)
         async for view in self._messages.read(dlq_topic(group), dict(ranges)):
             yield view
 

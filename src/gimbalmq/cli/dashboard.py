@@ -58,16 +58,29 @@ def _run(args: argparse.Namespace) -> int:
             "others could act on the cluster; give --password-file, or listen on 127.0.0.1",
         )
     try:
-        from gimbalmq.dashboard.app import build, serve
+        from gimbalmq.dashboard.app import build, listen, serve
     except ImportError as error:
         complain(f"the dashboard needs more packages ({error.name}): pip install 'gimbalmq[dashboard]'")
         return FAILED
     namesrv = namesrv_of(args)
     application = build(
-        namesrv, user=args.user, password=password, read_only=args.read_only, **admin_options(args)
+        namesrv,
+        user=args.user,
+        password=password,
+        read_only=args.read_only,
+        hosts=(*_OWN_ADDRESSES, args.host),
+        **admin_options(args),
     )
-    announce(f"dashboard of {namesrv} on http://{args.host}:{args.port}")
-    serve(application, args.host, args.port, debug=args.debug)
+    try:
+        listening = listen(args.host, args.port)
+    except OSError as error:
+        complain(
+            f"cannot listen on {args.host}:{args.port}: {error.strerror or error}; choose another --port"
+        )
+        return FAILED
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    announce(f"dashboard of {namesrv} ready on http://{host}:{listening.getsockname()[1]}")
+    serve(application, listening, debug=args.debug)
     return OK
 
 

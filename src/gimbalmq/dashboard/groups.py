@@ -7,86 +7,75 @@ from nicegui import ui
 from gimbalmq.admin.texts import moment
 from gimbalmq.dashboard import charts
 from gimbalmq.dashboard.observer import Change, GroupHistory
-from gimbalmq.dashboard.site import Site, attempt, frame, link_to, problem, table
+from gimbalmq.dashboard.site import Site, fill, frame, heading, link_to, live, problem, table
+
+DRAW_EVERY = 0.25
+PLOT_EVERY_MS = 2000
 
 
 def add_pages(site: Site) -> None:
     @ui.page("/groups")
-    async def groups_page() -> None:
+    def groups_page() -> None:
         with frame(site, "Groups"):
-            await groups_view(site)
+            groups_view(site)
 
     @ui.page("/group/{group:path}")
-    async def group_page(group: str) -> None:
-        with frame(site, f"Group {group}"):
-            await group_view(site, group)
+    def group_page(group: str) -> None:
+        with frame(site, f"Group {group}", within="Groups"):
+            group_view(site, group)
 
 
-async def groups_view(site: Site) -> None:
-    @ui.refreshable
-    async def groups() -> None:
-        summaries = await attempt(site.admin.groups.all) or []
-        rows = [
-            {
-                "group": item.group,
-                "groupLink": link_to("group", item.group),
-                "members": item.members,
-                "lag": item.lag,
-                "rate": round(item.tps, 1),
-                "model": item.message_model or "-",
-                "topics": ", ".join(item.topics) or "-",
-                "problem": item.problem,
-            }
-            for item in summaries
-        ]
-        table(
-            (
-                ("group", "Group"),
-                ("members", "Members"),
-                ("lag", "Lag"),
-                ("rate", "Out/s"),
-                ("model", "Model"),
-                ("topics", "Topics"),
-                ("problem", "Problem"),
-            ),
-            rows,
-            key="group",
-            links=("group",),
-            label="Groups",
-            empty="No group yet.",
+def groups_view(site: Site) -> None:
+    async def show() -> None:
+        fill(
+            groups,
+            [
+                {
+                    "group": item.group,
+                    "groupLink": link_to("group", item.group),
+                    "members": item.members,
+                    "lag": item.lag,
+                    "rate": round(item.tps, 1),
+                    "model": item.message_model or "-",
+                    "topics": ", ".join(item.topics) or "-",
+                    "problem": item.problem or "-",
+                }
+                for item in await site.admin.groups.all()
+            ],
         )
 
-    await groups()
-    ui.timer(3.0, groups.refresh)
+    live(3.0, show)
+    groups = table(
+        (
+            ("group", "Group"),
+            ("members", "Members"),
+            ("lag", "Lag"),
+            ("rate", "Out/s"),
+            ("model", "Model"),
+            ("topics", "Topics"),
+            ("problem", "Problem"),
+        ),
+        key="group",
+        numbers=("members", "lag", "rate"),
+        links=("group",),
+        label="Groups",
+        empty="No group yet.",
+    )
 
 
-async def group_view(site: Site, group: str) -> None:
-    history = await site.observer.look(group)
+def group_view(site: Site, group: str) -> None:
+    history = site.observer.history(group)
     history.lookers += 1
 
     def leave() -> None:
         history.lookers -= 1
 
     ui.context.client.on_delete(leave)
-    summary = ui.row().classes("items-center gap-4")
-    ui.label("Who holds which queue").classes("text-lg").props('role="heading" aria-level="2"')
+    summary = ui.row().classes("items-center gap-x-6 gap-y-2")
+    heading("Who holds which queue")
     picture = ui.echart(charts.ownership(history.last)).classes("w-full")
-    picture.props('role="img" aria-label="Queues by members; the table below has the same"')
-    queues = table(
-        (
-            ("queue", "Queue"),
-            ("owner", "Owner"),
-            ("lag", "Lag"),
-            ("rate", "Consumed/s"),
-            ("done", "Consumer offset"),
-            ("end", "Broker offset"),
-        ),
-        queue_rows(history),
-        key="queue",
-        label="Owners of queues",
-        empty="The group holds no queue.",
-    )
-    ui.label("Changes").classes("text-lg").props('role="heading" aria-level="2"')
+    picture.props('role="img" aria-label="Queues by members; the table of queues has the same"')
+    heading("Changes")
     changes = table(
         (
             ("at", "When"),
@@ -96,49 +85,87 @@ async def group_view(site: Site, group: str) -> None:
             ("paused", "Longest pause"),
             ("moves", "Which"),
         ),
-        change_rows(history),
-        key="number",
+        key="at",
+        numbers=("moved", "paused"),
+        wraps=("members", "reasons", "moves"),
         label="Changes of ownership",
-        empty="Nothing has changed since this page was opened.",
+        empty="Nothing has changed since the dashboard began to look.",
     )
-    ui.label("Lag").classes("text-lg").props('role="heading" aria-level="2"')
-    lag = ui.echart(charts.lag_lines(list(history.samples))).classes("w-full h-64")
-    ui.label("Rates").classes("text-lg").props('role="heading" aria-level="2"')
-    rates = ui.echart(charts.rate_lines(list(history.samples))).classes("w-full h-64")
+    heading("Lag")
+    lag = ui.echart(charts.lag_lines(())).classes("w-full h-72")
+    lag.props('role="img" aria-label="Lag over time"')
+    heading("Rates")
+    rates = ui.echart(charts.rate_lines(())).classes("w-full h-72")
+    rates.props('role="img" aria-label="Messages written and consumed a second, over time"')
+    heading("Queues")
+    queues = table(
+        (
+            ("queue", "Queue"),
+            ("owner", "Owner"),
+            ("lag", "Lag"),
+            ("rate", "Consumed/s"),
+            ("done", "Consumer offset"),
+            ("end", "Broker offset"),
+        ),
+        key="queue",
+        numbers=("lag", "rate", "done", "end"),
+        label="Owners of queues",
+        empty="The group holds no queue.",
+    )
 
-    shown_ms = 0
+    drawn = -1
+    plotted_ms = 0
 
     def draw() -> None:
-        nonlocal shown_ms
+        nonlocal drawn, plotted_ms
         last = history.last
-        if last.at_ms == shown_ms and not history.problem:
+        if history.version == drawn:
             return
-        shown_ms = last.at_ms
+        drawn = history.version
         summary.clear()
         with summary:
-            if history.problem:
-                problem(history.problem)
-            ui.label(f"{len(last.members)} members").mark("member-count")
-            ui.label(f"lag {last.lag:,}")
-            unowned = len(set(last.ends) - set(last.owners))
-            if last.members and unowned:
-                problem(f"{unowned} queues are held by nobody")
-            if not last.members:
-                problem("nobody consumes")
-        picture.style(f"height: {max(120, 26 * len({*last.owners, *last.ends}) + 50)}px")
-        for plot, options in (
-            (picture, charts.ownership(last)),
-            (lag, charts.lag_lines(list(history.samples))),
-            (rates, charts.rate_lines(list(history.samples))),
-        ):
-            plot.options.clear()
-            plot.options.update(options)
-            plot.update()
-        queues.rows = queue_rows(history)
-        changes.rows = change_rows(history)
+            _summary(history)
+        picture.style(f"height: {charts.picture_height(last)}px")
+        redraw(picture, charts.ownership(last, history.numbers, history.changes))
+        fill(queues, queue_rows(history))
+        fill(changes, change_rows(history))
+        if last.at_ms - plotted_ms >= PLOT_EVERY_MS:
+            plotted_ms = last.at_ms
+            samples = list(history.samples)
+            redraw(lag, charts.lag_lines(samples))
+            redraw(rates, charts.rate_lines(samples))
 
-    draw()
-    ui.timer(0.5, draw)
+    ui.timer(DRAW_EVERY, draw)
+
+
+def _summary(history: GroupHistory) -> None:
+    last = history.last
+    if history.problem:
+        problem(history.problem)
+    if not history.samples:
+        if not history.problem:
+            ui.spinner()
+        return
+    count = len(last.members)
+    ui.label(f"{count} {'member' if count == 1 else 'members'}").classes("font-medium").mark("members")
+    ui.label(f"{len(last.queues)} queues").classes("text-quiet")
+    ui.label(f"lag {last.lag:,}").classes("text-quiet")
+    ui.label(f"{sum(history.rates().values()):,.1f} consumed/s").classes("text-quiet")
+    unowned = len(set(last.ends) - set(last.owners))
+    if not last.members:
+        problem("nobody consumes")
+    elif unowned:
+        problem(f"{unowned} {'queue is' if unowned == 1 else 'queues are'} held by nobody")
+    for member in last.silent:
+        problem(f"{member} does not answer")
+
+
+def redraw(plot: ui.echart, options: dict[str, object]) -> None:
+    """Other options for a plot; nothing is sent where they are the same."""
+    if options != plot.options:
+        plot.options.clear()
+        plot.options.update(options)
+        plot.update()
 
 
 def queue_rows(history: GroupHistory) -> list[dict[str, object]]:
@@ -147,39 +174,48 @@ def queue_rows(history: GroupHistory) -> list[dict[str, object]]:
         {
             "queue": charts.queue_name(queue),
             "owner": last.owners.get(queue, "-"),
-            "lag": last.ends.get(queue, 0) - last.done.get(queue, 0) if queue in last.done else 0,
+            "lag": last.lag_of(queue),
             "rate": round(rates.get(queue, 0.0), 1),
             "done": last.done.get(queue, 0),
             "end": last.ends.get(queue, 0),
         }
-        for queue in sorted({*last.owners, *last.ends})
+        for queue in last.queues
     ]
 
 
 def change_rows(history: GroupHistory) -> list[dict[str, object]]:
+    """Newest first."""
     return [
         {
-            "number": number,
-            "at": moment(change.at_ms),
+            "at": moment(change.at_ms)[5:],
             "members": members_text(change),
             "moved": len(change.moves),
-            "reasons": "; ".join(change.reasons) or "-",
+            "reasons": "; ".join(change.reasons) or guessed_reason(change),
             "paused": "-" if change.paused is None else f"{change.paused * 1000:.0f} ms",
             "moves": moves_text(change),
         }
-        for number, change in sorted(enumerate(history.changes), reverse=True)
+        for change in reversed(history.changes)
     ]
 
 
+def guessed_reason(change: Change) -> str:
+    """For members that do not tell theirs."""
+    parts = ["a member joined"] * bool(change.joined) + ["a member left"] * bool(change.left)
+    return ", ".join(parts) or "-"
+
+
 def members_text(change: Change) -> str:
-    parts = [f"+ {member}" for member in change.joined] + [f"- {member}" for member in change.left]
+    parts = [f"+ {member}" for member in change.joined] + [f"− {member}" for member in change.left]
     return ", ".join(parts) or "-"
 
 
 def moves_text(change: Change, most: int = 4) -> str:
+    members = [name for move in change.moves for name in (move.before, move.after) if name]
+    short = charts.short_names(members)
     texts = [
-        f"{move.queue.queue_id}: {move.before or 'nobody'} → {move.after or 'nobody'}"
+        f"{move.queue.broker_name}/{move.queue.queue_id}: {short.get(move.before, 'nobody')} → "
+        f"{short.get(move.after, 'nobody')}"
         for move in change.moves[:most]
     ]
     more = len(change.moves) - most
-    return ", ".join(texts) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(texts) + (f" and {more} more" if more > 0 else "") or "-"

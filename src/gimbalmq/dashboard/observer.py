@@ -1,7 +1,8 @@
 """What the page remembers: samples of groups over time, and what changed between two of them.
 
 No page code here: the observer asks ``Admin`` again and again and keeps a bounded history, the pages
-draw it. Groups somebody looks at are asked every second, the others now and then.
+draw it. Groups somebody looks at are asked more than once a second, the others now and then, so that
+a page has something to show when it is opened.
 """
 
 from __future__ import annotations
@@ -10,22 +11,34 @@ import asyncio
 import json
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.admin.admin import Admin
+from gimbalmq.client.events import RECENT_KEY
 from gimbalmq.errors import RocketMQError
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.topics import RETRY_PREFIX
+from gimbalmq.protocol.status_bodies import ConsumerRunningInfo
 
 log = logging.getLogger(__name__)
 
-SAMPLES = 900
-CHANGES = 500
-LOOK_EVERY = 1.0
-EVENTS_KEY = "gimbalmq.events"
-"""Where our consumers put their last balance events into what they tell of themselves."""
+SAMPLES = 600
+SAMPLE_MS = 2000
+"""Samples nearer than this to the last but one replace the last one: 20 minutes of a group looked at."""
+CHANGES = 200
+SETTLING_MS = 10_000
+"""What members tell so long after a change still belongs to it."""
+LOOK_EVERY = 0.6
+PASS_EVERY = 15.0
+"""Seconds between looks at a group that somebody looks at, and at the others."""
+ANSWER_WITHIN = 1.5
+"""Seconds a member has to say what it holds, or one that hangs would hide what the others do."""
+MOST_GROUPS = 200
+"""Groups asked though nobody looks."""
+
+Event = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +49,7 @@ class Sample:
         owners: member by queue; queues nobody holds are left out.
         ends: the last offset of each queue at the broker.
         done: the group's offset in each queue.
+        silent: members that did not answer; they hold what they held.
     """
 
     at_ms: int
@@ -43,10 +57,19 @@ class Sample:
     owners: Mapping[MessageQueue, str] = field(default_factory=dict)
     ends: Mapping[MessageQueue, int] = field(default_factory=dict)
     done: Mapping[MessageQueue, int] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()
+
+    @property
+    def queues(self) -> list[MessageQueue]:
+        return sorted({*self.owners, *self.ends})
 
     @property
     def lag(self) -> int:
-        return sum(self.ends[queue] - place for queue, place in self.done.items() if queue in self.ends)
+        return sum(self.lag_of(queue) for queue in self.done)
+
+    def lag_of(self, queue: MessageQueue) -> int:
+        done = self.done.get(queue)
+        return 0 if done is None else max(0, self.ends.get(queue, 0) - done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +84,8 @@ class Change:
     """Who came, who left, and which queues changed hands.
 
     Attributes:
+        at_ms: when it was first seen.
+        until_ms: when its last part was seen.
         reasons: what the members say about it (our clients only).
         paused: longest time a moved queue stood still, in seconds, as its new owner says.
     """
@@ -71,6 +96,11 @@ class Change:
     moves: tuple[Move, ...] = ()
     reasons: tuple[str, ...] = ()
     paused: float | None = None
+    until_ms: int = 0
+
+    @property
+    def last_ms(self) -> int:
+        return max(self.at_ms, self.until_ms)
 
 
 def change_between(before: Sample, after: Sample) -> Change | None:
@@ -87,33 +117,119 @@ def change_between(before: Sample, after: Sample) -> Change | None:
     return Change(after.at_ms, joined, left, moves)
 
 
+def belongs_to(later: Change, first: Change) -> bool:
+    """Whether a change is the rest of the one before: queues follow members, and a queue that is handed
+    over is for a moment nobody's."""
+    if later.at_ms - first.last_ms > SETTLING_MS:
+        return False
+    return not (later.joined or later.left) or not first.moves
+
+
+def together(first: Change, later: Change) -> Change:
+    """Two parts of one change as one; a queue that is back where it was has not moved."""
+    moves = {move.queue: move for move in first.moves}
+    for move in later.moves:
+        before = moves[move.queue].before if move.queue in moves else move.before
+        moves[move.queue] = Move(move.queue, before, move.after)
+    pauses = [paused for paused in (first.paused, later.paused) if paused is not None]
+    joined, left = {*first.joined, *later.joined}, {*first.left, *later.left}
+    return Change(
+        first.at_ms,
+        tuple(sorted(joined - left)),
+        tuple(sorted(left - joined)),
+        tuple(move for _, move in sorted(moves.items()) if move.before != move.after),
+        tuple(dict.fromkeys((*first.reasons, *later.reasons))),
+        max(pauses, default=None),
+        later.last_ms,
+    )
+
+
+def explained(change: Change, events: Iterable[Event]) -> Change:
+    """The change with what members said of it: the reasons of their rounds, the longest pause."""
+    told = list(events)
+    counted = Counter(
+        str(event["reason"])
+        for event in told
+        if event.get("type") in ("RoundFinished", "QueueTaken", "QueueDropped") and event.get("reason")
+    )
+    said = (*change.reasons, *(reason for reason, _ in counted.most_common(3)))
+    pauses = [_number(event.get("paused")) for event in told if event.get("type") == "QueueStarted"]
+    if change.paused is not None:
+        pauses.append(change.paused)
+    return replace(change, reasons=tuple(dict.fromkeys(said))[:5], paused=max(pauses, default=None))
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
 class GroupHistory:
-    """One group's samples and changes."""
+    """One group's samples and changes.
+
+    Attributes:
+        numbers: a small number for each member, the same as long as it is there: its colour.
+        problem: why the last look failed.
+        lookers: open pages that show it.
+    """
 
     def __init__(self) -> None:
         self.samples: deque[Sample] = deque(maxlen=SAMPLES)
         self.changes: deque[Change] = deque(maxlen=CHANGES)
+        self.numbers: dict[str, int] = {}
         self.problem = ""
         self.lookers = 0
-        self.looked_ms = 0
+        self.version = 0
+        self._told: set[str] = set()
 
     @property
     def last(self) -> Sample:
         return self.samples[-1] if self.samples else Sample(0)
 
-    def take(self, sample: Sample, events: list[Mapping[str, object]]) -> None:
-        """Adds a sample; what the members told since the last one explains the change."""
-        change = change_between(self.last, sample) if self.samples else None
-        if change is not None:
-            self.changes.append(explained(change, events, since_ms=self.last.at_ms))
-        self.samples.append(sample)
+    def take(self, sample: Sample, events: Sequence[Event] = ()) -> None:
+        """Adds a sample; what the members told since the last one explains the change.
+
+        What was told before is known by having been told, not by its time: clocks differ.
+        """
+        texts = {json.dumps(event, sort_keys=True, default=str): event for event in events}
+        fresh = [event for text, event in texts.items() if text not in self._told]
+        self._told = set(texts)
+        if self.samples:
+            self._take_change(change_between(self.last, sample), fresh)
+        if len(self.samples) > 1 and sample.at_ms - self.samples[-2].at_ms < SAMPLE_MS:
+            self.samples.pop()
+        self.samples.append(_sharing(self.last, sample))
+        self._number(sample.members)
+        self.version += 1
+
+    def _take_change(self, change: Change | None, fresh: list[Event]) -> None:
+        last = self.changes[-1] if self.changes else None
+        if change is None:
+            if last is not None and fresh and self.last.at_ms - last.last_ms <= SETTLING_MS:
+                self.changes[-1] = explained(last, fresh)
+            return
+        change = explained(change, fresh)
+        if last is not None and belongs_to(change, last):
+            self.changes[-1] = together(last, change)
+        else:
+            self.changes.append(change)
+
+    def _number(self, members: Iterable[str]) -> None:
+        kept = {member: self.numbers[member] for member in members if member in self.numbers}
+        for member in members:
+            if member not in kept:
+                taken = set(kept.values())
+                kept[member] = next(number for number in range(len(kept) + 1) if number not in taken)
+        self.numbers = kept
 
     def rates(self) -> dict[MessageQueue, float]:
-        """Messages a second that each queue was consumed at, over the last ten samples."""
-        if len(self.samples) < 2:
+        """Messages a second that each queue was consumed at, over the last ten seconds or so."""
+        last = self.last
+        recent = [sample for sample in self.samples if sample.at_ms >= last.at_ms - 10_000]
+        if len(self.samples) > 1 and len(recent) < 2:
+            recent = list(self.samples)[-2:]
+        if len(recent) < 2:
             return {}
-        recent = list(self.samples)[-10:]
-        first, last = recent[0], recent[-1]
+        first = recent[0]
         seconds = max(0.001, (last.at_ms - first.at_ms) / 1000)
         return {
             queue: max(0, place - first.done[queue]) / seconds
@@ -122,82 +238,107 @@ class GroupHistory:
         }
 
 
-def explained(change: Change, events: list[Mapping[str, object]], *, since_ms: int) -> Change:
-    """The change with what members said of it: the reasons of their rounds, the longest pause."""
-    fresh = [event for event in events if _number(event.get("at_ms")) > since_ms - 1500]
-    counted = Counter(
-        str(event["reason"])
-        for event in fresh
-        if event.get("type") in ("RoundStarted", "QueueTaken", "QueueDropped") and event.get("reason")
+def _sharing(last: Sample, sample: Sample) -> Sample:
+    """The sample with the last one's own dicts where they are equal: a quiet group costs no memory."""
+    return replace(
+        sample,
+        owners=last.owners if last.owners == sample.owners else sample.owners,
+        ends=last.ends if last.ends == sample.ends else sample.ends,
+        done=last.done if last.done == sample.done else sample.done,
     )
-    pauses = [_number(event.get("paused")) for event in fresh if event.get("type") == "QueueStarted"]
-    return Change(
-        change.at_ms,
-        change.joined,
-        change.left,
-        change.moves,
-        tuple(reason for reason, _ in counted.most_common(3)),
-        max(pauses, default=None),
-    )
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 class Observer:
     """Asks and remembers, for all pages at once."""
 
-    def __init__(self, admin: Admin, *, clock: Clock = SYSTEM_CLOCK, every: float = LOOK_EVERY) -> None:
+    def __init__(
+        self,
+        admin: Admin,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        every: float = LOOK_EVERY,
+        pass_every: float = PASS_EVERY,
+    ) -> None:
         self.admin = admin
         self._clock = clock
         self._every = every
+        self._pass_every = pass_every
         self._groups: dict[str, GroupHistory] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def history(self, group: str) -> GroupHistory:
         return self._groups.setdefault(group, GroupHistory())
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._watch()), loop.create_task(self._pass())]
 
     async def close(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self) -> None:
+    async def _watch(self) -> None:
+        """Groups somebody looks at; a group that is slow to ask is asked less often."""
         while True:
+            began = self._clock.monotonic()
             watched = [group for group, history in self._groups.items() if history.lookers]
-            await asyncio.gather(*(self.look(group) for group in watched))
-            await asyncio.sleep(self._every)
+            await asyncio.gather(*map(self.look, watched))
+            await asyncio.sleep(max(self._every, self._clock.monotonic() - began))
 
-    async def look(self, group: str) -> GroupHistory:
+    async def _pass(self) -> None:
+        """All other groups, one after the other."""
+        while True:
+            try:
+                names = (await self.admin.groups.names())[:MOST_GROUPS]
+            except RocketMQError as error:
+                log.debug("groups cannot be listed: %s", error)
+            except Exception:
+                log.exception("groups cannot be listed")
+            else:
+                for group in names:
+                    if not self.history(group).lookers:
+                        await self.look(group)
+                for group in [name for name in self._groups if name not in names]:
+                    if not self._groups[group].lookers:
+                        del self._groups[group]
+            await asyncio.sleep(self._pass_every)
+
+    async def look(self, group: str) -> None:
         """Takes one sample of a group; what goes wrong is kept for the page to show."""
         history = self.history(group)
         try:
             sample, events = await self._sample(group)
         except RocketMQError as error:
-            history.problem = str(error)
-            return history
-        history.problem = ""
-        history.take(sample, events)
-        return history
+            problem = str(error)
+        except Exception as error:  # the next look may go well, and the others must
+            log.exception("group %s cannot be looked at", group)
+            problem = f"{type(error).__name__}: {error}"
+        else:
+            problem = ""
+            history.take(sample, events)
+        if problem != history.problem:
+            history.problem = problem
+            history.version += 1
 
-    async def _sample(self, group: str) -> tuple[Sample, list[Mapping[str, object]]]:
+    async def _sample(self, group: str) -> tuple[Sample, list[Event]]:
         groups = self.admin.groups
         members = await groups.member_ids(group)
-        told, progress = await asyncio.gather(groups.told_by(group, members), groups.progress(group))
-        owners: dict[MessageQueue, str] = {}
-        events: list[Mapping[str, object]] = []
-        for member, info in told.items():
-            owners |= {
-                queue: member
-                for queue, state in info.queues.items()
-                if not state.dropped and not queue.topic.startswith(RETRY_PREFIX)
-            }
-            events += _events_of(info.user_consumer_info)
+        told, progress = await asyncio.gather(
+            asyncio.gather(*(self._ask(group, member) for member in members)), groups.progress(group)
+        )
+        silent = tuple(member for member, info in zip(members, told, strict=True) if info is None)
+        owners = {queue: owner for queue, owner in self.history(group).last.owners.items() if owner in silent}
+        events: list[Event] = []
+        for member, info in zip(members, told, strict=True):
+            if info is not None:
+                owners |= {
+                    queue: member
+                    for queue, state in info.queues.items()
+                    if not state.dropped and not queue.topic.startswith(RETRY_PREFIX)
+                }
+                events += ({**event, "member": member} for event in _events_of(info.user_consumer_info))
         shown = [item for item in progress.queues if not item.queue.topic.startswith(RETRY_PREFIX)]
         return (
             Sample(
@@ -206,14 +347,23 @@ class Observer:
                 owners,
                 {item.queue: item.broker_offset for item in shown},
                 {item.queue: item.consumer_offset for item in shown},
+                silent,
             ),
             events,
         )
 
+    async def _ask(self, group: str, member: str) -> ConsumerRunningInfo | None:
+        """What a member says of itself; None where it does not, or not in time."""
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                return await self.admin.groups.running_info(group, member)
+        except (RocketMQError, TimeoutError):
+            return None
 
-def _events_of(told: Mapping[str, str]) -> list[Mapping[str, object]]:
+
+def _events_of(told: Mapping[str, str]) -> list[dict[str, object]]:
     try:
-        listed = json.loads(told.get(EVENTS_KEY, "[]"))
+        listed = json.loads(told.get(RECENT_KEY, "[]"))
     except ValueError:
         return []
     return [event for event in listed if isinstance(event, dict)] if isinstance(listed, list) else []

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import logging
+import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 from urllib.parse import quote
 
-from nicegui import app, ui
+from nicegui import ui
+from nicegui.events import GenericEventArguments
 
 from gimbalmq.admin.admin import Admin
 from gimbalmq.dashboard.observer import Observer
 from gimbalmq.errors import RocketMQError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 NAVIGATION = (
     ("Cluster", "/", "dns"),
@@ -24,11 +32,46 @@ NAVIGATION = (
     ("Balance preview", "/preview", "balance"),
 )
 
-OWNER_COLOURS = (
-    "#2a78d4", "#e0842b", "#3f9e5a", "#c23b50", "#7d5bc4", "#1a9ba8",
-    "#b08a1f", "#d0589b", "#5c7d2f", "#8a5a44", "#5a6f86", "#6b4fbf",
-)  # fmt: skip
-"""One for each member, in their order, on light and dark ground alike."""
+THEME_COOKIE = "gimbalmq-theme"
+MOST_LOGINS = 1000
+PAGE_ROWS = 50
+
+_STYLE = """
+.q-table td, .q-table th { font-variant-numeric: tabular-nums; }
+.q-table th { font-weight: 600; opacity: .85; }
+.q-table td.wraps { white-space: normal; overflow-wrap: anywhere; min-width: 12rem; }
+.nicegui-content { padding: 0; }
+a { color: inherit; text-decoration: underline; text-underline-offset: 2px; }
+a.entry { text-decoration: none; }
+a.entry:hover { background: rgba(127,127,127,.12); }
+.body--light { background: #f7f9fb; }
+.body--light .text-quiet { color: #55606b; }
+.body--dark .text-quiet { color: #a9b3bd; }
+.body--light .text-problem { color: #a3142a; }
+.body--dark .text-problem { color: #ff9aa5; }
+a.entry[aria-current] { font-weight: 600; box-shadow: inset 3px 0 0 #e0842b; }
+.body--light a.entry[aria-current] { color: #27598f; background: #eaf1f8; }
+.body--dark a.entry[aria-current] { color: #8ec1ff; background: #26303b; }
+.body--dark .q-field, .body--dark .q-btn--flat, .body--dark .q-toggle, .body--dark .q-menu { --q-primary: #8ec1ff; }
+:focus-visible { outline: 2px solid #e0842b; outline-offset: 2px; }
+.body-text { white-space: pre-wrap; overflow-wrap: anywhere; }
+.skip { position: absolute; left: -999px; top: 4px; z-index: 9999; padding: 8px; background: #fff; color: #000; }
+.skip:focus { left: 4px; }
+#content:focus { outline: none; }
+@media (max-width: 599px) {
+  .q-table__container td:first-child, .q-table__container th:first-child
+    { position: sticky; left: 0; z-index: 1; background: inherit; }
+  .body--light .q-table__container tr { background: #fff; }
+  .body--dark .q-table__container tr { background: #1d1d1d; }
+}
+@media (prefers-reduced-motion: reduce) { * { transition: none !important; animation: none !important; } }
+"""
+
+_SWITCH_DARK = f"""() => {{
+    const dark = !Quasar.Dark.isActive;
+    document.cookie = "{THEME_COOKIE}=" + (dark ? "dark" : "light") + "; path=/; max-age=31536000; samesite=strict";
+    emit(dark);
+}}"""
 
 
 @dataclass
@@ -38,6 +81,8 @@ class Site:
     Attributes:
         password: what the login asks for; None where everybody who reaches the port may look.
         read_only: nothing can be changed through the page.
+        logins: what cookies of people who have logged in carry; gone with the process.
+        redriving: one redrive at a time, or two viewers would send the same letters twice.
     """
 
     admin: Admin
@@ -46,6 +91,8 @@ class Site:
     user: str = "admin"
     password: str | None = None
     read_only: bool = False
+    logins: dict[str, None] = field(default_factory=dict)
+    redriving: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def knows(self, user: str, password: str) -> bool:
         """Compared in constant time, so that a wrong one tells nothing of the right one."""
@@ -53,6 +100,13 @@ class Site:
         return hmac.compare_digest(user.encode(), self.user.encode()) & hmac.compare_digest(
             password.encode(), wanted.encode()
         )
+
+    def new_login(self) -> str:
+        while len(self.logins) >= MOST_LOGINS:
+            del self.logins[next(iter(self.logins))]
+        token = secrets.token_urlsafe(32)
+        self.logins[token] = None
+        return token
 
     def must_be_writable(self) -> None:
         """The last guard before every change, whatever the page showed."""
@@ -63,65 +117,86 @@ class Site:
 
 
 @contextmanager
-def frame(site: Site, title: str) -> Iterator[None]:
-    """Header, navigation and footer; the page's own content goes inside."""
+def frame(site: Site, title: str, *, within: str = "") -> Iterator[None]:
+    """Header, navigation and footer; the page's own content goes inside.
+
+    Args:
+        within: the entry of the navigation it belongs to, where that is not its title.
+    """
     ui.page_title(f"{title} · GimbalMQ")
-    ui.colors(primary="#27598f", secondary="#5a6f86", accent="#e0842b")
-    dark = ui.dark_mode(app.storage.user.get("dark"))
-    ui.add_css(
-        """
-        .q-table td, .q-table th { font-variant-numeric: tabular-nums; }
-        a { color: inherit; text-decoration: underline; text-underline-offset: 2px; }
-        :focus-visible { outline: 2px solid #e0842b; outline-offset: 2px; }
-        .body-text { white-space: pre-wrap; overflow-wrap: anywhere; }
-        """
-    )
+    look()
+    dark = ui.dark_mode(_wanted_theme())
 
-    def switch_dark() -> None:
-        dark.value = not dark.value
-        app.storage.user["dark"] = dark.value
+    def switch_dark(event: GenericEventArguments) -> None:
+        dark.value = bool(event.args)
+        for element in list(ui.context.client.elements.values()):
+            if isinstance(element, ui.echart):
+                element.update()  # colours are chosen when it is drawn
 
-    with ui.header(elevated=False).classes("items-center gap-2"):
+    with ui.header(elevated=False).classes("items-center gap-2 px-3 py-2 no-wrap"):
         menu = ui.button(icon="menu").props('flat dense color=white aria-label="Navigation"')
         ui.label("GimbalMQ").classes("text-lg font-medium")
-        ui.label(site.namesrv).classes("text-sm opacity-80 gt-xs")
+        ui.label(site.namesrv).classes("text-sm opacity-80 gt-xs ellipsis")
         ui.space()
         if site.read_only:
-            ui.badge("read-only", color="accent")
-        ui.button(icon="dark_mode", on_click=switch_dark).props(
-            'flat dense color=white aria-label="Light or dark"'
-        )
+            ui.badge("read-only", color="accent").props("text-color=black")
+        contrast = ui.button(icon="contrast").props('flat dense color=white aria-label="Light or dark"')
+        contrast.on("click", switch_dark, js_handler=_SWITCH_DARK)
         if site.password is not None:
-            ui.button(icon="logout", on_click=_log_out).props('flat dense color=white aria-label="Log out"')
-    with ui.left_drawer(value=None, bordered=True).props("width=210 breakpoint=900") as drawer:
-        for text, link, icon in NAVIGATION:
-            with (
-                ui.link(target=link).classes("w-full no-underline"),
-                ui.row().classes("items-center gap-3 p-1"),
-            ):
-                ui.icon(icon)
-                ui.label(text)
+            with ui.element("form").props('method=post action="/logout"'):
+                ui.button(icon="logout").props('flat dense color=white type=submit aria-label="Log out"')
+    with ui.left_drawer(value=False, bordered=True).classes("p-0 py-2 gap-0") as drawer:
+        drawer.props("show-if-above width=210 breakpoint=900")
+        with ui.element("nav").props('aria-label="Pages"').classes("w-full"):
+            for text, link, icon in NAVIGATION:
+                _entry(text, link, icon, active=text == (within or title))
     menu.on_click(drawer.toggle)
-    with ui.column().classes("w-full max-w-screen-xl mx-auto p-2 sm:p-4 gap-4"):
-        ui.label(title).classes("text-2xl").props('role="heading" aria-level="1"')
+    skip = ui.link("Skip to content", "#content").classes("skip")
+    skip.move(ui.context.client.layout, target_index=0)
+    with (
+        ui.column()
+        .classes("w-full max-w-screen-xl mx-auto p-3 sm:p-5 gap-4")
+        .props('id="content" tabindex=-1')
+    ):
+        ui.label(title).classes("text-2xl break-all").props('role="heading" aria-level="1"')
         yield
 
 
-def _log_out() -> None:
-    app.storage.user.clear()
-    ui.navigate.to("/login")
+def look() -> None:
+    """Colours and styles of every page, the login too."""
+    ui.colors(primary="#27598f", secondary="#5a6f86", accent="#e0a02b")
+    ui.add_css(_STYLE)
+
+
+def _wanted_theme() -> bool | None:
+    """What the viewer chose; else None, which is what their system says."""
+    return {"dark": True, "light": False}.get(ui.context.client.request.cookies.get(THEME_COOKIE, ""))
+
+
+def _entry(text: str, link: str, icon: str, *, active: bool) -> None:
+    with ui.link(target=link).classes("entry row items-center no-wrap gap-3 px-4 py-2") as entry:
+        ui.icon(icon, size="sm")
+        ui.label(text)
+    if active:
+        entry.props('aria-current="page"')
+
+
+def heading(text: str) -> None:
+    ui.label(text).classes("text-lg font-medium").props('role="heading" aria-level="2"')
 
 
 def table(
     columns: Sequence[tuple[str, str]],
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]] = (),
     *,
     key: str,
+    numbers: Sequence[str] = (),
     links: Sequence[str] = (),
+    wraps: Sequence[str] = (),
     label: str,
     empty: str = "Nothing here.",
 ) -> ui.table:
-    """A table whose numbers stand to the right; cells named in ``links`` lead to ``<name>Link``.
+    """A table whose ``numbers`` stand to the right; cells named in ``links`` lead to ``<name>Link``.
 
     Vue writes cell texts as text, so no name or message can become markup.
     """
@@ -132,38 +207,102 @@ def table(
                 "label": text,
                 "field": name,
                 "sortable": True,
-                "align": "right" if rows and isinstance(rows[0].get(name), int | float) else "left",
+                "align": "right" if name in numbers else "left",
+                "classes": "wraps" if name in wraps else "",
             }
             for name, text in columns
         ],
         rows=[dict(row) for row in rows],
         row_key=key,
-        pagination=50,
+        pagination=PAGE_ROWS,
     ).classes("w-full")
-    made.props(f'flat bordered dense aria-label="{label}" no-data-label="{empty}"')
+    made.props(f'flat bordered dense hide-pagination aria-label="{label}" no-data-label="{empty}"')
+    fill(made, made.rows)
     for name in links:
-        made.add_slot(
-            f"body-cell-{name}",
-            f'<q-td :props="props"><a :href="props.row.{name}Link">{{{{ props.value }}}}</a></q-td>',
-        )
+        with cell_of(made, name):
+            ui.element("a").props(f':id="undefined" :href="props.row.{name}Link" :textContent="props.value"')
     return made
+
+
+@contextmanager
+def cell_of(made: ui.table, name: str) -> Iterator[None]:
+    """What goes inside stands in each cell of a column; ``props`` of its expressions is the cell.
+
+    Elements instead of a template: a template is mounted anew with every change on the page, and whoever
+    stands on it with the keyboard would lose their place.
+    """
+    with made.add_slot(f"body-cell-{name}"), ui.element("q-td").props(':id="undefined" :props="props"'):
+        yield
+
+
+def fill(made: ui.table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Gives a table other rows, if they are others: what stays is not sent again."""
+    listed = [dict(row) for row in rows]
+    if listed != made.rows:
+        made.rows = listed
+    fits = len(listed) <= PAGE_ROWS
+    if fits != ("hide-pagination" in made.props):
+        made.props(**{"add" if fits else "remove": "hide-pagination"})
 
 
 def link_to(*parts: str) -> str:
     return "/" + "/".join(quote(part, safe="") for part in parts)
 
 
-async def attempt(work: Callable[[], Awaitable[Any]]) -> Any:
-    """Runs what may fail and tells the viewer why it did; None then."""
+# -- what goes wrong -------------------------------------------------------------------
+
+
+async def problem_of(work: Callable[[], Awaitable[object]]) -> str:
+    """Runs what may fail; "" or why it did."""
     try:
-        return await work()
+        await work()
     except (RocketMQError, PermissionError) as error:
-        ui.notify(str(error), type="negative", multi_line=True, close_button="Close", timeout=0)
-        return None
+        return str(error) or type(error).__name__
+    except Exception as error:  # a page must not end because of a bug in what it shows
+        log.exception("a page met an error that nobody expected")
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def live(every: float, work: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[None]]:
+    """Runs once the page is there, and again and again while it is open.
+
+    What goes wrong stands here until it works again; the page keeps what it had. The result runs it at once.
+    """
+    strip = ui.column().classes("w-full")
+    strip.visible = False
+    said = ""
+
+    async def turn() -> None:
+        nonlocal said
+        text = await problem_of(work)
+        if text != said:
+            said = text
+            strip.clear()
+            strip.visible = bool(text)
+            if text:
+                with strip:
+                    problem(text)
+
+    ui.timer(every, turn)
+    return turn
+
+
+async def attempt(work: Callable[[], Awaitable[T]]) -> T | None:
+    """Runs what somebody asked for and tells them why it failed; None then."""
+    found: list[T] = []
+
+    async def run() -> None:
+        found.append(await work())
+
+    text = await problem_of(run)
+    if text:
+        ui.notify(text, type="negative", multi_line=True, close_button="Close", timeout=10_000)
+    return found[0] if found else None
 
 
 def problem(text: str) -> None:
     """Something an operator should see at once."""
-    with ui.row().classes("items-center gap-2 text-negative").props('role="alert"'):
-        ui.icon("error")
-        ui.label(text)
+    with ui.row().classes("items-center gap-2 no-wrap text-problem").props('role="alert"'):
+        ui.icon("error", size="sm")
+        ui.label(text).classes("break-words")
