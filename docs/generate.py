@@ -83,12 +83,118 @@ BROKER_MEANINGS = {
     "metrics_prom_exporter_port": "port of Prometheus metrics; 0 is none",
 }
 
-PARTIAL = {
+PARTIAL: dict[int, str] = {
     RequestCode.PULL_MESSAGE: "tag filters; SQL92 is refused",
     RequestCode.LITE_PULL_MESSAGE: "tag filters; SQL92 is refused",
     RequestCode.CHECK_CLIENT_CONFIG: "tag filters; SQL92 is refused",
 }
 """Requests that are answered, but not for every use Apache's servers know."""
+
+ABSENT: dict[str, dict[int, str]] = {
+    "": {
+        13: "QUERY_BROKER_OFFSET",
+        22: "GET_TOPIC_CONFIG_LIST",
+        23: "GET_TOPIC_NAME_LIST",
+        27: "TRIGGER_DELETE_FILES",
+        47: "GET_CLIENT_CONFIG",
+        209: "SUSPEND_CONSUMER",
+        210: "RESUME_CONSUMER",
+        211: "RESET_CONSUMER_OFFSET_IN_CONSUMER",
+        212: "RESET_CONSUMER_OFFSET_IN_BROKER",
+        213: "ADJUST_CONSUMER_THREAD_POOL",
+        214: "WHO_CONSUME_THE_MESSAGE",
+    },
+    "ACL": {
+        50: "UPDATE_AND_CREATE_ACL_CONFIG",
+        51: "DELETE_ACL_CONFIG",
+        52: "GET_BROKER_CLUSTER_ACL_INFO",
+        53: "UPDATE_GLOBAL_WHITE_ADDRS_CONFIG",
+        54: "GET_BROKER_CLUSTER_ACL_CONFIG",
+        3001: "AUTH_CREATE_USER",
+        3002: "AUTH_UPDATE_USER",
+        3003: "AUTH_DELETE_USER",
+        3004: "AUTH_GET_USER",
+        3005: "AUTH_LIST_USER",
+        3006: "AUTH_CREATE_ACL",
+        3007: "AUTH_UPDATE_ACL",
+        3008: "AUTH_DELETE_ACL",
+        3009: "AUTH_GET_ACL",
+        3010: "AUTH_LIST_ACL",
+    },
+    "Apache's timer wheel; delays are kept otherwise here": {
+        60: "GET_TIMER_CHECK_POINT",
+        61: "GET_TIMER_METRICS",
+        5001: "SWITCH_TIMER_ENGINE",
+    },
+    "filter servers": {
+        301: "REGISTER_FILTER_SERVER",
+        302: "REGISTER_MESSAGE_FILTER_CLASS",
+    },
+    "RocksDB": {
+        354: "CHECK_ROCKSDB_CQ_WRITE_PROGRESS",
+        355: "EXPORT_ROCKSDB_CONFIG_TO_JSON",
+    },
+    "POP": {
+        402: "GET_ALL_MESSAGE_REQUEST_MODE",
+        200050: "POP_MESSAGE",
+        200051: "ACK_MESSAGE",
+        200052: "PEEK_MESSAGE",
+        200053: "CHANGE_MESSAGE_INVISIBLETIME",
+        200054: "NOTIFICATION",
+        200055: "POLLING_INFO",
+        200056: "POP_ROLLBACK",
+        200151: "BATCH_ACK_MESSAGE",
+    },
+    "static topics": {
+        513: "UPDATE_AND_CREATE_STATIC_TOPIC",
+    },
+    "replicas": {
+        902: "ADD_BROKER",
+        903: "REMOVE_BROKER",
+        905: "NOTIFY_MIN_BROKER_ID_CHANGE",
+        906: "EXCHANGE_BROKER_HA_INFO",
+        908: "RESET_MASTER_FLUSH_OFFSET",
+    },
+    "controller": {
+        1001: "CONTROLLER_ALTER_SYNC_STATE_SET",
+        1002: "CONTROLLER_ELECT_MASTER",
+        1003: "CONTROLLER_REGISTER_BROKER",
+        1004: "CONTROLLER_GET_REPLICA_INFO",
+        1005: "CONTROLLER_GET_METADATA_INFO",
+        1006: "CONTROLLER_GET_SYNC_STATE_DATA",
+        1007: "GET_BROKER_EPOCH_CACHE",
+        1008: "NOTIFY_BROKER_ROLE_CHANGED",
+        1009: "UPDATE_CONTROLLER_CONFIG",
+        1010: "GET_CONTROLLER_CONFIG",
+        1011: "CLEAN_BROKER_DATA",
+        1012: "CONTROLLER_GET_NEXT_BROKER_ID",
+        1013: "CONTROLLER_APPLY_BROKER_ID",
+        1014: "BROKER_CLOSE_CHANNEL_REQUEST",
+        1015: "CHECK_NOT_ACTIVE_BROKER_REQUEST",
+        1016: "GET_BROKER_LIVE_INFO_REQUEST",
+        1017: "GET_SYNC_STATE_DATA_REQUEST",
+        1018: "RAFT_BROKER_HEART_BEAT_EVENT_REQUEST",
+    },
+    "cold data": {
+        2001: "UPDATE_COLD_DATA_FLOW_CTR_CONFIG",
+        2002: "REMOVE_COLD_DATA_FLOW_CTR_CONFIG",
+        2003: "GET_COLD_DATA_FLOW_CTR_INFO",
+        2004: "SET_COMMITLOG_READ_MODE",
+    },
+    "lite topics": {
+        200070: "POP_LITE_MESSAGE",
+        200071: "LITE_SUBSCRIPTION_CTL",
+        200072: "ACK_LITE_MESSAGE",
+        200073: "NOTIFY_UNSUBSCRIBE_LITE",
+        200074: "GET_BROKER_LITE_INFO",
+        200075: "GET_PARENT_TOPIC_INFO",
+        200076: "GET_LITE_TOPIC_INFO",
+        200077: "GET_LITE_CLIENT_INFO",
+        200078: "GET_LITE_GROUP_INFO",
+        200079: "TRIGGER_LITE_DISPATCH",
+    },
+}
+"""Requests of Apache RocketMQ 4.9.7 or 5.5.0 that `RequestCode` does not name, by what they belong to."""
 
 
 def broker_options() -> str:
@@ -119,12 +225,16 @@ def _code(text: str) -> str:
 
 def request_codes() -> str:
     broker, nameserver, client = asyncio.run(_handled())
-    rows = ["| code | request | broker | name server | client | note |", "|---|---|---|---|---|---|"]
-    for code in RequestCode:
-        yes = "part" if code in PARTIAL else "yes"
-        cells = [yes if code in handled else "" for handled in (broker, nameserver, client)]
-        note = PARTIAL.get(code, "" if any(cells) else "answered with code 3, not supported")
-        rows.append(f"| {int(code)} | {code.name} | {' | '.join(cells)} | {note} |")
+    answering = {"broker": broker, "name server": nameserver, "client": client}
+    known = {int(code): code.name for code in RequestCode}
+    notes = {code: (name, area) for area, found in ABSENT.items() for code, name in found.items()}
+    assert not known.keys() & notes.keys()
+    rows = ["| code | request | here | answered by | note |", "|---|---|---|---|---|"]
+    for code in sorted(known | notes):
+        who = ", ".join(name for name, handled in answering.items() if code in handled)
+        name, note = notes.get(code) or (known[code], PARTIAL.get(code, ""))
+        here = ("part" if code in PARTIAL else "yes") if who else "no"
+        rows.append(f"| {code} | {name} | {here} | {who} | {note} |")
     return "\n".join(rows)
 
 

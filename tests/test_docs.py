@@ -1,4 +1,4 @@
-"""Pages that cannot lie: tables equal the code, links lead somewhere, examples in the README run."""
+"""Pages that cannot lie: tables equal the code, links lead somewhere, first programs run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ import pytest
 from gimbalmq.testing import LocalCluster
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+READMES = ["README.md", "README.zh-CN.md"]
+_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def _anchors(page: Path) -> set[str]:
+    """What `#...` may name on a page: its headings, as GitHub spells them."""
+    headings = re.findall(r"^#+ (.+)$", _FENCED.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 def test_generated_tables_are_up_to_date() -> None:
@@ -25,9 +33,19 @@ def test_generated_tables_are_up_to_date() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", _FENCED.sub("", page.read_text())):
         if not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+            other = page.parent / target if target else page
+            assert other.exists(), target
+            assert not anchor or anchor in _anchors(other), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_readme_links_every_page(name: str) -> None:
+    linked = set(re.findall(r"\]\(([^)#]+)", (ROOT / name).read_text()))
+    for page in PAGES:
+        if page.name != name:
+            assert str(page.relative_to(ROOT)) in linked, page.name
 
 
 def test_make_targets_named_in_pages_exist() -> None:
@@ -37,13 +55,16 @@ def test_make_targets_named_in_pages_exist() -> None:
         assert named <= targets, page.name
 
 
-def test_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+@pytest.mark.parametrize("name", READMES)
+def test_readme_is_short(name: str) -> None:
+    assert len((ROOT / name).read_text().splitlines()) <= 150
 
 
-def test_readme_programs_run(tmp_path: Path) -> None:
-    programs = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    produce, consume, test = programs
+@pytest.mark.parametrize("name", [*READMES, "docs/start.md"])
+def test_first_programs_run(name: str, tmp_path: Path) -> None:
+    """Spark's are run by test_docs_code."""
+    programs = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+    produce, consume, test = [text for text in programs if "pyspark" not in text]
     with LocalCluster.in_thread() as cluster:
         for name, text in (("produce", produce), ("consume", consume)):
             (tmp_path / f"{name}.py").write_text(text.replace("127.0.0.1:9876", cluster.namesrv))

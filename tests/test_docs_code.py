@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from gimbalmq import Message, sync
 from gimbalmq.testing import LocalCluster
 from tests.cli.commands import environment, gimbalmq
 
@@ -42,7 +43,7 @@ async def _run(code: CodeType, namespace: dict[str, Any]) -> None:
         await result
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, "tools.md"])
 def test_snippets_print_what_the_page_says(page: str) -> None:
     blocks = _blocks(page)
     assert any(kind == "python" for kind, _, _ in blocks)
@@ -90,6 +91,26 @@ def test_spark_snippets_print_what_the_page_says(page: str, tmp_path: Path) -> N
         )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split(f"{end}\n") == [*expected, ""], page
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("page", ["../README.md", "../README.zh-CN.md", "start.md"])
+def test_first_spark_programs_show_the_topic(page: str, tmp_path: Path) -> None:
+    (program,) = [text for kind, text, _ in _blocks(page) if kind == "python" and "pyspark" in text]
+    with LocalCluster.in_thread() as cluster:
+        with sync.Producer("shop", cluster.namesrv) as producer:
+            producer.send(Message("orders", b"hello", tags="new", keys="order-1"))
+        done = subprocess.run(
+            [sys.executable, "-c", program.replace("127.0.0.1:9876", cluster.namesrv)],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=environment() | {"SPARK_LOCAL_IP": "127.0.0.1"},
+            timeout=380,
+        )
+    assert done.returncode == 0, done.stderr
+    assert "order-1" in done.stdout
 
 
 @pytest.mark.parametrize("page", PAGES)
