@@ -33,13 +33,14 @@ NAMES = ("startup", "memory", "send", "latency", "pull", "topics", "javaclient")
 
 @dataclass
 class Row:
-    """One figure of both brokers. The ratio is always ours over Apache's; the goal is a bound on it."""
+    """One figure of both brokers. The ratio is always ours over the other's; the goal is a bound on it."""
 
     what: str
     unit: str
     values: dict[str, list[float]] = field(default_factory=dict)
     goal: tuple[Literal[">=", "<="], float] | None = None
     note: str = ""
+    other: str = "apache"
 
     def add(self, subject: str, value: float) -> None:
         self.values.setdefault(subject, []).append(value)
@@ -50,8 +51,8 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        ours, apache = self.value("ours"), self.value("apache")
-        return ours / apache if ours is not None and apache else None
+        ours, other = self.value("ours"), self.value(self.other)
+        return ours / other if ours is not None and other else None
 
     @property
     def reached(self) -> bool | None:
@@ -65,7 +66,7 @@ class Row:
         return {
             **asdict(self),
             "ours": self.value("ours"),
-            "apache": self.value("apache"),
+            self.other: self.value(self.other),
             "ratio": self.ratio,
             "reached": self.reached,
         }
@@ -111,7 +112,7 @@ def cells(row: Row) -> tuple[str, ...]:
         row.what,
         row.unit,
         number(row.value("ours")),
-        number(row.value("apache")),
+        number(row.value(row.other)),
         ratio,
         goal,
         reached,
@@ -119,13 +120,12 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-HEADINGS = ("what", "unit", "ours", "Apache", "ratio", "goal", "reached", "note")
-
-
 def plain_table(rows: Iterable[Row]) -> str:
     """A table that reads the same in a terminal and in a log."""
-    lines = [HEADINGS, *map(cells, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
+    rows = list(rows)
+    other = rows[0].other.capitalize() if rows else "Apache"
+    lines = [("what", "unit", "ours", other, "ratio", "goal", "reached", "note"), *map(cells, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     made = []
     for line in lines:
         padded = [

@@ -16,6 +16,7 @@ offset id, and a row is found again by its key or its row id.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import threading
@@ -261,7 +262,9 @@ class Sender:
                     await self._producer.instance.refresh_route(topic)
                 except TopicRouteNotFoundError:
                     pass  # a topic the broker will create with its first message
-                return await self._producer.publish_queues(topic)
+                queues = await self._producer.publish_queues(topic)
+                await self._connect({queue.broker_name for queue in queues})
+                return queues
             except (TransportError, RouteError):
                 # A broker that starts anew is in no route for a moment.
                 if attempt >= self.settings.retries:
@@ -269,6 +272,15 @@ class Sender:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         raise AssertionError("counting does not end")
+
+    async def _connect(self, brokers: set[str]) -> None:
+        """Before the first request: those that wait for a connection could be overtaken by one that finds it."""
+        instance = self._producer.instance
+        for name in brokers:
+            address = instance.send_address(name)
+            if address is not None:
+                with contextlib.suppress(TransportError):  # the request itself will say so
+                    await instance.channel(address, instance.config.connect_timeout)
 
     def unique_id(self) -> str:
         instance = self._producer.instance
