@@ -42,8 +42,9 @@ check: $(READY)
 # In CI what failed is run once more, by itself: a hiccup of the machine refuses nothing, a fault fails
 # twice. The first report stays in the log, and a test that needed the second run is a bug to fix.
 define pytest
-$(BIN)/pytest -q $(1) $(ARGS) $(if $(CI),|| { echo "FAILED ONCE; once more by themselves:"; \
-	$(BIN)/pytest -q $(1) $(ARGS) --last-failed --last-failed-no-failures none; })
+$(BIN)/pytest -q -o cache_dir=.pytest_cache/$@ $(1) $(ARGS) $(if $(CI),|| { \
+	echo "FAILED ONCE; once more by themselves:"; \
+	$(BIN)/pytest -q -o cache_dir=.pytest_cache/$@ $(1) $(ARGS) --last-failed --last-failed-no-failures none; })
 endef
 
 # Unit tests in two processes; Spark's and interop's in one, because they share JVMs and ports.
@@ -56,7 +57,9 @@ spark: $(READY)
 interop: $(READY)
 	$(call pytest,-m "interop and not soak")
 
-test: unit spark interop
+# The last two wait more than they compute, for JVMs that start and clocks that tick: they go side by side.
+test: unit
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target spark interop
 
 # Whole clusters in virtual time: make sim SEED=1 RUNS=100; failing seeds are printed.
 sim: $(READY)
