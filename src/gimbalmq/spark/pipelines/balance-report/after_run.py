@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import yaml
+
 from gimbalmq.spark.pipelines.page import write_page
 
 HERE = Path(__file__).resolve().parent
