@@ -384,8 +384,9 @@ with sync.Producer("parent", sys.argv[1]) as producer:
 
 def test_ctrl_c_ends_a_waiting_consumer_cleanly(cluster: ThreadCluster) -> None:
     script = """
-import sys
+import signal, sys
 from gimbalmq import sync
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs of its background with it ignored
 try:
     with sync.PullConsumer("sync-ctrl-c", sys.argv[1]) as consumer:
         consumer.subscribe("sync-nothing-here")
