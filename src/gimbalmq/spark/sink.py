@@ -53,6 +53,7 @@ from gimbalmq.protocol.headers.messages import SendMessageV2
 from gimbalmq.rpc import messages as calls
 from gimbalmq.spark.sink_encode import Request, RowEncoder
 from gimbalmq.spark.sink_options import SinkSettings, find_roles
+from gimbalmq.spark.worker import settle
 
 log = logging.getLogger(__name__)
 
@@ -167,6 +168,7 @@ def _write(
     context = TaskContext.get()
     partition = 0 if context is None else context.partitionId()
     sender = Sender.shared(settings)
+    settle()
     encoder = RowEncoder(
         settings,
         roles,

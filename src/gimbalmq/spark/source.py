@@ -47,6 +47,7 @@ from gimbalmq.spark.option_values import nearest
 from gimbalmq.spark.options import Place, SourceSettings
 from gimbalmq.spark.planning import Partition, QueueRange, plan, ranges_between
 from gimbalmq.spark.wire import Wire
+from gimbalmq.spark.worker import settle
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +133,7 @@ class _Reading:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, TopicPartition):
             return  # Spark's stand-in for a plan without partitions
+        settle()
         names = self.arrow_schema.names
         for batch in read_partition(self.settings, partition.ranges, partition.addresses, names):
             if batch.schema.equals(self.arrow_schema):

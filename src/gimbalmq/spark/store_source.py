@@ -46,6 +46,7 @@ from gimbalmq.spark.log_ranges import (
 from gimbalmq.spark.option_values import OptionReader, check_names, is_sparks_own
 from gimbalmq.spark.options import Option
 from gimbalmq.spark.source import Limit, _filters_may_be_pushed, checked_schema, limit_of
+from gimbalmq.spark.worker import settle
 from gimbalmq.store.bulk import gather
 
 TABLE: Final = (
@@ -323,6 +324,7 @@ class StoreReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, StorePartition):
             return  # Spark's stand-in for a plan without partitions
+        settle()
         for scan in partition.scans:
             yield from self._scan(partition, scan)
         if partition.entries:
