@@ -40,21 +40,24 @@ class AppendGroup:
 
     Attributes:
         store_timestamp: milliseconds that every record of the group carries.
+        store_host: the host that every record names, and
+        store_bits: the system-flag bits that say of what kind it is.
+        position, file_end: where the next record goes in the log, and where its file ends.
     """
 
     __slots__ = (
         "_chunks",
-        "_file_end",
         "_fixed4",
         "_index",
         "_open",
         "_pack4",
         "_parts",
-        "_position",
         "_store",
-        "_store_bits",
-        "_store_host",
         "_touched",
+        "file_end",
+        "position",
+        "store_bits",
+        "store_host",
         "store_timestamp",
     )
 
@@ -62,15 +65,15 @@ class AppendGroup:
         log = store.log
         size = log.segments.size
         self._store = store
-        self._store_host = host = store.config.store_host
-        self._store_bits = STORE_HOST_V6 if len(host) == 20 else 0
+        self.store_host = host = store.config.store_host
+        self.store_bits = STORE_HOST_V6 if len(host) == 20 else 0
         head = _HEADS[8, len(host)]
         self._pack4: Callable[..., bytes] = head.pack
         self._fixed4 = head.size + 2
         self.store_timestamp = store_timestamp
-        self._position = position = log.position
+        self.position = position = log.position
         base = log.segments.first_base
-        self._file_end = base + ((position - base) // size + 1) * size
+        self.file_end = base + ((position - base) // size + 1) * size
         self._parts: list[bytes | memoryview] = []
         self._chunks: list[tuple[int, list[bytes | memoryview]]] = [(position, self._parts)]
         self._touched: list[QueueLog] = []
@@ -111,14 +114,14 @@ class AppendGroup:
         if len(born_host) == 8:
             pack = self._pack4
             size = self._fixed4 + body_size + len(topic) + properties_size
-            sys_flag = sys_flag & ~0x30 | self._store_bits
+            sys_flag = sys_flag & ~0x30 | self.store_bits
         else:
-            head = _HEADS[len(born_host), len(self._store_host)]
+            head = _HEADS[len(born_host), len(self.store_host)]
             pack = head.pack
             size = head.size + 2 + body_size + len(topic) + properties_size
-            sys_flag = sys_flag & ~0x30 | self._store_bits | BORN_HOST_V6
-        position = self._position
-        if position + size + BLANK_BYTES > self._file_end:
+            sys_flag = sys_flag & ~0x30 | self.store_bits | BORN_HOST_V6
+        position = self.position
+        if position + size + BLANK_BYTES > self.file_end:
             position = self._roll(size)
         # half (4) and rollback (12) records have no place in a queue
         queue_offset = 0 if sys_flag & 4 else queue.next_offset
@@ -134,7 +137,7 @@ class AppendGroup:
             born_timestamp,
             born_host,
             self.store_timestamp,
-            self._store_host,
+            self.store_host,
             reconsume_times,
             prepared_offset,
             body_size,
@@ -153,20 +156,50 @@ class AppendGroup:
         self._parts += (record_head, body, topic, length, properties)
         if self._index is not None and sys_flag & 12 != 12:
             self._index.append((queue.topic, properties, position, self.store_timestamp))
-        self._position = position + size
+        self.position = position + size
         return position, queue_offset
+
+    @property
+    def file_bytes(self) -> int:
+        return self._store.log.segments.size
+
+    @property
+    def indexes(self) -> bool:
+        """Whether keys are wanted at all."""
+        return self._index is not None
+
+    def add_made(
+        self, queue: QueueLog, records: list[memoryview], entries: bytes, index: list[IndexItem]
+    ) -> None:
+        """Adds records that somebody else made for the places they get.
+
+        Args:
+            records: one piece for each commit-log file; the first goes to where the group is, maybe nothing.
+            entries: of all of them, for the queue.
+        """
+        for number, piece in enumerate(records):
+            if number:
+                self._roll(0)
+            self._parts.append(piece)
+            self.position += len(piece)
+        if queue.next_offset == queue.max_offset:
+            self._touched.append(queue)
+        queue.tail += entries
+        queue.next_offset += len(entries) // ENTRY_BYTES
+        if self._index is not None:
+            self._index += index
 
     def _roll(self, size: int) -> int:
         """Ends the file with a blank mark; where the record goes instead."""
-        file_bytes = self._store.log.segments.size
+        file_bytes = self.file_bytes
         if size + BLANK_BYTES > file_bytes:
             raise StoreError(f"a record of {size} bytes does not fit a commit-log file of {file_bytes}")
-        room = self._file_end - self._position
+        room = self.file_end - self.position
         self._parts.append(_BLANK.pack(room, MAGIC_BLANK))
-        position = self._position = self._file_end
+        position = self.position = self.file_end
         self._parts = []
         self._chunks.append((position, self._parts))
-        self._file_end += file_bytes
+        self.file_end += file_bytes
         return position
 
     def commit(self) -> list[QueueLog]:
@@ -178,7 +211,7 @@ class AppendGroup:
         if not self._open:
             raise StateError("the group is committed or aborted already")
         store = self._store
-        if self._position != store.log.position:
+        if self.position != store.log.position:
             try:
                 store.log.write(self._chunks)
             except StoreError as error:

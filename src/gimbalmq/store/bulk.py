@@ -145,18 +145,27 @@ def gather(file: Source, starts: Numbers, sizes: Numbers) -> Buffer:
     count = len(starts)
     smallest, largest = int(sizes.min()), int(sizes.max())
     if count >= _SLICES_BELOW and 0 < smallest == largest < _LARGE:
-        return _items(file, largest)[starts].view(np.uint8).data
+        return overlapping(file, largest)[starts].view(np.uint8).data
     if count < _MIXED_SLICES_BELOW or smallest < 1 or int(sizes.sum()) >= _LARGE * count:
         view = memoryview(file)  # type: ignore[arg-type]  # arrays have buffers; the types say so from 3.12 on
         return b"".join([view[a:b] for a, b in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)])
-    return _gather_mixed(file, starts, sizes)
+    ends = np.cumsum(sizes)
+    made = np.empty(int(ends[-1]), np.uint8)
+    copy(file, starts, sizes, made, ends - sizes)
+    return made.data
 
 
-def _gather_mixed(file: Source, starts: Numbers, sizes: Numbers) -> Buffer:
+def copy(source: Source, starts: Numbers, sizes: Numbers, made: NDArray[np.uint8], targets: Numbers) -> None:
+    """Copies pieces of one memory to places in another; a piece of no bytes is none."""
+    smallest, largest = int(sizes.min()), int(sizes.max())
+    if smallest == largest:
+        if largest:
+            overlapping(made, largest)[targets] = overlapping(source, largest)[starts]
+        return
+    if smallest < 1:
+        there = np.flatnonzero(sizes)
+        starts, sizes, targets = starts[there], sizes[there], targets[there]
     # A piece of 2^k to 2^(k+1) bytes is two items of 2^k: its first bytes and its last, which overlap.
-    targets = np.cumsum(sizes)
-    made = np.empty(int(targets[-1]), np.uint8)
-    targets -= sizes
     powers = np.frexp(sizes)[1] - 1
     lowest, highest = int(powers.min()), int(powers.max())
     for power in range(lowest, highest + 1):
@@ -167,13 +176,12 @@ def _gather_mixed(file: Source, starts: Numbers, sizes: Numbers) -> Buffer:
                 continue
             begin, target, size = starts[chosen], targets[chosen], sizes[chosen]
         width = 1 << power
-        source, goal = _items(file, width), _items(made, width)
-        goal[target] = source[begin]
+        items, goal = overlapping(source, width), overlapping(made, width)
+        goal[target] = items[begin]
         rest = size - width
-        goal[target + rest] = source[begin + rest]
-    return made.data
+        goal[target + rest] = items[begin + rest]
 
 
-def _items(file: Source, width: int) -> NDArray[np.void]:
+def overlapping(memory: Source | bytes, width: int) -> NDArray[np.void]:
     """Items of ``width`` bytes, one from each byte on."""
-    return np.ndarray((len(file) - width + 1,), np.dtype((np.void, width)), buffer=file, strides=(1,))
+    return np.ndarray((len(memory) - width + 1,), np.dtype((np.void, width)), buffer=memory, strides=(1,))

@@ -1,13 +1,15 @@
 """A whole batch request into one group at once: what ``AppendGroup.add`` does, for thousands of messages.
 
-A record is pieces that lie elsewhere already: a head, the body, the topic, a length, the properties and what
-the broker adds to them. All pieces of all records are one list of places and sizes, and ``bulk.gather`` copies
-such a list without a step of Python for each. What is left for each message is the crc of its body.
+The pieces of a record lie elsewhere already: a head, the body, the topic, a length, the properties and what
+the broker adds to them. Each kind of piece is copied for all records by one call of ``bulk.copy``, without a
+step of Python for each. What is left for each message is the crc of its body.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
+from functools import cache
 from typing import NamedTuple
 from zlib import crc32
 
@@ -18,8 +20,8 @@ from gimbalmq.errors import StoreError
 from gimbalmq.model.flags import BORN_HOST_V6
 from gimbalmq.model.javahash import tag_hash
 from gimbalmq.model.record import MAX_PROPERTIES, find_property
-from gimbalmq.store.append import AppendGroup
-from gimbalmq.store.bulk import gather
+from gimbalmq.store.append import AppendGroup, IndexItem
+from gimbalmq.store.bulk import copy, gather, overlapping
 from gimbalmq.store.commitlog import BLANK_BYTES
 from gimbalmq.store.consumequeue import QueueLog
 
@@ -43,6 +45,8 @@ class Items(NamedTuple):
     body_sizes: Numbers
     properties: Numbers
     property_sizes: Numbers
+    property_bytes: bytes
+    """The properties of all of them, one behind the other."""
 
 
 def read_items(data: bytes) -> Items | None:
@@ -50,23 +54,24 @@ def read_items(data: bytes) -> Items | None:
     starts = _starts(data)
     if starts is None:
         return None
-    raw = np.frombuffer(data, np.uint8)
-    heads = raw[starts[:, None] + np.arange(_HEAD_BYTES)].view(">i4").astype(np.int64)
+    heads = overlapping(data, _HEAD_BYTES)[starts].view(">i4").reshape(-1, 5).astype(np.int64)
     body_sizes = heads[:, 4]
     bodies = starts + _HEAD_BYTES
     lengths_at = bodies + body_sizes
     if int(body_sizes.min()) <= 0 or int((lengths_at + 2).max()) > len(data):
         return None
-    property_sizes = raw[lengths_at].astype(np.int64) << 8 | raw[lengths_at + 1]
+    property_sizes = np.ndarray((len(data) - 1,), ">u2", data, strides=(1,))[lengths_at].astype(np.int64)
     properties = lengths_at + 2
     ends = properties + property_sizes
     if not bool((ends == starts + heads[:, 0]).all()):
         return None
+    raw = np.frombuffer(data, np.uint8)
     # Properties that do not end as ours do would run into what is added to them.
     closed = (property_sizes == 0) | (raw[ends - 1] == 2)
     if not bool(closed.all()):
         return None
-    return Items(data, heads[:, 3], bodies, body_sizes, properties, property_sizes)
+    joined = bytes(gather(raw, properties, property_sizes))
+    return Items(data, heads[:, 3], bodies, body_sizes, properties, property_sizes, joined)
 
 
 def _starts(data: bytes) -> Numbers | None:
@@ -115,13 +120,54 @@ def add_items(
         StoreError: one fits no record; the group is to be aborted then.
     """
     count = len(items.bodies)
-    data = items.data
     property_sizes = items.property_sizes + len(added)
     if int(property_sizes.max()) > MAX_PROPERTIES:
         raise StoreError(f"properties of {int(property_sizes.max())} bytes; at most {MAX_PROPERTIES} fit")
-    store_host = group._store_host
-    bits = group._store_bits | (BORN_HOST_V6 if len(born_host) == 20 else 0)
-    head = np.dtype(
+    kind = _head_type(len(born_host), len(group.store_host))
+    sizes = kind.itemsize + items.body_sizes + len(queue.topic_field) + 2 + property_sizes
+    places = _place(group, sizes)
+    first = queue.next_offset
+    # What is the same in every record is written once; numpy repeats it faster than field by field.
+    one = np.zeros(1, kind)
+    one["magic"] = queue.magic
+    one["queue"] = queue.queue_id
+    one["sys_flag"] = sys_flag & ~0x30 | group.store_bits | (BORN_HOST_V6 if len(born_host) == 20 else 0)
+    one["born"] = born_timestamp
+    one["born_host"] = np.frombuffer(born_host, np.uint8)
+    one["stored"] = group.store_timestamp
+    one["store_host"] = np.frombuffer(group.store_host, np.uint8)
+    heads = np.repeat(one, count)
+    heads["size"] = sizes
+    heads["crc"] = _crcs(items)
+    heads["flag"] = items.flags
+    heads["offset"] = np.arange(first, first + count)
+    heads["place"] = places
+    heads["body"] = items.body_sizes
+    entries = np.zeros(count, _ENTRY)
+    entries["place"] = places
+    entries["size"] = sizes
+    if b"TAGS\x01" in items.property_bytes:
+        entries["code"] = [_tags_code(text) for text in _properties(items)]
+    index: list[IndexItem] = []
+    if group.indexes and b"KEY" in items.property_bytes:
+        keyed = zip(_properties(items), places.tolist(), strict=True)
+        index = [(queue.topic, text, place, group.store_timestamp) for text, place in keyed]
+    records = _records(items, heads, queue.topic_field, property_sizes, added, sizes)
+    group.add_made(queue, _cut_by_file(records, places, sizes, group.position), entries.tobytes(), index)
+    return places, first
+
+
+def offset_ids(store_host: bytes, places: Numbers) -> str:
+    """The offset ids of records, joined by commas (``model.ids.offset_id``)."""
+    ids = np.zeros(len(places), np.dtype([("host", "u1", (len(store_host),)), ("place", ">i8")]))
+    ids["host"] = np.frombuffer(store_host, np.uint8)
+    ids["place"] = places
+    return ids.tobytes().hex(",", ids.itemsize).upper()
+
+
+@cache
+def _head_type(born_host: int, store_host: int) -> np.dtype[np.void]:
+    return np.dtype(
         [
             ("size", ">i4"),
             ("magic", ">u4"),
@@ -132,58 +178,25 @@ def add_items(
             ("place", ">i8"),
             ("sys_flag", ">i4"),
             ("born", ">i8"),
-            ("born_host", "u1", (len(born_host),)),
+            ("born_host", "u1", (born_host,)),
             ("stored", ">i8"),
-            ("store_host", "u1", (len(store_host),)),
+            ("store_host", "u1", (store_host,)),
             ("again", ">i4"),
             ("prepared", ">i8"),
             ("body", ">i4"),
         ]
     )
-    sizes = head.itemsize + items.body_sizes + len(queue.topic_field) + 2 + property_sizes
-    places = _place(group, sizes)
-    first = queue.next_offset
-    heads = np.zeros(count, head)
-    heads["size"] = sizes
-    heads["magic"] = queue.magic
-    ends = (items.bodies + items.body_sizes).tolist()
-    crcs = map(crc32, map(data.__getitem__, map(slice, items.bodies.tolist(), ends)))
-    heads["crc"] = np.fromiter(crcs, np.uint32, count) & np.uint32(0x7FFFFFFF)
-    heads["queue"] = queue.queue_id
-    heads["flag"] = items.flags
-    heads["offset"] = np.arange(first, first + count)
-    heads["place"] = places
-    heads["sys_flag"] = sys_flag & ~0x30 | bits
-    heads["born"] = born_timestamp
-    heads["born_host"] = np.frombuffer(born_host, np.uint8)
-    heads["stored"] = group.store_timestamp
-    heads["store_host"] = np.frombuffer(store_host, np.uint8)
-    heads["body"] = items.body_sizes
-    _write(group, queue, items, heads, property_sizes, added, sizes, places)
-    entries = np.zeros(count, _ENTRY)
-    entries["place"] = places
-    entries["size"] = sizes
-    if b"TAGS\x01" in data:
-        entries["code"] = [_tags_code(text) for text in _properties(items)]
-    queue.tail += entries.tobytes()
-    if first == queue.max_offset:
-        group._touched.append(queue)
-    queue.next_offset = first + count
-    if group._index is not None and (b"KEYS\x01" in data or b"UNIQ_KEY\x01" in data):
-        stored = group.store_timestamp
-        group._index += [
-            (queue.topic, text, place, stored)
-            for text, place in zip(_properties(items), places.tolist(), strict=True)
-        ]
-    return places, first
 
 
-def offset_ids(store_host: bytes, places: Numbers) -> str:
-    """The offset ids of records, joined by commas (``model.ids.offset_id``)."""
-    ids = np.zeros(len(places), np.dtype([("host", "u1", (len(store_host),)), ("place", ">i8")]))
-    ids["host"] = np.frombuffer(store_host, np.uint8)
-    ids["place"] = places
-    return ids.tobytes().hex(",", ids.itemsize).upper()
+def _crcs(items: Items) -> NDArray[np.uint32]:
+    sizes, size = items.body_sizes, int(items.body_sizes[0])
+    bodies: Iterable[bytes]
+    if bool((sizes == size).all()):
+        bodies = overlapping(items.data, size)[items.bodies].tolist()
+    else:
+        ends = (items.bodies + sizes).tolist()
+        bodies = map(items.data.__getitem__, map(slice, items.bodies.tolist(), ends))
+    return np.fromiter(map(crc32, bodies), np.uint32, len(sizes)) & np.uint32(0x7FFFFFFF)
 
 
 def _properties(items: Items) -> list[bytes]:
@@ -202,12 +215,12 @@ def _place(group: AppendGroup, sizes: Numbers) -> Numbers:
     """Where the records will lie; files that are full end in between."""
     ends = np.cumsum(sizes)
     places = ends - sizes
-    file_bytes = group._store.log.segments.size
+    file_bytes = group.file_bytes
     if int(sizes.max()) + BLANK_BYTES > file_bytes:
         raise StoreError(
             f"a record of {int(sizes.max())} bytes does not fit a commit-log file of {file_bytes}"
         )
-    position, file_end, done = group._position, group._file_end, 0
+    position, file_end, done = group.position, group.file_end, 0
     while True:
         begun = int(ends[done - 1]) if done else 0
         fitting = int(np.searchsorted(ends, file_end - BLANK_BYTES - position + begun, "right"))
@@ -217,55 +230,38 @@ def _place(group: AppendGroup, sizes: Numbers) -> Numbers:
         position, file_end, done = file_end, file_end + file_bytes, fitting
 
 
-def _write(
-    group: AppendGroup,
-    queue: QueueLog,
+def _records(
     items: Items,
     heads: NDArray[np.void],
+    topic: bytes,
     property_sizes: Numbers,
     added: bytes,
     sizes: Numbers,
-    places: Numbers,
-) -> None:
-    """Puts the records together and hands them to the group, file by file."""
-    count = len(sizes)
-    parts = (
-        items.data,
-        heads.tobytes(),
-        property_sizes.astype(">u2").tobytes(),
-        queue.topic_field,
-        added,
-    )
-    source = np.frombuffer(b"".join(parts), np.uint8)
-    heads_at, lengths_at, topic_at, added_at, _ = np.cumsum([len(part) for part in parts]).tolist()
-    numbers = np.arange(count)
-    starts = np.empty((count, 6), np.int64)
-    widths = np.empty((count, 6), np.int64)
-    starts[:, 0] = heads_at + numbers * heads.itemsize
-    widths[:, 0] = heads.itemsize
-    starts[:, 1] = items.bodies
-    widths[:, 1] = items.body_sizes
-    starts[:, 2] = topic_at
-    widths[:, 2] = len(queue.topic_field)
-    starts[:, 3] = lengths_at + numbers * 2
-    widths[:, 3] = 2
-    starts[:, 4] = items.properties
-    widths[:, 4] = items.property_sizes
-    starts[:, 5] = added_at
-    widths[:, 5] = len(added)
-    start_list, width_list = starts.ravel(), widths.ravel()
-    if not items.property_sizes.all() or not added:
-        there = width_list > 0
-        start_list, width_list = start_list[there], width_list[there]
-    made = memoryview(gather(source, start_list, width_list))
-    at = 0
-    while at < count:
-        rolled = int(places[at]) != group._position
-        if rolled:
-            group._roll(int(sizes[at]))
-        stop = int(np.searchsorted(places, group._file_end))
-        begin = int(sizes[:at].sum())
-        length = int(sizes[at:stop].sum())
-        group._parts.append(made[begin : begin + length])
-        group._position += length
-        at = stop
+) -> NDArray[np.uint8]:
+    """The records put together, one behind the other."""
+    ends = np.cumsum(sizes)
+    made = np.empty(int(ends[-1]), np.uint8)
+    raw = np.frombuffer(items.data, np.uint8)
+    at = ends - sizes
+    overlapping(made, heads.itemsize)[at] = heads.view(np.dtype((np.void, heads.itemsize)))
+    at += heads.itemsize
+    copy(raw, items.bodies, items.body_sizes, made, at)
+    at += items.body_sizes
+    middle = np.empty(len(sizes), [("topic", np.void, len(topic)), ("length", ">u2")])
+    middle["topic"] = np.void(topic)
+    middle["length"] = property_sizes
+    overlapping(made, middle.itemsize)[at] = middle.view(np.dtype((np.void, middle.itemsize)))
+    at += middle.itemsize
+    copy(raw, items.properties, items.property_sizes, made, at)
+    if added:
+        overlapping(made, len(added))[ends - len(added)] = np.void(added)
+    return made
+
+
+def _cut_by_file(made: NDArray[np.uint8], places: Numbers, sizes: Numbers, position: int) -> list[memoryview]:
+    """The records of each commit-log file: one that does not follow the one before it begins another."""
+    follows = np.append(position, places[:-1] + sizes[:-1])
+    cuts = np.flatnonzero(places != follows)
+    ends = np.cumsum(sizes)
+    at = (ends - sizes)[cuts].tolist()
+    return [made.data[a:b] for a, b in zip([0, *at], [*at, len(made)], strict=True)]

@@ -65,7 +65,7 @@ _BULK_BYTES = 8192
 """Batches from here on are stored all at once."""
 
 _SPECIAL_MARKS = (b"DELAY\x01", b"TIMER_", b"TRAN_MSG\x01", b"CLUSTER\x01")
-"""In properties they ask for more than being stored; in a body they are a false alarm that only costs time."""
+"""In properties they ask for more than being stored; in a value they are a false alarm that only costs time."""
 
 _PLAIN_FLAGS = 0x701
 """System-flag bits a plain message may have: compression and its kind."""
@@ -510,14 +510,17 @@ class SendHandlers:
             or len(topic) > names.MAX_TOPIC_LENGTH
             or header.topic.startswith(names.RETRY_PREFIX)
             or header.sys_flag & ~_PLAIN_FLAGS
-            or any(mark in data for mark in _SPECIAL_MARKS)
         ):
             return None
         # Here, because numpy is memory that a broker without batches never pays.
         from gimbalmq.store import bulk_append
 
         items = bulk_append.read_items(data)
-        if items is None or int(items.body_sizes.max()) > self._live.now.max_message_size:
+        if (
+            items is None
+            or any(mark in items.property_bytes for mark in _SPECIAL_MARKS)
+            or int(items.body_sizes.max()) > self._live.now.max_message_size
+        ):
             return None
         group = self._store.group()
         try:
