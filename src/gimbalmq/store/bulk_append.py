@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gimbalmq.errors import StoreError
+from gimbalmq.model import properties as prop
 from gimbalmq.model.flags import BORN_HOST_V6
 from gimbalmq.model.javahash import tag_hash
 from gimbalmq.model.record import MAX_PROPERTIES, find_property
@@ -33,11 +34,16 @@ _SIZE = struct.Struct(">i")
 _RUN = 4096
 _SHORT_RUN = 16
 _SINGLES = 64
+_END_BYTES = 4
 _ENTRY = np.dtype([("place", ">i8"), ("size", ">i4"), ("code", ">i8")])
 
 
 class Items(NamedTuple):
-    """Where the parts of a batch's messages lie in its bytes."""
+    """Where the parts of a batch's messages lie in its bytes.
+
+    Attributes:
+        name_ends: the last four bytes, as a number, of the names that any property has.
+    """
 
     data: bytes
     flags: Numbers
@@ -45,8 +51,16 @@ class Items(NamedTuple):
     body_sizes: Numbers
     properties: Numbers
     property_sizes: Numbers
-    property_bytes: bytes
-    """The properties of all of them, one behind the other."""
+    name_ends: frozenset[int]
+
+    def may_have(self, *names: str) -> bool:
+        """Whether a property may have one of these names, of four letters or more; if not, none has."""
+        return any(_end_of(name) in self.name_ends for name in names)
+
+
+@cache
+def _end_of(name: str) -> int:
+    return int.from_bytes(name.encode()[-_END_BYTES:], "big")
 
 
 def read_items(data: bytes) -> Items | None:
@@ -70,8 +84,18 @@ def read_items(data: bytes) -> Items | None:
     closed = (property_sizes == 0) | (raw[ends - 1] == 2)
     if not bool(closed.all()):
         return None
-    joined = bytes(gather(raw, properties, property_sizes))
-    return Items(data, heads[:, 3], bodies, body_sizes, properties, property_sizes, joined)
+    names = _name_ends(np.frombuffer(gather(raw, properties, property_sizes), np.uint8))
+    return Items(data, heads[:, 3], bodies, body_sizes, properties, property_sizes, names)
+
+
+def _name_ends(properties: NDArray[np.uint8]) -> frozenset[int]:
+    """Of names in properties that lie one behind the other: they end before a U+0001."""
+    at = np.flatnonzero(properties == 1)
+    at = at[at >= _END_BYTES] - _END_BYTES
+    if not at.size:
+        return frozenset()
+    words = np.ndarray((properties.size - _END_BYTES + 1,), ">u4", properties, strides=(1,))
+    return frozenset(np.unique(words[at]).tolist())
 
 
 def _starts(data: bytes) -> Numbers | None:
@@ -146,10 +170,10 @@ def add_items(
     entries = np.zeros(count, _ENTRY)
     entries["place"] = places
     entries["size"] = sizes
-    if b"TAGS\x01" in items.property_bytes:
+    if items.may_have(prop.TAGS):
         entries["code"] = [_tags_code(text) for text in _properties(items)]
     index: list[IndexItem] = []
-    if group.indexes and b"KEY" in items.property_bytes:
+    if group.indexes and items.may_have(prop.KEYS, prop.UNIQ_KEY):
         keyed = zip(_properties(items), places.tolist(), strict=True)
         index = [(queue.topic, text, place, group.store_timestamp) for text, place in keyed]
     records = _records(items, heads, queue.topic_field, property_sizes, added, sizes)

@@ -64,8 +64,16 @@ log = logging.getLogger(__name__)
 _BULK_BYTES = 8192
 """Batches from here on are stored all at once."""
 
-_SPECIAL_MARKS = (b"DELAY\x01", b"TIMER_", b"TRAN_MSG\x01", b"CLUSTER\x01")
-"""In properties they ask for more than being stored; in a value they are a false alarm that only costs time."""
+_SPECIAL_NAMES = (
+    prop.DELAY,
+    prop.TIMER_DELAY_SEC,
+    prop.TIMER_DELAY_MS,
+    prop.TIMER_DELIVER_MS,
+    prop.TIMER_OUT_MS,
+    prop.TRAN_MSG,
+    prop.CLUSTER,
+)
+"""Properties that ask for more than being stored."""
 
 _PLAIN_FLAGS = 0x701
 """System-flag bits a plain message may have: compression and its kind."""
@@ -518,7 +526,7 @@ class SendHandlers:
         items = bulk_append.read_items(data)
         if (
             items is None
-            or any(mark in items.property_bytes for mark in _SPECIAL_MARKS)
+            or items.may_have(*_SPECIAL_NAMES)
             or int(items.body_sizes.max()) > self._live.now.max_message_size
         ):
             return None
