@@ -33,9 +33,23 @@ TYPES: Final[dict[str, pa.DataType]] = {
 
 DEFAULT: Final = tuple(TYPES)[:11]
 
+_ALWAYS_THERE: Final = frozenset({"topic", "broker", "queueId", "offset", "body", "msgId", "reconsumeTimes"})
+"""What every sound record has. Times are not among them: what has no microseconds in 64 bits is null."""
+
 ROW_ID_PROPERTY: Final = "SPARK_ROW_ID"
 """Message property of the sink: ``<query>-<batch>-<partition>-<row>``."""
 
 
 def arrow_schema(names: Iterable[str]) -> pa.Schema:
     return pa.schema([(name, TYPES[name]) for name in names])
+
+
+def table_schema(names: Iterable[str]) -> pa.Schema:
+    """The schema to tell Spark: what can never be null is said to be so, for Spark then asks no row about it.
+
+    Where damaged records are kept, with their ``decodeError``, anything may be missing.
+    """
+    whole = arrow_schema(names)
+    if "decodeError" in whole.names:
+        return whole
+    return pa.schema([field.with_nullable(field.name not in _ALWAYS_THERE) for field in whole])

@@ -263,13 +263,36 @@ def _frame(data: Data, base: int | None, known: RecordStarts | None) -> tuple[_L
 def _chain(data: Data) -> tuple[Ints, int]:
     """Positions that lead to each other by size alone, from 0, and the first that leads nowhere.
 
-    A walk from record to record is one Python step for each. So starts are guessed all over the data, by
-    the magic, and walked from side by side. A guess counts only if the walk before it ends on it exactly.
+    A walk from record to record is one Python step for each. Records of one size come in runs that are seen
+    at once; what begins with short runs is walked from many places side by side.
+    """
+    end = len(data)
+    pieces: list[Ints] = []
+    position = 0
+    while end - position >= MIN_RECORD:
+        size = _SIZE.unpack_from(data, position)[0]
+        if not MIN_RECORD <= size <= end - position:
+            break
+        sizes = np.ndarray(((end - position - 4) // size + 1,), ">u4", data, position, (size,))
+        equal = sizes == size
+        run = sizes.size if equal.all() else int(equal.argmin())
+        if run * size > end - position:
+            run -= 1  # the last one is cut off
+        if run < _FEW and position + run * size < end:
+            starts, reached = _walk_from_many(memoryview(data)[position:])
+            return np.concatenate([*pieces, starts + position]), reached + position
+        pieces.append(np.arange(position, position + run * size, size))
+        position += run * size
+    return np.concatenate(pieces) if pieces else np.empty(0, np.int64), position
+
+
+def _walk_from_many(data: Data) -> tuple[Ints, int]:
+    """The same: starts are guessed all over the data, by the magic, and walked from side by side.
+
+    A guess counts only if the walk before it ends on it exactly.
     """
     end = len(data)
     last = end - MIN_RECORD  # no record starts behind it
-    if last < 0:
-        return np.empty(0, np.int64), 0
     expected = end // max(_SIZE.unpack_from(data, 0)[0], MIN_RECORD)
     if expected < _FEW:
         return _walk(data, 0, frozenset())
@@ -866,18 +889,16 @@ class _CutProperties:
             kind = f"<u{width}"
             found = _windows(self._text, kind)[self._name_at[items] + place]
             items = items[found == int.from_bytes(wanted[place : place + width], "little")]
+        filled = self._value_stop[items] > self._value_at[items]
+        if not filled.all():
+            items = items[filled]
         rows = self._rows_of(items)
         if rows.size > 1:
-            first = np.append(True, rows[1:] != rows[:-1])  # of equal names in one record the first counts
-            if not first.all():
-                rows, items = rows[first], items[first]
-        at, stop = self._value_at[items], self._value_stop[items]
-        if rows.size == self._count and (stop > at).all():
-            return _pieces(self._text, at, stop, pa.string())
-        filled = stop > at
-        values = _scattered(
-            _pieces(self._text, at[filled], stop[filled], pa.string()), rows[filled], self._count
-        )
+            last = np.append(rows[1:] != rows[:-1], True)  # of equal names in one record the last counts
+            if not last.all():
+                rows, items = rows[last], items[last]
+        values = _pieces(self._text, self._value_at[items], self._value_stop[items], pa.string())
+        values = _scattered(values, rows, self._count)
         odd = {row: _text_or_none(find_property(self._raw(row), wanted)) for row in self._odd.tolist()}
         return _patched(values, odd)
 

@@ -63,7 +63,7 @@ class RocketMQDataSource(DataSource):
 
     def schema(self) -> StructType:
         settings = SourceSettings.read(self.options, streaming=None)
-        return from_arrow_schema(columns.arrow_schema(settings.column_names))
+        return from_arrow_schema(columns.table_schema(settings.column_names))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         settings = SourceSettings.read(self.options, streaming=False)

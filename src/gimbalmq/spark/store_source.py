@@ -218,7 +218,7 @@ class StoreDataSource(DataSource):
         return "rocketmq-store"
 
     def schema(self) -> StructType:
-        return from_arrow_schema(columns.arrow_schema(StoreSettings.read(self.options).column_names))
+        return from_arrow_schema(columns.table_schema(StoreSettings.read(self.options).column_names))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         settings = StoreSettings.read(self.options)
