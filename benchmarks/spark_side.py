@@ -76,8 +76,10 @@ class Side:
         self.partitions = int(asked["partitions"])
         self.seconds = float(asked["seconds"])
 
-    def rows(self, count: int, body: int) -> DataFrame:
-        text = f"cast(rpad(cast(id as string), {body}, 'x') as binary)"
+    def rows(self, count: int, body: int, spread: int = 0) -> DataFrame:
+        """Bodies of so many bytes, give or take the spread."""
+        size = f"{body - spread} + cast(id * 7919 % {2 * spread + 1} as int)"
+        text = f"cast(rpad(cast(id as string), {size}, 'x') as binary)"
         return self.spark.range(0, count, 1, 4).selectExpr("id", f"{text} as body")
 
     def table(self, topic: str, **options: str) -> DataFrame:
@@ -110,9 +112,9 @@ class Side:
 
     # -- what is measured --------------------------------------------------------------
 
-    def fill(self, topic: str, count: int, body: int, partitions: int) -> None:
+    def fill(self, topic: str, count: int, body: int, partitions: int, spread: int = 0) -> None:
         self.create(topic, partitions)
-        self.save(self.rows(count, body), topic)
+        self.save(self.rows(count, body, spread), topic)
 
     def read(self, topic: str, count: int, **options: str) -> list[dict[str, float]]:
         frame = self.table(topic, **options)
