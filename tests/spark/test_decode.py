@@ -5,6 +5,7 @@ import tarfile
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -16,10 +17,11 @@ from gimbalmq.errors import CorruptRecordError
 from gimbalmq.model.compression import Compression, compress
 from gimbalmq.model.message import MessageView, decode_views
 from gimbalmq.model.record import MAGIC_BLANK, decode_properties, encode_properties, encode_record
-from gimbalmq.spark import decode as fast
-from gimbalmq.spark import decode_slowly as slow
 from gimbalmq.spark.columns import DEFAULT, ROW_ID_PROPERTY, TYPES, arrow_schema
 from gimbalmq.spark.decode import decode, find_record_start, record_starts
+from gimbalmq.spark.decode import properties as property_columns
+from gimbalmq.spark.decode import rows as row_columns
+from gimbalmq.spark.decode import slowly as slow
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 ANSWERS = json.loads((GOLDEN / "records.json").read_text())["answers"]
@@ -390,17 +392,19 @@ def test_only_what_is_odd_is_left_to_python(monkeypatch: pytest.MonkeyPatch) -> 
     records[9] = record(9, body=compress(b"x"), sys_flag=1)
     asked = []
 
-    def counted(name: str) -> None:
-        real = getattr(fast, name)
+    def counted(place: ModuleType, name: str) -> None:
+        real = getattr(place, name)
 
         def call(*given: Any) -> Any:
             asked.append(name)
             return real(*given)
 
-        monkeypatch.setattr(fast, name, call)
+        monkeypatch.setattr(place, name, call)
 
-    for name in ("find_property", "decode_properties", "decompress", "read_frame"):
-        counted(name)
+    counted(property_columns, "find_property")
+    counted(property_columns, "decode_properties")
+    counted(row_columns, "decompress")
+    counted(row_columns, "read_frame")
     assert decode(b"".join(records), ALL, broker="b").num_rows == 500
     # key, tags, msgId and rowId of the one, its table; the body of the other
     assert asked.count("find_property") == 4

@@ -17,7 +17,7 @@ from gimbalmq.filter.tags import parse_tags
 from gimbalmq.model.queues import MessageQueue, sort_queues
 from gimbalmq.model.topics import group_problem, topic_problem
 from gimbalmq.spark import columns
-from gimbalmq.spark.decode_slowly import OnError
+from gimbalmq.spark.decode import OnError
 from gimbalmq.spark.offsets import EARLIEST, LATEST
 from gimbalmq.spark.option_values import Connection, OptionReader, check_names, read_time_ms
 from gimbalmq.spark.planning import JOIN_BELOW

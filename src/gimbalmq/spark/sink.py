@@ -31,7 +31,6 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from gimbalmq import sync
 from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.producer import RETRY_CODES, Producer
@@ -54,6 +53,7 @@ from gimbalmq.rpc import messages as calls
 from gimbalmq.spark.sink_encode import Request, RowEncoder
 from gimbalmq.spark.sink_options import SinkSettings, find_roles
 from gimbalmq.spark.worker import settle
+from gimbalmq.sync.loop import loop_thread
 
 log = logging.getLogger(__name__)
 
@@ -220,7 +220,7 @@ class Sender:
 
     def __init__(self, settings: SinkSettings) -> None:
         self.settings = settings
-        self._thread = sync._loop_thread()
+        self._thread = loop_thread()
         self.loop = self._thread.loop
         self._producer = self._thread.run(self._start())
 
@@ -229,7 +229,7 @@ class Sender:
         """The sender of these settings, made on first use."""
         with cls._lock:
             found = cls._shared.get(settings)
-            if found is None or found._thread is not sync._loop_thread():
+            if found is None or found._thread is not loop_thread():
                 found = cls._shared[settings] = cls(settings)
             return found
 

@@ -30,8 +30,7 @@ from gimbalmq.model.topics import (
     is_system_topic,
 )
 from gimbalmq.spark import columns
-from gimbalmq.spark.decode import decode
-from gimbalmq.spark.decode_slowly import OnError
+from gimbalmq.spark.decode import OnError, decode
 from gimbalmq.spark.log_ranges import (
     QUEUES_BELOW,
     LogFile,

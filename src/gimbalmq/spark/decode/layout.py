@@ -1,0 +1,106 @@
+"""Where the parts of many records lie, worked out for all of them at once."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gimbalmq.model.flags import BORN_HOST_V6, STORE_HOST_V6
+from gimbalmq.model.record import MAGIC_V1, MAGIC_V2
+from gimbalmq.spark.decode.pieces import Bytes, Ints, Mask, windows
+from gimbalmq.spark.decode.slowly import HEAD_SIZE, Data
+
+HOST_BITS: Final = BORN_HOST_V6 | STORE_HOST_V6
+STORE_HOST_AT: Final = 64  # 12 more with an IPv6 born host
+PHYSICAL_OFFSET_AT: Final = 28
+
+
+def _head_type(bits: int) -> np.dtype[np.void]:
+    born, store = (20 if bits & side else 8 for side in (BORN_HOST_V6, STORE_HOST_V6))
+    fields = [("size", ">u4"), ("magic", ">u4"), ("crc", ">u4"), ("queueId", ">i4"), ("flag", ">i4")]
+    fields += [("offset", ">i8"), ("physical", ">i8"), ("sysFlag", ">i4")]
+    fields += [("born", ">i8"), ("bornHost", f"V{born}"), ("store", ">i8"), ("storeHost", f"V{store}")]
+    fields += [("reconsume", ">i4"), ("prepared", ">i8"), ("bodySize", ">i4")]
+    return np.dtype(fields)
+
+
+_HEADS: Final = {bits: _head_type(bits) for bits in (0, BORN_HOST_V6, STORE_HOST_V6, HOST_BITS)}
+assert _HEADS[0].itemsize == HEAD_SIZE
+
+
+class Layout:
+    """Where the parts of many records lie, each part an array of positions; and what their heads say."""
+
+    def __init__(self, data: Data, starts: Ints, base: int | None) -> None:
+        self.base = base
+        self.start = starts
+        self.bytes: Bytes = np.frombuffer(data, np.uint8)
+        self._plain = windows(data, f"V{HEAD_SIZE}")[starts].view(_HEADS[0])
+        self._wide: list[tuple[Ints, npt.NDArray[np.void]]] = []
+        """Heads with an IPv6 host: other fields lie further on in them."""
+        self.magic = self._plain["magic"].astype(np.uint32)
+        self.stop: Ints = starts + self.field("size")
+        self.flags = self.field("sysFlag")
+        body_at: Ints = starts + HEAD_SIZE
+        known = (self.magic == MAGIC_V1) | (self.magic == MAGIC_V2)
+        if (self.flags & HOST_BITS).any():
+            body_at, fits = self._widen(data, body_at)
+            known &= fits
+        if base is not None:
+            known &= self.field("physical") == starts + base
+        self._find_parts(data, body_at, known)
+
+    def _widen(self, data: Data, body_at: Ints) -> tuple[Ints, Mask]:
+        fits = np.ones(body_at.size, np.bool_)
+        kinds = self.flags & HOST_BITS
+        for bits, head in _HEADS.items():
+            of_kind = kinds == bits
+            if bits and of_kind.any():
+                body_at = body_at + of_kind * (head.itemsize - HEAD_SIZE)
+                fits &= ~of_kind | (body_at + 3 <= self.stop)
+                rows = np.flatnonzero(of_kind & fits)
+                heads = windows(data, f"V{head.itemsize}")[self.start[rows]].view(head)
+                self._wide.append((rows, heads))
+        return body_at, fits
+
+    def _find_parts(self, data: Data, body_at: Ints, known: Mask) -> None:
+        """Follows the lengths; where they lead out of a record, that record is not sound."""
+        body_size = self.field("bodySize")
+        two_wide = self.magic == MAGIC_V2
+        any_two_wide = bool(two_wide.any())
+        width: Any = 1 + two_wide if any_two_wide else 1
+        topic_field = body_at + body_size
+        sound = known & (body_size >= 0) & (topic_field + (2 + width) <= self.stop)
+        self.all_sound = bool(sound.all())
+        if not self.all_sound:
+            topic_field = np.where(sound, topic_field, self.start)
+        topic_size = self.bytes[topic_field].astype(np.int64)
+        shorts = windows(data, ">i2")
+        if any_two_wide:
+            rows = np.flatnonzero(two_wide)
+            topic_size[rows] = shorts[topic_field[rows]]
+            sound &= topic_size >= 0
+        topic_at = topic_field + width
+        topic_stop = topic_at + topic_size
+        sound &= topic_stop + 2 <= self.stop
+        self.all_sound = bool(sound.all())
+        if not self.all_sound:
+            topic_stop = np.where(sound, topic_stop, self.start)
+        properties_size = shorts[topic_stop].astype(np.int64)
+        properties_at = topic_stop + 2
+        sound &= (properties_size >= 0) & (properties_at + properties_size == self.stop)
+        self.all_sound = bool(sound.all())
+        self.sound: Mask = sound
+        self.body_at, self.body_stop = body_at, topic_field
+        self.topic_at, self.topic_stop = topic_at, topic_stop
+        self.properties_at = properties_at
+
+    def field(self, name: str) -> npt.NDArray[Any]:
+        """A number of the heads, in this machine's order."""
+        found = self._plain[name]
+        values = found.astype(found.dtype.newbyteorder("="))
+        for rows, heads in self._wide:
+            values[rows] = heads[name]
+        return values
