@@ -44,7 +44,8 @@ from gimbalmq.spark.log_ranges import (
 )
 from gimbalmq.spark.option_values import OptionReader, check_names, is_sparks_own
 from gimbalmq.spark.options import Option
-from gimbalmq.spark.source import Limit, _filters_may_be_pushed, checked_schema, limit_of
+from gimbalmq.spark.pushdown import Limit, filters_may_be_pushed, limit_of
+from gimbalmq.spark.source import checked_schema
 from gimbalmq.spark.worker import settle
 from gimbalmq.store.bulk import gather
 
@@ -222,7 +223,7 @@ class StoreDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         settings = StoreSettings.read(self.options)
         # Spark refuses a reader that takes filters where it does not push any.
-        kind = PushdownStoreReader if _filters_may_be_pushed() else StoreReader
+        kind = PushdownStoreReader if filters_may_be_pushed() else StoreReader
         return kind(settings, checked_schema(schema))
 
 
