@@ -129,14 +129,20 @@ def copying(told: Arguments) -> dict[str, Any]:
     folder = Path(told["folder"])
     finish = bool(told["finish"])
     limit = 1_000_000 if finish else told["limit"]
-    rows = stream(spark, told, maxOffsetsPerTrigger=limit, minPartitions=3, metadataTtl="500ms")
+
+    def rows() -> DataFrame:
+        # One for each query: Spark's scheduler once stumbled over two that were started from the same one.
+        return stream(spark, told, maxOffsetsPerTrigger=limit, minPartitions=3, metadataTtl="500ms")
+
     table = (
-        rows.selectExpr("cast(cast(body as string) as int) number")
+        rows()
+        .selectExpr("cast(cast(body as string) as int) number")
         .writeStream.format("parquet")
         .option("checkpointLocation", str(folder / "table-checkpoint"))
     )
     copy = (
-        rows.select("body", "key")
+        rows()
+        .select("body", "key")
         .writeStream.format("rocketmq")
         .options(namesrv=told["namesrv"], topic=told["copy"], batchSize=20)
         .option("checkpointLocation", str(folder / "copy-checkpoint"))

@@ -417,6 +417,13 @@ def write(cluster: ThreadCluster, batch: pa.RecordBatch, topic: str, **options: 
     return sent
 
 
+def eventually(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.01)
+
+
 @pytest.fixture(autouse=True)
 def no_connection_outlives_its_cluster() -> Iterator[None]:
     yield
@@ -440,6 +447,17 @@ def test_what_is_written_is_what_consumers_read(shared_cluster: ThreadCluster) -
     assert [view.tags for view in found] == ["A" if n % 2 else None for n in range(rows)]
     assert [view.properties["n"] for view in found] == [str(n) for n in range(rows)]
     assert [view.get("SPARK_ROW_ID") for view in found] == [f"q-0-0-{n}" for n in range(rows)]
+
+
+def test_connections_that_no_task_asks_for_are_given_up_and_made_anew(
+    shared_cluster: ThreadCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink, "IDLE_SECONDS", 0.05)
+    with sync.Admin(shared_cluster.namesrv) as admin:
+        for _ in range(2):
+            write(shared_cluster, table(body=[b"x"]), "idle", producergroup="idlers")
+            eventually(lambda: not sink.Sender._shared)
+            eventually(lambda: not admin.groups.producers("idlers", "idle"))
 
 
 def test_compressed_and_large_and_plain_rows_arrive_alike(shared_cluster: ThreadCluster) -> None:

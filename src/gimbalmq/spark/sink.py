@@ -6,7 +6,7 @@ its index. A micro-batch that Spark writes again therefore brings the same ids t
 the source's ``dropDuplicates`` recognises them.
 
 A task keeps several requests in flight on one connection for each broker and returns when all of them
-are acknowledged. Connections stay with the worker process for the next task.
+are acknowledged. Connections stay with the worker process a while for the next task.
 
 UNIQ_KEY is not written unless asked for (option ``uniqueKeys``): for a batch nobody needs it, it would
 be a third of a small message and an index entry for each. Without it a consumer's message id is the
@@ -23,6 +23,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -61,6 +62,9 @@ _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 2.0
+
+IDLE_SECONDS: Final = 60.0
+"""How long connections wait for another task."""
 
 
 def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
@@ -167,30 +171,30 @@ def _write(
     """One task, from its first row to its last answer."""
     context = TaskContext.get()
     partition = 0 if context is None else context.partitionId()
-    sender = Sender.shared(settings)
     settle()
-    encoder = RowEncoder(
-        settings,
-        roles,
-        row_prefix=f"{query}-{batch}-{partition}-",
-        # Small batches would otherwise all begin with queue 0.
-        turn=partition + batch,
-        queues=sender.queues,
-        unique_id=sender.unique_id,
-    )
-    flight = Flight(sender, encoder)
-    pace = None if settings.max_rows_per_second is None else Pace(settings.max_rows_per_second)
-    try:
-        for rows in batches:
-            for request in encoder.encode(rows):
-                if pace is not None:
-                    pace.wait_for(len(request.rows))
-                flight.put(request)
-    finally:
-        # Also after an error: nothing may still be on its way when Spark starts the task again.
-        flight.wait()
-    flight.check()
-    return flight.sent
+    with Sender.lent(settings) as sender:
+        encoder = RowEncoder(
+            settings,
+            roles,
+            row_prefix=f"{query}-{batch}-{partition}-",
+            # Small batches would otherwise all begin with queue 0.
+            turn=partition + batch,
+            queues=sender.queues,
+            unique_id=sender.unique_id,
+        )
+        flight = Flight(sender, encoder)
+        pace = None if settings.max_rows_per_second is None else Pace(settings.max_rows_per_second)
+        try:
+            for rows in batches:
+                for request in encoder.encode(rows):
+                    if pace is not None:
+                        pace.wait_for(len(request.rows))
+                    flight.put(request)
+        finally:
+            # Also after an error: nothing may still be on its way when Spark starts the task again.
+            flight.wait()
+        flight.check()
+        return flight.sent
 
 
 class Pace:
@@ -213,7 +217,11 @@ class Pace:
 
 
 class Sender:
-    """The connections of a worker process for one sink; tasks come and go."""
+    """The connections of a worker process for one sink; tasks come and go.
+
+    Spark keeps its workers for the session's life, so a sender that no task has asked for in a while says
+    goodbye: brokers are not told of it for ever, nor does it complain of a cluster that has gone.
+    """
 
     _shared: dict[SinkSettings, Sender] = {}  # noqa: RUF012 - one process, one table
     _lock = threading.Lock()
@@ -223,15 +231,37 @@ class Sender:
         self._thread = loop_thread()
         self.loop = self._thread.loop
         self._producer = self._thread.run(self._start())
+        self._tasks = 0
+        self._leaving: asyncio.TimerHandle | None = None
+        self._goodbye: asyncio.Task[None] | None = None
 
     @classmethod
-    def shared(cls, settings: SinkSettings) -> Sender:
-        """The sender of these settings, made on first use."""
+    @contextmanager
+    def lent(cls, settings: SinkSettings) -> Iterator[Sender]:
+        """The sender of these settings for one task; made on first use."""
         with cls._lock:
             found = cls._shared.get(settings)
             if found is None or found._thread is not loop_thread():
                 found = cls._shared[settings] = cls(settings)
-            return found
+            found._tasks += 1
+        try:
+            yield found
+        finally:
+            with cls._lock:
+                found._tasks -= 1
+            found.loop.call_soon_threadsafe(found._wait_for_tasks)
+
+    def _wait_for_tasks(self) -> None:
+        if self._leaving is not None:
+            self._leaving.cancel()
+        self._leaving = self.loop.call_later(IDLE_SECONDS, self._leave)
+
+    def _leave(self) -> None:
+        with self._lock:
+            if self._tasks or self._shared.get(self.settings) is not self:
+                return
+            del self._shared[self.settings]
+        self._goodbye = self.loop.create_task(self._producer.close())
 
     async def _start(self) -> Producer:
         settings = self.settings
