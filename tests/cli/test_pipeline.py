@@ -8,9 +8,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
+from gimbalmq import Message, sync
 from gimbalmq.cli.pipeline import Progress, explain, root_cause
+from gimbalmq.spark import pipelines
 from gimbalmq.spark.pipelines import copy_out, find_spec, template, templates
+from gimbalmq.spark.pipelines.schema import infer
+from gimbalmq.testing import LocalCluster
 from tests.cli.commands import gimbalmq
 from tests.support import ManualClock
 
@@ -49,15 +54,49 @@ def test_every_template_is_whole(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_specs_are_what_spark_expects(name: str, tmp_path: Path) -> None:
-    yaml = pytest.importorskip("yaml")
     copy_out(template(name), tmp_path / "p", [])
     spec = yaml.safe_load((tmp_path / "p" / "spark-pipeline.yml").read_text())
     assert spec["name"] == "p" and spec["storage"] == f"{(tmp_path / 'p').as_uri()}/storage"
     assert all(isinstance(value, str) for value in spec["configuration"].values())
 
 
+@pytest.mark.parametrize(
+    ("bodies", "schema"),
+    [
+        ([{"id": 1, "name": "a"}], "id BIGINT, name STRING"),
+        ([{"n": 1}, {"n": 1.5}, {"n": None}], "n DOUBLE"),
+        ([{"n": 2**70}], "n DOUBLE"),
+        ([{"yes": True}, {"no": None}], "yes BOOLEAN, no STRING"),
+        ([{"n": True}, {"n": 1}], "n STRING"),
+        ([{"a": {"b": [1, 2.5]}}, {"a": {"c": []}}], "a STRUCT<b: ARRAY<DOUBLE>, c: ARRAY<STRING>>"),
+        ([{"a": [{"x": 1}, {"y": "z"}]}], "a ARRAY<STRUCT<x: BIGINT, y: STRING>>"),
+        ([{"a": {}}, {"a": [1]}], "a STRING"),
+        ([{"a b": 1, "c`d": 2}], "`a b` BIGINT, `c``d` BIGINT"),
+        ([[1], "text", 5, {}], None),
+        ([], None),
+    ],
+)
+def test_a_schema_is_found_that_holds_every_body(bodies: list[object], schema: str | None) -> None:
+    encoded = [json.dumps(body).encode() for body in bodies]
+    assert infer([b"<no json>", *encoded, b"\xff"]) == schema
+
+
+def test_a_schema_that_cannot_be_inferred_is_said_and_nothing_starts(tmp_path: Path) -> None:
+    with LocalCluster.in_thread() as cluster:
+        with sync.Producer("p", cluster.namesrv) as producer:
+            producer.send(Message("orders", b"<order>"))
+        folder = tmp_path / "archive"
+        copy_out(template("archive"), folder, [("namesrv", cluster.namesrv), ("schema", "infer")])
+        done = gimbalmq("pipeline", "run", folder)
+    assert done.returncode == 2
+    assert (
+        "none of 1 messages of orders is a JSON object; write the schema into spark-pipeline.yml"
+        in done.stderr
+    )
+    assert 'gimbalmq.schema: "infer"' in (folder / "spark-pipeline.yml").read_text()
+
+
 def test_init_writes_settings_as_they_were_given(tmp_path: Path) -> None:
-    yaml = pytest.importorskip("yaml")
     wanted = """tags = 'a"b' AND body LIKE '%\\d: #%'"""
     folder = tmp_path / "mine"
     words = (
@@ -151,11 +190,21 @@ def test_spec_may_be_named_itself(tmp_path: Path) -> None:
     assert find_spec(tmp_path / "p").suffix == ".yaml"
 
 
-def test_templates_can_be_copied_from_a_read_only_package(tmp_path: Path) -> None:
+def test_templates_can_be_copied_from_a_read_only_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "package"
+    shutil.copytree(pipelines._FOLDER, package)
+    monkeypatch.setattr(pipelines, "_FOLDER", package)
+    for path in (*package.rglob("*"), package):
+        path.chmod(0o555 if path.is_dir() else 0o444)
     for each in templates():
         copy_out(each, tmp_path / each.name, [])
-        assert all(path.stat().st_mode & 0o200 for path in (tmp_path / each.name).rglob("*"))
-        shutil.rmtree(tmp_path / each.name)
+        copied = list((tmp_path / each.name).rglob("*"))
+        assert len(copied) > 3
+        assert all(path.stat().st_mode & 0o200 for path in copied)
+    for path in (package, *package.rglob("*")):
+        path.chmod(0o755)  # or pytest cannot clear it away
 
 
 # -- what Spark says -----------------------------------------------------------------

@@ -13,14 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as parquet
 import pytest
 
 from gimbalmq import ConsumeFromWhere, Message, MessageView, sync
 from gimbalmq.testing import LocalCluster
 from gimbalmq.testing.cluster import ThreadCluster
 from tests.cli.commands import environment
-
-parquet = pytest.importorskip("pyarrow.parquet")
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -136,9 +135,11 @@ def archive(brokers: ThreadCluster, tmp_path_factory: pytest.TempPathFactory) ->
     """An archive after its first run."""
     folder = tmp_path_factory.mktemp("lake") / "archive"
     send(brokers.namesrv, "orders", range(60))
-    settings = ("--set", f"namesrv={brokers.namesrv}", "--set", "schema=id BIGINT, amount DOUBLE")
-    pipeline("init", "archive", folder, *settings)
+    pipeline("init", "archive", folder, "--set", f"namesrv={brokers.namesrv}", "--set", "schema=infer")
     told = pipeline("run", folder, *QUICK)
+    schema = "id BIGINT, amount DOUBLE, padding STRING"
+    assert any(line.endswith(f"spark-pipeline.yml: {schema}") for line in told), told
+    assert f'gimbalmq.schema: "{schema}"' in (folder / "spark-pipeline.yml").read_text()
     assert any(line.endswith("messages: running") for line in told), told
     assert "4 flows completed in" in told[-1]
     assert all(each in told[-1] for each in ("messages 60", "decoded 54", "undecoded 6", "daily_counts 1")), (

@@ -219,6 +219,7 @@ def run(args: argparse.Namespace) -> int:
     spec = find_spec(args.folder.expanduser().absolute())
     folder = spec.parent
     _check_installed()
+    _infer_schema(spec)
     environment = _environment(args, folder)
     log = args.log or folder / LOG_NAME
     with open(log, "a", encoding="utf-8") as kept:
@@ -242,6 +243,41 @@ def run(args: argparse.Namespace) -> int:
         if not args.dry_run and (folder / AFTER).is_file():
             return _run_after(folder, environment)
     return 0
+
+
+def _infer_schema(spec: Path) -> None:
+    """Where the schema is to be inferred it is, from the newest messages, and written down for all runs to come."""
+    import asyncio
+
+    from gimbalmq.admin.admin import Admin
+    from gimbalmq.spark.pipelines import values_in, with_value
+    from gimbalmq.spark.pipelines.schema import SAMPLE, infer
+
+    text = spec.read_text(encoding="utf-8")
+    told = values_in(text)
+    if told.get("schema") != "infer":
+        return
+
+    async def sample() -> list[bytes]:
+        found: list[bytes] = []
+        async with Admin(told["namesrv"]) as admin:
+            for topic in filter(None, map(str.strip, told["topics"].split(","))):
+                queues = max(1, len(await admin.topics.queues(topic)))
+                ranges = await admin.messages.ranges(topic, newest=-(-SAMPLE // queues))
+                found += [view.body async for view in admin.messages.read(topic, dict(ranges))]
+        return found
+
+    bodies = asyncio.run(sample())
+    schema = infer(bodies)
+    if schema is None:
+        raise ConfigError(
+            "gimbalmq.schema",
+            "infer",
+            f"none of {len(bodies)} messages of {told['topics']} is a JSON object; write the schema into "
+            f"{spec.name}, or leave it empty",
+        )
+    spec.write_text(with_value(text, "schema", schema), encoding="utf-8")
+    announce(f"the schema of {len(bodies)} messages is now in {spec.name}: {schema}")
 
 
 def _check_installed() -> None:

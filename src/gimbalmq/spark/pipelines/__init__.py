@@ -105,6 +105,22 @@ def copy_out(chosen: Template, folder: Path, values: Iterable[tuple[str, str]]) 
     return written
 
 
+def values_in(spec: str) -> dict[str, str]:
+    """The settings of a specification, as long as they are written as the templates write them."""
+    return {name: json.loads(value) for name, value, _ in _SETTING.findall(spec)}
+
+
+def with_value(spec: str, name: str, value: str) -> str:
+    """The specification with another value for one of its settings."""
+    quoted = json.dumps(value, ensure_ascii=False)
+    return re.sub(
+        rf'^(  gimbalmq\.{name}: )"(?:[^"\\]|\\.)*"',
+        lambda found: f"{found[1]}{quoted}",
+        spec,
+        flags=re.MULTILINE,
+    )
+
+
 def _with_values(spec: str, chosen: Template, values: Mapping[str, str]) -> str:
     known = {setting.name: setting.value for setting in chosen.settings}
     for key, value in values.items():
@@ -115,12 +131,7 @@ def _with_values(spec: str, chosen: Template, values: Mapping[str, str]) -> str:
             value = path.as_uri() if known[name].startswith("{{uri}}") else str(path)
         quoted = json.dumps(value, ensure_ascii=False)  # YAML's double quotes are JSON's
         if name in known:
-            spec = re.sub(
-                rf'^(  gimbalmq\.{name}: )"(?:[^"\\]|\\.)*"',
-                lambda found, quoted=quoted: f"{found[1]}{quoted}",  # type: ignore[misc]
-                spec,
-                flags=re.MULTILINE,
-            )
+            spec = with_value(spec, name, value)
         elif key.startswith("spark."):
             spec = re.sub(rf"^  {re.escape(key)}: .*\n", "", spec, flags=re.MULTILINE)
             spec = re.sub(

@@ -7,6 +7,8 @@ from pyspark.sql.functions import coalesce, col, from_json, lit, try_parse_json
 spark = SparkSession.active()
 
 SCHEMA = spark.conf.get("gimbalmq.schema")
+if SCHEMA == "infer":
+    raise ValueError("gimbalmq.schema is still to be inferred: `gimbalmq pipeline run` does it, once")
 WHERE_FROM = ["topic", "date", "broker", "queueId", "offset", "key", "tags", "storeTimestamp"]
 
 
