@@ -18,7 +18,7 @@ import pytest
 import gimbalmq
 from gimbalmq import ConsumeFromWhere, ConsumeResult, Message, MessageView, TransactionState, sync
 from gimbalmq.client import events, request_reply
-from gimbalmq.client.consume import ConsumeHost
+from gimbalmq.client.consumption import ConsumeHost
 from gimbalmq.client.lease import LeaseHost
 from gimbalmq.client.members import ConsumerMember, ProducerMember
 from gimbalmq.client.rebalance import BalanceHost

@@ -151,6 +151,40 @@ def test_shutdown_answers_those_who_wait(tmp_path: Path) -> None:
     run(work())
 
 
+def test_a_reset_wakes_the_pulls_of_its_group_and_queues(tmp_path: Path) -> None:
+    """They are answered as the next pull after a reset is: go to the reset place."""
+
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            await desk.create("T", queues=2)
+            for queue_id in (0, 1):
+                for _ in range(3):
+                    await desk.client.send(queue_id=queue_id)
+            left = await _parked(desk, desk.new_client(), offset=3)  # of a member that has lost the queue
+            first = await _parked(desk, desk.client, offset=3)
+            second = await _parked(desk, desk.new_client(), queue_id=1, offset=3)
+            other_group = await _parked(desk, desk.new_client(), offset=3, group="h")
+            reset = {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "true"}
+            await desk.client.ok(
+                RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset | {"queueId": "0", "offset": "1"}
+            )
+            answer = await first
+            assert (answer.code, answer.remark) == (21, "OFFSET_RESET")
+            assert fields(answer)["nextBeginOffset"] == "1"
+            answer = await left
+            assert (answer.code, fields(answer)["nextBeginOffset"]) == (19, "3")
+            assert len(desk.broker.long_poll) == 2, "another queue's and another group's are still held"
+            first = await _parked(desk, desk.client, offset=3)
+            await desk.client.ok(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset | {"timestamp": "0"})
+            for waiting in (first, second):
+                answer = await waiting
+                assert (answer.code, fields(answer)["nextBeginOffset"]) == (21, "0")
+            assert not other_group.done() and len(desk.broker.long_poll) == 1
+            other_group.cancel()
+
+    run(work())
+
+
 def test_pull_of_a_dead_connection_does_no_harm(tmp_path: Path) -> None:
     async def work() -> None:
         async with open_desk(tmp_path) as desk:
@@ -194,8 +228,8 @@ def test_entries_are_looked_at_once() -> None:
         queue = QueueLog("T", 0)
         poll = LongPoll(tags_since)
         woken: list[str] = []
-        poll.park(Parked(("T", 0), frozenset({3}), 0, lambda: woken.append("tagged")), 60)
-        poll.park(Parked(("T", 0), None, 1, lambda: woken.append("all")), 60)
+        poll.park(Parked(("T", 0), "g", frozenset({3}), 0, lambda: woken.append("tagged")), 60)
+        poll.park(Parked(("T", 0), "g", None, 1, lambda: woken.append("all")), 60)
         poll.arrived([queue])
         assert not looked and not woken, "nothing has grown"
         queue.max_offset = 1

@@ -11,19 +11,14 @@ from typing import Any
 import pytest
 
 from gimbalmq._clock import Clock
-from gimbalmq.client.consume import (
-    ConcurrentConsumption,
-    ConsumeContext,
-    ConsumeResult,
-    Consumption,
-    Handler,
-    HandlerThreads,
-    Listener,
-    OrderedConsumption,
-)
+from gimbalmq.client.consume import ConsumeContext, ConsumeResult, Handler, Listener
+from gimbalmq.client.consume_concurrently import ConcurrentConsumption
+from gimbalmq.client.consume_in_order import OrderedConsumption
 from gimbalmq.client.consumer_config import MessageModel, PushConsumerConfig
+from gimbalmq.client.handler_threads import HandlerThreads
 from gimbalmq.client.offsets import OffsetStore, RemoteOffsets
 from gimbalmq.client.process_queue import ProcessQueue
+from gimbalmq.client.push_consumer import Consumption
 from gimbalmq.model.message import MessageView
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.testing import VirtualClock, run_virtual

@@ -8,7 +8,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gimbalmq.client.consume import Batch, Listener
+from gimbalmq.client.consume import Listener
+from gimbalmq.client.consumption import Batch
 from gimbalmq.client.process_queue import ProcessQueue
 from gimbalmq.model.message import MessageView
 from gimbalmq.model.queues import MessageQueue

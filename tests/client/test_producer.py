@@ -592,8 +592,8 @@ def test_latency_switch_is_off_and_records_nothing() -> None:
             ):
                 await off.send(Message("T", b"x"))
                 used = (await on.send(Message("T", b"x"))).queue.broker_name
-                assert off._faults is not None and off._faults.table.items == {}
-                assert on._faults is not None and on._faults.table.items.keys() == {used}
+                assert off._targets.faults.table.items == {}
+                assert on._targets.faults.table.items.keys() == {used}
 
     run(work())
 
@@ -744,7 +744,7 @@ def test_sends_above_the_limit_wait_their_turn() -> None:
                     *(producer.send(Message("T", b"x")) for _ in range(50)),
                     *(producer.send_soon(Message("T", b"x")) for _ in range(50)),
                 )
-                assert producer._in_flight == 0
+                assert producer._flights.count == 0
             assert len(cluster.broker.sends) == 101 and most <= 10
 
     run(work())

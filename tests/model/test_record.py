@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gimbalmq.errors import CorruptRecordError, LocalProtocolError
+from gimbalmq.model import properties
 from gimbalmq.model.flags import BORN_HOST_V6, STORE_HOST_V6
 from gimbalmq.model.record import (
     MAGIC_V1,
@@ -173,6 +174,19 @@ def test_find_property_is_not_fooled_by_other_names() -> None:
     assert find_property(data, b"TAGS") == b"yes"
     assert find_property(data, b"AGS") is None
     assert find_property(b"TAGS\x01\x02", b"TAGS") is None
+    assert find_property(b"KEYS\x01yes\x02X_KEYS\x01no\x02v\x01KEYS\x01no", b"KEYS") == b"yes"
+
+
+# Few letters and both separators: names come twice, end in one another and stand in values.
+@given(st.text(alphabet="ab\x01\x02", max_size=24), st.text(alphabet="ab", min_size=1, max_size=3))
+@example("a\x011\x02a\x012\x02", "a")
+@example("a\x011\x02a\x01\x02", "a")
+@example("a\x011\x02ba\x012\x02b\x01a\x013", "a")
+def test_one_property_is_what_all_of_them_say(text: str, name: str) -> None:
+    expected = decode_properties(text.encode()).get(name)
+    found = find_property(text.encode(), name.encode())
+    assert (found and found.decode()) == expected
+    assert properties.find(text, name) == expected == properties.parse(text).get(name)
 
 
 def test_what_no_record_can_hold() -> None:

@@ -202,6 +202,7 @@ class Broker:
                 self.consumers,
                 self.producers,
                 self.locks,
+                self.long_poll,
                 live,
                 self.stats,
             ),

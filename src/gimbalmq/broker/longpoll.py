@@ -1,7 +1,8 @@
 """Pulls parked until data or deadline (Java: PullRequestHoldService).
 
-A pull that finds nothing waits here under its queue. An append wakes those whose tags match;
-the deadline wakes the rest. A woken pull is served again from scratch and may not park twice.
+A pull that finds nothing waits here under its queue. An append wakes those whose tags match, a reset of
+offsets those of its group; the deadline wakes the rest. A woken pull is served again from scratch and may
+not park twice.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ class Parked:
     """One waiting pull."""
 
     key: tuple[str, int]
+    group: str
     tags: frozenset[int] | None
     next_offset: int
     resume: Callable[[], None]
@@ -48,6 +50,16 @@ class LongPoll:
                 for pull in list(waiting):
                     if self._matches(pull, queue):
                         self._wake(pull)
+
+    def wake_group(self, group: str, topic: str, queue_id: int) -> None:
+        """A group's offset of a queue has been reset: its pulls there look again.
+
+        The youngest first: an older one may be left from a member that has lost the queue, and the reset
+        is told only once.
+        """
+        waiting = self._parked.get((topic, queue_id), {})
+        for pull in [pull for pull in reversed(waiting) if pull.group == group]:
+            self._wake(pull)
 
     def _matches(self, pull: Parked, queue: QueueLog) -> bool:
         if queue.max_offset <= pull.next_offset:

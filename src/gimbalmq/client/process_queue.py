@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from gimbalmq.protocol.status_bodies import ProcessQueueInfo
 
 if TYPE_CHECKING:
-    from gimbalmq.client.consume import Batch
+    from gimbalmq.client.consumption import Batch
     from gimbalmq.model.message import MessageView
     from gimbalmq.model.queues import MessageQueue
 

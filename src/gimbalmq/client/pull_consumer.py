@@ -15,9 +15,10 @@ from typing import Any
 
 from gimbalmq.client import events
 from gimbalmq.client.config import check_options
-from gimbalmq.client.consume import Batch, Listener
+from gimbalmq.client.consume import Listener
 from gimbalmq.client.consumer import Consumer
 from gimbalmq.client.consumer_config import TAG, PullConsumerConfig, subscription_for
+from gimbalmq.client.consumption import Batch
 from gimbalmq.client.offsets import OffsetStore, ReadFrom
 from gimbalmq.client.process_queue import ProcessQueue
 from gimbalmq.errors import ConfigError, ResponseError, RocketMQError, StateError

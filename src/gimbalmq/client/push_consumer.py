@@ -13,19 +13,12 @@ from typing import Any, overload
 
 from gimbalmq.client import events
 from gimbalmq.client.config import check_options
-from gimbalmq.client.consume import (
-    ConcurrentConsumption,
-    ConsumeContext,
-    ConsumeResult,
-    Consumption,
-    Handler,
-    HandlerThreads,
-    Listener,
-    OrderedConsumption,
-    Outcome,
-)
+from gimbalmq.client.consume import ConsumeContext, ConsumeResult, Handler, Listener, Outcome
+from gimbalmq.client.consume_concurrently import ConcurrentConsumption
+from gimbalmq.client.consume_in_order import OrderedConsumption
 from gimbalmq.client.consumer import Consumer
 from gimbalmq.client.consumer_config import TAG, PushConsumerConfig, subscription_for
+from gimbalmq.client.handler_threads import HandlerThreads
 from gimbalmq.client.offsets import OffsetStore
 from gimbalmq.client.process_queue import ProcessQueue
 from gimbalmq.client.rates import SAMPLE_SECONDS, Rates
@@ -47,6 +40,8 @@ log = logging.getLogger(__name__)
 INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 _UNLIMITED = 0x7FFFFFFF
 _RESEND_TRIES = 3
+
+Consumption = ConcurrentConsumption | OrderedConsumption
 
 
 class PushConsumer(Consumer[PushConsumerConfig]):

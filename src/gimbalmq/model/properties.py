@@ -65,14 +65,15 @@ def dump(properties: Mapping[str, str]) -> str:
 
 
 def find(text: str, name: str) -> str | None:
-    """One property straight out of the text, without reading the rest."""
-    if text.startswith(name + NAME_END):
-        start = len(name) + 1
-    else:
-        at = text.find(PROPERTY_END + name + NAME_END)
-        if at < 0:
-            return None
-        start = at + len(name) + 2
-    end = text.find(PROPERTY_END, start)
-    value = text[start:] if end < 0 else text[start:end]
-    return value or None
+    """One property straight out of the text, without reading the rest (``record.find_property`` for text)."""
+    mark = name + NAME_END
+    at = text.rfind(mark)
+    while at >= 0:
+        if not at or text[at - 1] == PROPERTY_END:
+            start = at + len(mark)
+            end = text.find(PROPERTY_END, start)
+            value = text[start:] if end < 0 else text[start:end]
+            if value:
+                return value
+        at = text.rfind(mark, 0, at)
+    return None

@@ -94,16 +94,22 @@ def decode_properties(data: bytes) -> dict[str, str]:
 
 
 def find_property(data: bytes, name: bytes) -> bytes | None:
-    """One property's value without decoding the others; None if absent or empty."""
+    """One property's value without decoding the others; None if absent or empty.
+
+    Of a name that is there twice the last counts, as in ``decode_properties`` and Java: brokers of 4.x
+    store a batch's own id behind the id of each of its messages.
+    """
     mark = name + b"\x01"
-    start = data.find(mark)
-    while start > 0 and data[start - 1] != 2:  # the mark inside another property's name or value
-        start = data.find(mark, start + 1)
-    if start < 0:
-        return None
-    start += len(mark)
-    end = data.find(b"\x02", start)
-    return (data[start:] if end < 0 else data[start:end]) or None
+    at = data.rfind(mark)
+    while at >= 0:
+        if not at or data[at - 1] == 2:  # else the mark lies inside another property's name or value
+            start = at + len(mark)
+            end = data.find(b"\x02", start)
+            value = data[start:] if end < 0 else data[start:end]
+            if value:
+                return value
+        at = data.rfind(mark, 0, at)
+    return None
 
 
 # --- records -----------------------------------------------------------------------------------

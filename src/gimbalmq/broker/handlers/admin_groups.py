@@ -9,6 +9,7 @@ from msgspec import field
 from gimbalmq.broker.clients import ConsumerGroup, Consumers, Member, Producers
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.locks import QueueLocks
+from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.message_time import message_time
 from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.broker.stats import Stats
@@ -52,6 +53,7 @@ class GroupAdminHandlers:
         consumers: Consumers,
         producers: Producers,
         locks: QueueLocks,
+        long_poll: LongPoll,
         live: LiveConfig,
         stats: Stats,
     ) -> None:
@@ -62,6 +64,7 @@ class GroupAdminHandlers:
         self._consumers = consumers
         self._producers = producers
         self._locks = locks
+        self._long_poll = long_poll
         self._live = live
         self._stats = stats
 
@@ -310,7 +313,7 @@ class GroupAdminHandlers:
     # -- acting on groups --------------------------------------------------------------
 
     def reset(self, channel: Channel, request: RemotingCommand) -> Answer:
-        """Moves a group to a moment or an offset; its next pulls are sent there."""
+        """Moves a group to a moment or an offset; its pulls, those that wait included, are sent there."""
         header = headers.ResetOffset.from_ext(request.ext_fields)
         config = self._topics.find(header.topic)
         if config is None:
@@ -332,6 +335,7 @@ class GroupAdminHandlers:
             if not header.is_force and 0 <= current < target:
                 target = current
             self._offsets.reset(header.group, header.topic, queue_id, target)
+            self._long_poll.wake_group(header.group, header.topic, queue_id)
             table[self._key(header.topic, queue_id)] = target
         return request.reply(body=fastjson.dumps({"offsetTable": table}))
 

@@ -250,7 +250,13 @@ class PullHandlers:
                 _refuse(channel, request, error)
 
         self._long_poll.park(
-            Parked((header.topic, header.queue_id), wanted.codes, header.queue_offset, resume),
+            Parked(
+                (header.topic, header.queue_id),
+                header.consumer_group,
+                wanted.codes,
+                header.queue_offset,
+                resume,
+            ),
             max(0.0, millis / 1000),
         )
 

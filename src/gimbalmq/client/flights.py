@@ -1,0 +1,217 @@
+"""Attempts to send that are on their way: how many there may be, and what comes of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from gimbalmq.client.config import ProducerConfig
+from gimbalmq.client.instance import ClientInstance
+from gimbalmq.client.prepare import Prepared
+from gimbalmq.client.send_frames import SendFrames, read_answer
+from gimbalmq.client.targets import Targets
+from gimbalmq.errors import (
+    RequestTimeoutError,
+    ResponseError,
+    RocketMQError,
+    RouteError,
+    StateError,
+    TopicRouteNotFoundError,
+    TransportError,
+)
+from gimbalmq.model.queues import MessageQueue
+from gimbalmq.model.results import SendResult
+from gimbalmq.protocol.command import ONEWAY_FLAG, RemotingCommand
+from gimbalmq.transport.channel import Channel
+
+TICK = 0.001
+"""Less than this is no time left: Java counts in milliseconds."""
+
+
+class Flight(msgspec.Struct, eq=False):
+    """One attempt on its way: hears from the channel what came of it and tells its future.
+
+    Attributes:
+        soon: a ``send_soon``, which counts as in flight by itself and is sent again where no answer comes.
+    """
+
+    flights: Flights
+    prepared: Prepared
+    chosen: MessageQueue
+    address: str
+    limit: float
+    started: float
+    future: asyncio.Future[SendResult]
+    soon: bool
+
+    def done(self) -> bool:
+        return not self.soon and self.future.done()
+
+    def set_result(self, answer: RemotingCommand) -> None:
+        try:
+            result = read_answer(self.prepared, self.chosen, answer, self.address)
+        except RocketMQError as refused:
+            self.set_exception(refused)
+            return
+        flights = self.flights
+        if self.soon:
+            flights.landed()
+        if flights.records:
+            flights.targets.record(self.chosen.broker_name, self.started, failed=False)
+        if not self.future.done():
+            self.future.set_result(result)
+
+    def set_exception(self, error: RocketMQError) -> None:
+        flights = self.flights
+        if self.soon:
+            flights.landed()
+        unanswered = isinstance(error, TransportError)
+        flights.targets.record(self.chosen.broker_name, self.started, failed=True, reachable=unanswered)
+        if self.future.done():
+            return
+        if self.soon and unanswered and not flights.closed:
+            flights.lost(self, error)
+        else:
+            self.future.set_exception(error)
+
+
+class Flights:
+    """The attempts of a running producer.
+
+    Args:
+        lost: called with each ``send_soon`` that got no answer; it settles the flight's future.
+
+    Attributes:
+        count: sends under way; one may take several attempts. Who sends counts it, and calls ``landed``.
+        most: how many there may be.
+    """
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        config: ProducerConfig,
+        targets: Targets,
+        lost: Callable[[Flight, RocketMQError], None],
+    ) -> None:
+        self._instance = instance
+        self._group = config.group
+        self._frame = SendFrames(config, instance.signer).frame
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self.targets = targets
+        self.records = targets.records
+        self.lost = lost
+        self.count = 0
+        self.most = config.max_in_flight
+        self.closed = False
+
+    def close(self) -> None:
+        """Sends that wait for their turn fail; what is in the air ends with its connection."""
+        self.closed = True
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_exception(
+                    StateError(f"producer {self._group} was closed; this message was not sent")
+                )
+        self._waiting.clear()
+
+    # -- turns --------------------------------------------------------------------------
+
+    async def wait_turn(self, limit: float) -> None:
+        """Waits until fewer than ``most`` sends are out."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(waiter)
+        try:
+            async with asyncio.timeout(limit):
+                await waiter
+        except TimeoutError as error:
+            raise RequestTimeoutError(
+                f"{self.most} sends are in flight and none ended within {limit:g} s; "
+                "this message was not sent"
+            ) from error
+
+    def landed(self) -> None:
+        """A send has its answer, or none will come."""
+        self.count -= 1
+        if self._waiting:
+            self._next_turn()
+
+    def _next_turn(self) -> None:
+        while self._waiting and self.count < self.most:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    # -- attempts -----------------------------------------------------------------------
+
+    def attempt(self, prepared: Prepared, chosen: MessageQueue, timeout: float) -> Awaitable[SendResult]:
+        """Sends once and notes how it went."""
+        if self.closed:
+            raise self._is_closed()
+        address = self._instance.send_address(chosen.broker_name)
+        channel = None if address is None else self._instance.pool.existing(address)
+        if channel is None:
+            return self._connect_and_attempt(prepared, chosen, timeout)
+        return self.start(prepared, chosen, channel, timeout, self._loop.time())
+
+    async def _connect_and_attempt(
+        self, prepared: Prepared, chosen: MessageQueue, timeout: float
+    ) -> SendResult:
+        started = self._loop.time()
+        try:
+            channel = await self._connect(chosen, timeout)
+        except ResponseError:
+            self.targets.record(chosen.broker_name, started, failed=True, reachable=False)
+            raise
+        except TransportError:
+            self.targets.record(chosen.broker_name, started, failed=True)
+            raise
+        except RouteError:
+            self.targets.record(chosen.broker_name, started, failed=False)
+            raise
+        timeout = max(TICK, timeout - (self._loop.time() - started))
+        return await self.start(prepared, chosen, channel, timeout, started)
+
+    def start(
+        self,
+        prepared: Prepared,
+        chosen: MessageQueue,
+        channel: Channel,
+        limit: float,
+        started: float,
+        soon: bool = False,
+    ) -> asyncio.Future[SendResult]:
+        """Puts one attempt on its way."""
+        opaque = channel.next_opaque()
+        frame = self._frame(prepared, chosen, opaque)
+        future: asyncio.Future[SendResult] = self._loop.create_future()
+        self.count += soon
+        flight = Flight(self, prepared, chosen, channel.address, limit, started, future, soon)
+        channel.start_frame(opaque, frame, limit, flight)
+        return future
+
+    async def send_oneway(self, prepared: Prepared, chosen: MessageQueue, limit: float) -> None:
+        """Sends what no broker answers for."""
+        channel = await self._connect(chosen, limit)
+        channel.send_bytes(self._frame(prepared, chosen, channel.next_opaque(), ONEWAY_FLAG))
+
+    async def _connect(self, chosen: MessageQueue, timeout: float) -> Channel:
+        """The connection to a queue's master; the route is looked at once more where it has none."""
+        instance = self._instance
+        address = instance.send_address(chosen.broker_name)
+        if address is None:
+            await instance.refresh_route(chosen.topic)
+            address = instance.send_address(chosen.broker_name)
+        if address is None:
+            raise TopicRouteNotFoundError(f"The broker[{chosen.broker_name}] not exist")
+        channel = await instance.channel(address, timeout)
+        if self.closed:
+            raise self._is_closed()
+        return channel
+
+    def _is_closed(self) -> StateError:
+        return StateError(f"producer {self._group} is closed")

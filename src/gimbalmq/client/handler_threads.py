@@ -1,0 +1,77 @@
+"""Threads for handlers that are plain functions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+
+class HandlerThreads:
+    """Threads for plain functions: grown on demand, results delivered to the loop in heaps."""
+
+    def __init__(self, limit: int, name: str) -> None:
+        self._limit = limit
+        self._name = name
+        self._jobs: SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...], Callable[[Any], None]] | None] = (
+            SimpleQueue()
+        )
+        self._results: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._armed = False
+        self._open = 0
+        self._count = 0
+        self._closed = False
+
+    @property
+    def count(self) -> int:
+        """Threads started so far."""
+        return self._count
+
+    def submit(self, done: Callable[[Any], None], function: Callable[..., Any], *arguments: Any) -> None:
+        """Calls ``function`` in a thread and ``done`` with its result on the loop; it must not raise."""
+        self._open += 1
+        self._jobs.put((function, arguments, done))
+        if self._open > self._count and self._count < self._limit:
+            self._count += 1
+            # Daemons: a handler that never returns must not keep the interpreter from ending.
+            threading.Thread(target=self._work, name=f"{self._name}-{self._count}", daemon=True).start()
+
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        future: asyncio.Future[Any] = self._loop.create_future()
+
+        def done(value: Any) -> None:
+            if not future.done():
+                future.set_result(value)
+
+        self.submit(done, function, *arguments)
+        return await future
+
+    def close(self) -> None:
+        self._closed = True
+        for _ in range(self._count):
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        get = self._jobs.get
+        results = self._results
+        while (job := get()) is not None:
+            function, arguments, done = job
+            results.append((done, function(*arguments)))
+            if not self._armed:
+                self._armed = True
+                # The loop may have ended while the handler ran; nobody waits for the result then.
+                with contextlib.suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._armed = False  # first: a result that comes from here on arms anew
+        results = self._results
+        while results:
+            done, value = results.popleft()
+            self._open -= 1
+            done(value)

@@ -1,0 +1,157 @@
+"""Messages on their way out: checked, stamped with an id, and in the form that all attempts send."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container
+
+import msgspec
+
+from gimbalmq.client.config import ProducerConfig
+from gimbalmq.client.instance import ClientInstance
+from gimbalmq.errors import MessageIllegalError
+from gimbalmq.model import properties as names
+from gimbalmq.model.batch import encode_batch
+from gimbalmq.model.compression import Compression, compress
+from gimbalmq.model.flags import COMPRESSED, TRANSACTION_PREPARED
+from gimbalmq.model.message import Message
+from gimbalmq.model.topics import DLQ_PREFIX, FORBIDDEN_TO_SEND, RETRY_PREFIX, topic_problem
+from gimbalmq.protocol.codes import RequestCode
+
+log = logging.getLogger(__name__)
+
+SEND = int(RequestCode.SEND_MESSAGE_V2)
+SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
+_SEND_REPLY = int(RequestCode.SEND_REPLY_MESSAGE_V2)
+
+_BATCH_ITEM_BYTES = 22
+_NOT_IN_BATCHES = frozenset(
+    {names.DELAY, names.TIMER_DELAY_MS, names.TIMER_DELAY_SEC, names.TIMER_DELIVER_MS, names.TRAN_MSG}
+)
+
+
+class Prepared(msgspec.Struct, gc=False):
+    """One message, or one batch, as all its attempts send it."""
+
+    code: int
+    topic: str
+    body: bytes
+    properties: str
+    sys_flag: int
+    flag: int
+    msg_id: str
+    born_ms: int
+    reconsume: int = 0
+    max_reconsume: int | None = None
+
+
+def prepare(
+    message: Message, instance: ClientInstance, config: ProducerConfig, known_topics: Container[str]
+) -> Prepared:
+    """Puts a message into the form that travels; its id is noted in the message, too.
+
+    Args:
+        known_topics: names that need no check.
+
+    Raises:
+        MessageIllegalError: no topic, no body, too long.
+    """
+    body = message.body
+    if message.topic not in known_topics:
+        _check_topic(message.topic)
+    if not 0 < len(body) <= config.max_message_size:
+        raise _wrong_size(len(body), config.max_message_size)
+    known = message.system_properties
+    now_ms = instance.clock.wall_ms()
+    # The id goes first, as in Java's sends: what follows repeats, and our broker reads it only once.
+    msg_id = known.pop(names.UNIQ_KEY, None) or instance.unique_ids.next(now_ms)
+    properties = f"{names.UNIQ_KEY}\x01{msg_id}\x02{message.properties_text()}"
+    known[names.UNIQ_KEY] = msg_id
+    sys_flag = 0
+    if len(body) >= config.compress_over:
+        assert isinstance(config.compression, Compression)
+        body = compress(body, config.compression, config.compression_level)
+        sys_flag = COMPRESSED | config.compression
+    if names.TRAN_MSG in known:
+        sys_flag |= TRANSACTION_PREPARED
+    code = SEND if known.get(names.MESSAGE_TYPE) != "reply" else _SEND_REPLY
+    prepared = Prepared(code, message.topic, body, properties, sys_flag, message.flag, msg_id, now_ms)
+    if message.topic.startswith(RETRY_PREFIX):
+        _move_retry_fields(message, prepared)
+    return prepared
+
+
+def _move_retry_fields(message: Message, prepared: Prepared) -> None:
+    """A consumer's own resend tells its counts in the header, not in the properties."""
+    told = message.all_properties()
+    prepared.reconsume = int(told.pop(names.RECONSUME_TIME, "0"))
+    most = told.pop(names.MAX_RECONSUME_TIMES, None)
+    prepared.max_reconsume = None if most is None else int(most)
+    prepared.properties = names.dump(told)
+
+
+def prepare_batches(
+    messages: list[Message], instance: ClientInstance, config: ProducerConfig
+) -> list[Prepared]:
+    """Puts messages of one topic into as few requests as their size allows.
+
+    Raises:
+        MessageIllegalError: they differ in topic or in waiting, are delayed, or go to a retry topic.
+    """
+    if not messages:
+        raise MessageIllegalError("a batch needs at least one message")
+    first = messages[0]
+    _check_topic(first.topic)
+    if first.topic.startswith(RETRY_PREFIX):
+        raise MessageIllegalError("Retry Group is not supported for batching")
+    limit = config.max_message_size
+    pieces: list[list[tuple[int, bytes, bytes]]] = [[]]
+    ids: list[list[str]] = [[]]
+    size = 0
+    now_ms = instance.clock.wall_ms()
+    for message in messages:
+        known = message.system_properties
+        if message.topic != first.topic:
+            raise MessageIllegalError("The topic of the messages in one batch should be the same")
+        if message.wait_store_ok != first.wait_store_ok:
+            raise MessageIllegalError("The waitStoreMsgOK of the messages in one batch should the same")
+        if known.keys() & _NOT_IN_BATCHES:
+            raise MessageIllegalError("TimeDelayLevel is not supported for batching")
+        msg_id = known.get(names.UNIQ_KEY)
+        if msg_id is None:
+            msg_id = known[names.UNIQ_KEY] = instance.unique_ids.next(now_ms)
+        properties = message.properties_text().encode()
+        item_bytes = _BATCH_ITEM_BYTES + len(message.body) + len(properties)
+        if not message.body or item_bytes > limit:
+            raise _wrong_size(item_bytes if message.body else 0, limit)
+        if size + item_bytes > limit:
+            pieces.append([])
+            ids.append([])
+            size = 0
+        pieces[-1].append((message.flag, message.body, properties))
+        ids[-1].append(msg_id)
+        size += item_bytes
+    # No id of the batch's own: a 4.9 broker appends these properties to those of every message.
+    properties_text = f"WAIT\x01{'true' if first.wait_store_ok else 'false'}\x02"
+    return [
+        Prepared(
+            SEND_BATCH, first.topic, encode_batch(items), properties_text, 0, 0, ",".join(item_ids), now_ms
+        )
+        for items, item_ids in zip(pieces, ids, strict=True)
+    ]
+
+
+def _check_topic(topic: str) -> None:
+    problem = topic_problem(topic)
+    if problem is not None:
+        raise MessageIllegalError(problem)
+    if topic in FORBIDDEN_TO_SEND:
+        raise MessageIllegalError(f"Sending message to topic[{topic}] is forbidden.")
+    if topic.startswith(DLQ_PREFIX):
+        log.debug("sending to the dead-letter topic %s", topic)
+
+
+def _wrong_size(size: int, limit: int) -> MessageIllegalError:
+    if size == 0:
+        return MessageIllegalError("the message body length is zero")
+    return MessageIllegalError(f"the message body size over max value, MAX: {limit}, this one has {size}")
