@@ -27,11 +27,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from gimbalmq import ConsumeFromWhere, Message, MessageView, Producer, PushConsumer
+from gimbalmq import Admin, ConsumeFromWhere, Message, MessageView, Producer, PushConsumer
 from gimbalmq.client.recording import Recorder
-from gimbalmq.protocol.bodies import TopicConfig
-from gimbalmq.rpc import management
-from gimbalmq.transport.pool import ChannelPool
 
 TOPIC, GROUP, QUEUES, ORDERS = "orders", "billing", 8, 400
 COUNTRIES = ("NL", "FR", "JP", "BR", "KE")
@@ -55,9 +52,8 @@ def revenue():
 
 
 class Demo:
-    def __init__(self, namesrv: str, broker: str, records: Path) -> None:
+    def __init__(self, namesrv: str, records: Path) -> None:
         self.namesrv = namesrv
-        self.broker = broker
         self.records = records
         self.recorders: dict[str, Recorder] = {}
         self.received: Counter[str] = Counter()
@@ -123,12 +119,10 @@ def order(number: int) -> Message:
     return Message(TOPIC, json.dumps(told).encode(), tags="new", keys=f"order-{number}")
 
 
-async def run(namesrv: str, broker: str, records: Path) -> None:
-    demo = Demo(namesrv, broker, records)
-    pool = ChannelPool()
-    config = TopicConfig(topic_name=TOPIC, read_queue_nums=QUEUES, write_queue_nums=QUEUES)
-    await management.create_topic(pool, broker, config)
-    await pool.close()
+async def run(namesrv: str, records: Path) -> None:
+    demo = Demo(namesrv, records)
+    async with Admin(namesrv) as admin:
+        await admin.topics.create(TOPIC, queues=QUEUES)
     demo.say(f"topic {TOPIC} with {QUEUES} queues")
 
     async def produce() -> None:
@@ -252,7 +246,7 @@ async def main() -> int:
             )
             if await process.wait():
                 raise SystemExit("demo: the experiments failed")
-            await run(namesrv, broker, folder / "records")
+            await run(namesrv, folder / "records")
             failed = await sum_up(namesrv, folder)
             print(f"name server {namesrv}\nbroker      {broker}\ndashboard   {page}", flush=True)
             if sys.stdin.isatty() and sys.stdout.isatty():

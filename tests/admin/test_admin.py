@@ -20,8 +20,9 @@ from gimbalmq import (
     PushConsumer,
 )
 from gimbalmq.admin.admin import Admin
-from gimbalmq.admin.groups import EARLIEST, LATEST
+from gimbalmq.admin.groups import EARLIEST, LATEST, strategy_of
 from gimbalmq.errors import ConfigError, ConsumerNotOnlineError, QueryNotFoundError, TopicRouteNotFoundError
+from gimbalmq.protocol.status_bodies import ConsumerRunningInfo
 from gimbalmq.testing import LocalCluster
 
 T = TypeVar("T")
@@ -168,6 +169,24 @@ def test_a_group_shows_members_progress_and_owners() -> None:
             assert await admin.topics.groups("orders") == ["billing"]
 
     run(work)
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ("STICKY", "STICKY"),
+        ("MACHINE_ROOM_NEARBY-AVG", "MACHINE_ROOM_NEARBY-AVG"),
+        ("org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely@22ce3ff9", "AVG"),
+        (
+            "org.apache.rocketmq.client.consumer.rebalance.AllocateMachineRoomNearby@1",
+            "AllocateMachineRoomNearby",
+        ),
+        (None, ""),
+    ],
+)
+def test_a_members_strategy_is_known_by_name_java_or_not(told: str | None, name: str) -> None:
+    properties = {} if told is None else {"allocateMessageQueueStrategy": told}
+    assert strategy_of(ConsumerRunningInfo(properties=properties)) == name
 
 
 def test_offsets_of_a_stopped_group_are_previewed_and_reset() -> None:

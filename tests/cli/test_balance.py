@@ -104,7 +104,6 @@ def test_preview_knows_brokers_and_rooms(capsys: pytest.CaptureFixture[str]) -> 
     [
         (("--members", "a"), "--topic"),
         (("--topic", "t=4"), "--members a,b,c"),
-        (("--topic", "t", "--members", "a"), "NAME=16"),
         (("--topic", "t=0", "--members", "a"), "t=0"),
         (("--topic", "t=x", "--members", "a"), "t=x"),
         (("--topic", "t=4", "--members", "a,a"), "a is named twice"),
@@ -114,7 +113,10 @@ def test_preview_knows_brokers_and_rooms(capsys: pytest.CaptureFixture[str]) -> 
         (("--topic", "t=4", "--members", "a", "--resize", "u=4"), "no topic 'u'"),
         (("--topic", "t=4", "--members", "a", "--strategy", "BEST"), "'BEST'"),
         (("--topic", "t=4", "--members", "a", "--strategy", "CONFIG"), "list of your own"),
-        (("--topic", "t=4", "--members", "a", "--strategy", "MACHINE_ROOM_NEARBY-AVG"), "--room PREFIX=ROOM"),
+        (
+            ("--topic", "t=4", "--members", "a", "--strategy", "MACHINE_ROOM_NEARBY-AVG"),
+            "no room fits this name",
+        ),
         (("--topic", "t=4", "--members", "a", "--room", "x"), "PREFIX=ROOM"),
     ],
 )
@@ -125,7 +127,9 @@ def test_wrong_values_are_named_with_a_remedy(
     assert told in capsys.readouterr().err
 
 
-def test_preview_reads_a_running_group(capsys: pytest.CaptureFixture[str]) -> None:
+def test_preview_reads_a_running_group(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The printed owners are the ones the group has."""
     with LocalCluster.in_thread() as cluster:
         with sync.Producer("p", cluster.namesrv) as producer:
@@ -155,13 +159,22 @@ def test_preview_reads_a_running_group(capsys: pytest.CaptureFixture[str]) -> No
         finally:
             for consumer in consumers:
                 consumer.close()
-        assert _run(*PREVIEW, "--namesrv", cluster.namesrv, "--group", "nobody", "--topic", "orders") == 2
+        monkeypatch.setenv("NAMESRV_ADDR", cluster.namesrv)
+        assert _run(*PREVIEW, "--group", "nobody", "--topic", "orders") == 2
         assert "no member now" in capsys.readouterr().err
-        assert _run(*PREVIEW, "--namesrv", cluster.namesrv, "--topic", "unknown", "--members", 2) == 1
+        assert _run(*PREVIEW, "--topic", "unknown", "--members", 2) == 1
         assert "unknown" in capsys.readouterr().err
-        namesrv = cluster.namesrv
-    assert _run(*PREVIEW, "--namesrv", namesrv, "--topic", "orders", "--members", 2) == 1
-    assert namesrv in capsys.readouterr().err
+        assert _run(*PREVIEW, "--topic", "orders", "--members", 2) == 0
+        assert "member-2  orders 2-3" in capsys.readouterr().out
+        # The first of several name servers that answers is asked.
+        assert (
+            _run(*PREVIEW, "-n", f"127.0.0.1:1;{cluster.namesrv}", "--topic", "orders", "--members", 2) == 0
+        )
+        capsys.readouterr()
+    assert _run(*PREVIEW, "--topic", "orders", "--members", 2) == 1
+    told = capsys.readouterr().err
+    assert os.environ["NAMESRV_ADDR"] in told and "--topic NAME=16" in told
+    assert _run(*PREVIEW, "--topic", "orders=4", "--members", 2, "--group", "g") == 0, "nobody is asked"
 
 
 def _held(consumer: sync.PushConsumer) -> list[list[object]]:

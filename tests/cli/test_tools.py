@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -14,7 +15,8 @@ import pytest
 
 from gimbalmq import ConsumeFromWhere, ConsumeResult, MessageView
 from gimbalmq.cli import nouns
-from gimbalmq.cli.main import build_parser, main
+from gimbalmq.cli.main import main
+from gimbalmq.model.flags import PERM_READ, PERM_WRITE
 from gimbalmq.sync import Admin, PushConsumer
 from gimbalmq.testing import LocalCluster
 from gimbalmq.testing.cluster import ThreadCluster
@@ -76,12 +78,22 @@ def send(run: Run, topic: str, count: int, *more: object) -> list[str]:
 # -- the command line itself ----------------------------------------------------------
 
 
-def test_every_mqadmin_name_leads_to_its_command() -> None:
-    for name, noun in nouns.MQADMIN.items():
-        parser = build_parser(name)
+def test_every_mqadmin_name_leads_to_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in nouns.MQADMIN:
         with pytest.raises(SystemExit) as stopped:
-            parser.parse_args([name, "--help"])
-        assert stopped.value.code == 0, (name, noun)
+            main([name, "--help"])
+        assert stopped.value.code == 0, name
+        assert f"usage: gimbalmq {name} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("noun", nouns.NOUNS)
+def test_no_mqadmin_name_is_forgotten_in_the_table(noun: str) -> None:
+    """Only the module of the name's noun is imported, so a name that is not in the table is nowhere."""
+    commands = argparse.ArgumentParser().add_subparsers()
+    nouns.add_commands(commands, noun)
+    found = {*commands.choices} - {*nouns.NOUNS}
+    home = nouns.NOUNS[noun][0]
+    assert found == {name for name, of in nouns.MQADMIN.items() if nouns.NOUNS[of][0] == home}
 
 
 @pytest.mark.parametrize("noun", [noun for noun in nouns.NOUNS if noun not in ("pipeline", "dashboard")])
@@ -89,7 +101,7 @@ def test_every_noun_has_help(noun: str, capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit) as stopped:
         main([noun, "--help"])
     assert stopped.value.code == 0
-    assert "usage: gimbalmq" in capsys.readouterr().out
+    assert f"usage: gimbalmq {noun} " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -143,10 +155,76 @@ def test_wrong_values_are_named_with_the_remedy(run: Run, topic: str) -> None:
     run("config", "get", "broker-a", "noSuchKey", code=2, error="noSuchKey")
     run("config", "set", "broker-a", "justAKey", code=2, error="KEY=VALUE")
     run("deadletter", "show", "g", "--matching", "(", code=2, error="regular expression")
-    run("topic", "route", "nowhere", code=3, error="nowhere")
-    run("group", "connections", "nobody", code=3, error="nobody")
-    run("topic", "list", "-n", "127.0.0.1:1", code=1, error="127.0.0.1:1")
-    run("topic", "list", "-n", "nonsense", code=2, error="nonsense")
+    run("config", "set", "broker-a", "noSuchKey=1", code=1, error="noSuchKey.*config get")
+    run("cluster", "writable", "nobody", "no", "--yes", code=2, error="nobody.*broker-a")
+    run("message", "send", "no good", "text", code=2, error=r"^gimbalmq: The specified topic\[no good\]")
+    run("message", "send", topic, "", code=2, error="BODY=''.*after the topic")
+    run("message", "offset", topic, "broker-a", 0, code=2, error="'broker-a'.*broker-a/3")
+    run("message", "offset", topic, "broker-a/0", "x", code=2, error="OFFSET='x'")
+    run("topic", "route", topic, "-t", topic, code=2, error=f"'{topic}'.*flag")
+    run(
+        "topic",
+        "list",
+        "-n",
+        "127.0.0.1:1",
+        code=1,
+        error="127.0.0.1:1.*gimbalmq server starts one.*--namesrv",
+    )
+    run("topic", "list", "-n", "nonsense", code=2, error="nonsense.*host:port")
+
+
+def test_what_is_not_there_is_named_with_where_to_look(run: Run, topic: str) -> None:
+    run("topic", "route", "nowhere", code=3, error="nowhere; gimbalmq topic list")
+    run("group", "connections", "nobody", code=3, error="^gimbalmq: no consumer of group nobody.*group list")
+    run("group", "show", "nobody", code=3, error="nobody; gimbalmq group list")
+    run("group", "progress", "nobody", "--max-lag", 0, code=3, error="nobody; gimbalmq group list")
+    run("group", "progress", "nobody", "-t", "nowhere", code=3, error="nowhere; gimbalmq topic list")
+    run("deadletter", "show", "nobody", code=3, error="nobody has no dead letters; gimbalmq deadletter list")
+    run("deadletter", "redrive", "nobody", "--yes", code=3, error="nobody has no dead letters")
+    run("message", "offset", topic, "broker-a/0", 9, code=3, error=f"broker-a/0 of {topic} is empty")
+    (sent,) = send(run, topic, 1)
+    last = json.loads(run("message", "id", sent, "-t", topic, "--json"))["offsetMsgId"]
+    beyond = f"{last[:-8]}7FFFFFFF"
+    run("message", "id", beyond, code=3, error=f"has no message {beyond}")
+    assert f"Topic {topic} has no such message" in run("message", "print", topic, "--tags", "none", code=3)
+    assert "No producer of group nobody" in run("group", "producers", "nobody", "-t", topic)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("topic", "create", "t", "--queues", "0"),
+            "--queues: '0' cannot be used: write a number, 1 to 65536",
+        ),
+        (("topic", "resize", "t", "many"), "QUEUES: 'many' cannot be used: write a number, 1 to 65536"),
+        (
+            ("group", "progress", "g", "--max-lag", "-1"),
+            "--max-lag: '-1' cannot be used: write a number, 0 or more",
+        ),
+        (("group", "reset", "g", "t", "--to-offset", "x"), "--to-offset: 'x'"),
+        (
+            ("message", "key", "t", "k", "--limit", "0"),
+            "--limit: '0' cannot be used: write a number, 1 or more",
+        ),
+        (("message", "tail", "t", "--newest", "-1"), "--newest: '-1'"),
+        (
+            ("message", "send", "t", "x", "--delay", "nan"),
+            "--delay: 'nan' cannot be used: write a number above 0",
+        ),
+        (("message", "import", "f", "--rate", "0"), "--rate: '0' cannot be used: write a number above 0"),
+        (("deadletter", "redrive", "g", "--rate", "-1"), "--rate: '-1'"),
+        (("topic", "list", "--timeout", "soon"), "--timeout: 'soon'"),
+        (("dashboard", "--port", "99999"), "--port: '99999' cannot be used: write a number, 0 to 65535"),
+    ],
+)
+def test_numbers_that_cannot_be_are_named_with_those_that_can(
+    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+    assert told in capsys.readouterr().err
 
 
 # -- clusters and settings ------------------------------------------------------------
@@ -185,6 +263,21 @@ def test_a_broker_is_taken_out_of_rotation_and_back(run: Run, admin: Admin, topi
     run("cluster", "writable", "broker-a", "yes")
     (view,) = [view for view in admin.topics.all() if view.topic == topic]
     assert view.perm == "RW"
+
+
+def test_mqadmins_words_for_that_ask_nothing_and_count_by_name_server(
+    run: Run, cluster: ThreadCluster, admin: Admin, topic: str
+) -> None:
+    address = re.escape(cluster.namesrv)
+    wiped = re.fullmatch(
+        rf"{address}: (\d+) topics of broker-a are read-only now.\n", run("wipeWritePerm", "-b", "broker-a")
+    )
+    assert wiped is not None and int(wiped[1]) >= 1
+    assert admin.topics.route(topic).queue_datas[0].perm == PERM_READ
+    printed = json.loads(run("addWritePerm", "-b", "broker-a", "--json"))
+    assert printed["nameservers"] == {cluster.namesrv: int(wiped[1])}
+    assert admin.topics.route(topic).queue_datas[0].perm == PERM_READ | PERM_WRITE
+    run("wipeWritePerm", "-b", "broker-z", code=2, error="'broker-z'.*there is broker-a")
 
 
 # -- topics ---------------------------------------------------------------------------
@@ -290,6 +383,9 @@ def test_what_is_exported_is_imported_equal(run: Run, topic: str, admin: Admin, 
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"topic": "t", "body": "fine"}\n{"no": 1}\n')
     run("message", "import", broken, code=2, error="line 2")
+    run("message", "import", file, "--topic", "no good", code=2, error=r"^gimbalmq: .*\[no good\].*\n$")
+    assert len(run("message", "export", "-t", topic, tmp_path / "again").splitlines()) == 1
+    assert len((tmp_path / "again").read_text().splitlines()) == 2
     run("message", "import", tmp_path / "absent", code=2, error="absent")
 
 
@@ -363,9 +459,10 @@ def test_offsets_are_previewed_and_reset(run: Run, cluster: ThreadCluster, topic
     send(run, topic, 4)
     group = f"reset-{topic}"
     run("group", "create", group, "--retries", 3)
-    assert "retryMaxTimes" in run("updateSubGroup", "-c", "DefaultCluster", "-g", group) or run(
-        "group", "show", group
-    )
+    run("updateSubGroup", "-c", "DefaultCluster", "-g", group, "-q", 2)
+    settings = json.loads(run("group", "show", group, "--json"))["broker-a"]
+    assert (settings["retryMaxTimes"], settings["retryQueueNums"]) == (3, 2)
+    assert re.search(r"^retryMaxTimes +3$", run("group", "show", group), re.MULTILINE)
     printed = run("group", "reset", group, topic, "--to", "latest", "--dry-run")
     assert "nothing was changed" in printed
     run("group", "reset", group, topic, "--to", "latest", code=4)

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from gimbalmq.admin.views import GroupProgress, QueueProgress
+from gimbalmq.balance.compare import Move
 from gimbalmq.client.events import Events, QueueStarted, QueueTaken, RoundFinished, RoundStarted
 from gimbalmq.dashboard import charts
 from gimbalmq.dashboard.observer import (
+    EVERY_MEMBER,
     SAMPLE_MS,
     SAMPLES,
     SETTLING_MS,
     Change,
     GroupHistory,
-    Move,
     Observer,
     Sample,
     belongs_to,
@@ -261,6 +262,35 @@ def test_what_goes_wrong_is_kept_until_it_works_again() -> None:
 
 async def _nobody(group: str) -> list[str]:
     return []
+
+
+def test_what_everybody_reads_is_everybodys_and_never_moves() -> None:
+    class Broadcasting(Group):
+        members: tuple[str, ...] = ("h@quick", "h@slow")
+
+        async def member_ids(self, group: str) -> list[str]:
+            return list(self.members)
+
+        async def running_info(self, group: str, client_id: str) -> ConsumerRunningInfo:
+            return ConsumerRunningInfo(
+                mq_table={queue_text(queue): ProcessQueueInfo() for queue in (Q0, Q1)},
+                properties={"messageModel": "BROADCASTING"},
+            )
+
+    async def work() -> None:
+        group = Broadcasting()
+        observer = Observer(group)  # type: ignore[arg-type]
+        history = observer.history("g")
+        await observer.look("g")
+        assert history.last.owners == {Q0: EVERY_MEMBER, Q1: EVERY_MEMBER}
+        cells = charts.ownership(history.last)["series"][0]["data"]
+        assert sorted(cell["value"] for cell in cells) == [[0, 0, 1], [0, 1, 1], [1, 0, 1], [1, 1, 1]]
+        group.members = ("h@quick",)
+        await observer.look("g")
+        (change,) = history.changes
+        assert (change.left, change.moves) == (("h@slow",), ())
+
+    run(work())
 
 
 # -- what is drawn ---------------------------------------------------------------------

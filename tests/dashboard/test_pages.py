@@ -40,17 +40,18 @@ pytestmark = [
 PATIENCE = 40_000
 EVIL = "<img src=x onerror=alert(1)>"
 PASSWORD = "correct horse"
-PATHS = (
-    "/",
-    "/topics",
-    "/topic/orders",
-    "/groups",
-    "/group/billing",
-    "/messages?topic=orders",
-    "/dead-letters",
-    "/dead-letters/billing",
-    "/preview?group=billing",
-)
+PATHS = {
+    "/": "broker-b",
+    "/topics": "orders",
+    "/topic/orders": "broker-b/3",
+    "/groups": "billing",
+    "/group/billing": "@worker-2",
+    "/messages?topic=orders": "order 7",
+    "/dead-letters": "Last",
+    "/dead-letters/billing": "No dead letters.",
+    "/preview?group=billing": "STICKY",
+}
+"""Every page, and what it shows when its table is there."""
 
 
 # -- what the tests stand on -----------------------------------------------------------
@@ -313,6 +314,7 @@ def test_a_change_is_previewed_under_every_strategy(url: str, open_page: Open) -
     page.get_by_label("Join").fill("third")
     page.get_by_label("Join").press("Enter")
     expect(page.get_by_role("cell", name="third").first).to_be_visible()
+    expect(page.get_by_text("The members use")).to_be_hidden()
     for name in ("AVG_BY_CIRCLE", "CONSISTENT_HASH", "STICKY", "MACHINE_ROOM_NEARBY-AVG"):
         page.get_by_label("Strategy").click()
         page.get_by_role("option", name=name, exact=True).click()
@@ -321,8 +323,18 @@ def test_a_change_is_previewed_under_every_strategy(url: str, open_page: Open) -
             page.get_by_label("Rooms").fill("broker=r1, third=r1, 1=r1, f=r1, 2=r1")
             page.get_by_label("Rooms").press("Enter")
             expect(page.get_by_text("no room fits this name")).to_be_hidden()
-        expect(page.get_by_role("row", name=re.compile(f"^{name}"))).to_be_visible()
-        expect(page.get_by_text(re.compile(r"\d of 8 held queues would move"))).to_be_visible()
+        expect(page.get_by_text("The members use AVG: some queues move because")).to_be_visible()
+        moved = page.get_by_role("row", name=re.compile(f"^{name} ")).get_by_role("cell").nth(1).inner_text()
+        expect(page.get_by_text(f"{moved} of 8 held queues would move")).to_be_visible()
+        expect(page.get_by_label("Queues that would move").get_by_role("row")).to_have_count(1 + int(moved))
+    page.get_by_label("Leave").click()
+    for worker in ("worker-1", "worker-2"):
+        page.get_by_role("option", name=worker).click()
+    page.keyboard.press("Escape")
+    page.get_by_label("Join").fill("")
+    page.get_by_label("Join").press("Enter")
+    expect(page.get_by_text("0 of 8 held queues would move")).to_be_visible()
+    expect(page.get_by_text("8 queues would be held by nobody")).to_be_visible()
 
 
 # -- doing -----------------------------------------------------------------------------
@@ -498,10 +510,10 @@ def not_marked_up(page: Page) -> None:
 
 def test_pages_fit_a_phone(url: str, open_page: Open) -> None:
     page = open_page(url, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
-    for path in PATHS:
+    for path, shown in PATHS.items():
         page.goto(url + path)
         expect(page.get_by_role("heading", level=1)).to_be_visible()
-        page.wait_for_function("() => window.did_handshake")
+        expect(page.get_by_text(shown).first).to_be_attached()
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
     expect(page.get_by_role("link", name="Topics")).not_to_be_in_viewport()
     page.get_by_role("button", name="Navigation").tap()

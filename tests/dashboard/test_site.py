@@ -1,11 +1,10 @@
-"""What the pages decide without a browser: who may do what, where a login leads, rooms of a preview."""
+"""What the pages decide without a browser: who may do what, where a login leads."""
 
 from __future__ import annotations
 
 import pytest
 
 from gimbalmq.errors import ConfigError, ConnectError
-from gimbalmq.model.queues import MessageQueue
 from tests.support import run
 
 pytest.importorskip("nicegui", reason="the extra gimbalmq[dashboard] is not installed")
@@ -13,7 +12,6 @@ pytest.importorskip("nicegui", reason="the extra gimbalmq[dashboard] is not inst
 from gimbalmq.admin.admin import Admin
 from gimbalmq.dashboard.messages import redrive
 from gimbalmq.dashboard.observer import Observer
-from gimbalmq.dashboard.preview import Rooms
 from gimbalmq.dashboard.site import MOST_LOGINS, Site, link_to, problem_of
 
 
@@ -73,14 +71,3 @@ def test_problems_are_told_and_bugs_are_logged(caplog: pytest.LogCaptureFixture)
 def test_links_stay_within_the_site() -> None:
     assert link_to("group", "//example.org") == "/group/%2F%2Fexample.org"
     assert link_to("topic", "%RETRY%g") == "/topic/%25RETRY%25g"
-
-
-def test_rooms_go_by_the_longest_prefix() -> None:
-    rooms = Rooms("broker-=r1, broker-b=r2, 10.1.=r2")
-    assert rooms.names == {"r1", "r2"}
-    assert rooms.room_of_queue(MessageQueue("t", "broker-a", 0)) == "r1"
-    assert rooms.room_of_queue(MessageQueue("t", "broker-b", 0)) == "r2"
-    with pytest.raises(ConfigError, match="no room fits"):
-        rooms.room_of_client("10.2.0.1@1")
-    with pytest.raises(ConfigError, match="write it like"):
-        Rooms("nonsense")

@@ -176,6 +176,25 @@ def _indexed(place: Place, topic: str) -> bool:
     return asyncio.run(ask())
 
 
+def test_a_broker_is_closed_to_producers_and_opened_again(place: Place) -> None:
+    topic = f"closed-{place.broker_name.replace('.', '-')}"
+    place.ours("topic", "create", topic, "--queues", 1)
+
+    def perm() -> int:
+        """As mqadmin has it; 0 before the name server knows the topic."""
+        route = fastjson(place.mqadmin("topicRoute", "-t", topic) or "{}")
+        return int(route["queueDatas"][0]["perm"]) if route else 0
+
+    eventually(perm, lambda found: found == 6, "the topic is open")
+    try:
+        counts = place.data("wipeWritePerm", "-b", place.broker_name)["nameservers"]
+        assert list(counts) == [place.namesrv] and counts[place.namesrv] >= 1
+        assert perm() == 4
+    finally:
+        place.ours("addWritePerm", "-b", place.broker_name)
+    assert perm() == 6
+
+
 def test_dead_letters_of_a_java_consumer_are_driven_back_to_it(place: Place) -> None:
     topic, group = (
         f"dead-{place.broker_name.replace('.', '-')}",

@@ -85,11 +85,15 @@ class Clusters:
             )
         )
 
-    async def set_writable(self, broker: str, writable: bool) -> int:
-        """Takes a broker out of rotation for producers, or back (mqadmin wipeWritePerm): topics changed."""
+    async def set_writable(self, broker: str, writable: bool) -> dict[str, int]:
+        """Takes a broker out of rotation for producers, or back (mqadmin wipeWritePerm, addWritePerm).
+
+        Returns:
+            How many topics each name server changed.
+        """
+        ((name, _),) = (await self._at.masters(broker=broker)).items()
         change = management.add_write_perm if writable else management.wipe_write_perm
-        counts = await self._at.of_every_nameserver(lambda caller, address: change(caller, address, broker))
-        return max(counts.values())
+        return await self._at.of_every_nameserver(lambda caller, address: change(caller, address, name))
 
 
 def _first_number(text: str | None) -> float:

@@ -83,7 +83,7 @@ class Connection:
                 known = ", ".join(sorted(info.broker_addr_table)) or "none"
                 raise ConfigError("broker", broker, f"no such broker has a master; there is {known}")
         if not found:
-            raise ConnectError("no broker is registered with the name server; start one with --namesrv")
+            raise ConnectError("no broker is registered with the name server")
         return found
 
     async def brokers_of(self, topic: str) -> dict[str, str]:

@@ -191,6 +191,8 @@ class Groups:
         try:
             places = await self._at.brokers_of(retry_topic(group) if topic is None else topic)
         except TopicRouteNotFoundError:
+            if topic is not None:
+                raise
             # A group without a retry topic yet (broadcasting, or never connected) may still have offsets.
             places = await self._at.masters()
         held = await self.owners(group) if owners else {}
@@ -367,6 +369,26 @@ class Groups:
         """Topics the group has read; its retry topic left out."""
         progress = await self.progress(group)
         return sorted({item.queue.topic for item in progress.queues if kind_of(item.queue.topic) == NORMAL})
+
+
+_JAVA_STRATEGIES = {
+    "AllocateMessageQueueAveragely": "AVG",
+    "AllocateMessageQueueAveragelyByCircle": "AVG_BY_CIRCLE",
+    "AllocateMessageQueueByConfig": "CONFIG",
+    "AllocateMessageQueueByMachineRoom": "MACHINE_ROOM",
+    "AllocateMessageQueueConsistentHash": "CONSISTENT_HASH",
+}
+
+
+def strategy_of(info: ConsumerRunningInfo) -> str:
+    """The name of the strategy a member says it uses; "" where it does not say.
+
+    Java's members tell the object instead, ``org.apache...AllocateMessageQueueAveragely@22ce3ff9``; where it
+    is none of RocketMQ's plain ones, the name of its class has to do.
+    """
+    told = info.properties.get("allocateMessageQueueStrategy", "")
+    of_class = told.partition("@")[0].rpartition(".")[2]
+    return _JAVA_STRATEGIES.get(of_class, of_class)
 
 
 def client_view(connection: ClientConnection) -> ClientView:

@@ -9,7 +9,7 @@ from dataclasses import fields
 from gimbalmq.admin.connection import Connection
 from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.producer import Producer
-from gimbalmq.errors import ConfigError, DataLossError, QueryNotFoundError, RocketMQError
+from gimbalmq.errors import ConfigError, DataLossError, QueryNotFoundError, ResponseError, RocketMQError
 from gimbalmq.filter.tags import parse_tags
 from gimbalmq.model.ids import parse_offset_id
 from gimbalmq.model.message import Message, MessageView
@@ -67,7 +67,14 @@ class Messages:
             # A unique id has the same length as an offset id and decodes to an address nobody has.
             remedy = "say --topic if it is a sender's unique id" if topic is None else "it may have expired"
             raise QueryNotFoundError(f"{message_id} names the broker {address}, which is not here; {remedy}")
-        return await message_calls.view_message(self._at.caller, address, place.commitlog_offset, topic=topic)
+        try:
+            return await message_calls.view_message(
+                self._at.caller, address, place.commitlog_offset, topic=topic
+            )
+        except ResponseError as error:
+            raise QueryNotFoundError(
+                f"the broker {address} has no message {message_id}, or no more: {error.remark}"
+            ) from error
 
     async def by_unique_key(self, topic: str, message_id: str) -> list[MessageView]:
         """Messages with this sender's id, oldest first (mqadmin queryMsgByUniqueKey)."""
@@ -117,10 +124,9 @@ class Messages:
         found = await self._pull(queue, address, queue_offset, count=1)
         if found.messages and found.messages[0].queue_offset == queue_offset:
             return found.messages[0]
-        raise QueryNotFoundError(
-            f"queue {queue.broker_name}/{queue.queue_id} of {queue.topic} holds offsets "
-            f"{found.min_offset} to {found.max_offset - 1}, not {queue_offset}"
-        )
+        first, last = found.min_offset, found.max_offset - 1
+        held = f"holds offsets {first} to {last}, not {queue_offset}" if first <= last else "is empty"
+        raise QueryNotFoundError(f"queue {queue.broker_name}/{queue.queue_id} of {queue.topic} {held}")
 
     async def _address(self, queue: MessageQueue) -> str:
         places = await self._at.queues_of(queue.topic)

@@ -112,6 +112,8 @@ class Topics:
             raise ConfigError("topic", topic, problem)
         if not 1 <= queues <= 65_536:
             raise ConfigError("queues", queues, "use 1 to 65536")
+        if write_queues is not None and not 0 <= write_queues <= 65_536:
+            raise ConfigError("write_queues", write_queues, "use 0 to 65536")
         config = TopicConfig(
             topic_name=topic,
             read_queue_nums=queues,

@@ -3,21 +3,19 @@
 No network and no clock: a heap of events, each with its second. A change becomes visible to the group
 after a delay that depends on its kind (a closed connection is noticed at once, a vanished host after
 the broker's 120 s), then the members rebalance and the new shares are compared with the old ones.
-
-Moved means: the queue existed before and after, had an owner, and its owner changed. The minimum is
-what any assignment with counts differing by at most one must move, given who holds what now. So an
-uneven strategy can move less than the minimum; look at its spread too.
+What "moved" and "minimum" mean is said in ``compare``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heapify, heappop
 from random import Random
 from typing import Literal
 
 from gimbalmq.balance.allocate import AllocateStrategy, shares
+from gimbalmq.balance.compare import Parts, compare
 from gimbalmq.errors import ConfigError
 from gimbalmq.model.queues import MessageQueue, sort_client_ids
 
@@ -99,29 +97,6 @@ class Report:
         return sum(outcome.unserved * outcome.waited for outcome in self.outcomes)
 
 
-def minimum_moves(
-    owners: Mapping[MessageQueue, str], queues: Iterable[MessageQueue], members: Iterable[str]
-) -> int:
-    """The fewest owned queues that must change owner until counts differ by at most one.
-
-    8 queues held 4 and 4, a third member joins: 2 (shares become 3, 3, 2).
-    """
-    wanted, present = set(queues), set(members)
-    if not present:
-        return 0
-    share, extras = divmod(len(wanted), len(present))
-    held = dict.fromkeys(present, 0)
-    owned = 0
-    for queue, owner in owners.items():
-        if queue in wanted:
-            owned += 1
-            if owner in held:
-                held[owner] += 1
-    kept = sum(min(count, share) for count in held.values())
-    kept += min(extras, sum(count > share for count in held.values()))
-    return owned - kept
-
-
 def simulate(
     strategy: AllocateStrategy,
     queues: Sequence[MessageQueue],
@@ -137,8 +112,8 @@ def simulate(
         schedule: events in any order.
         members: client ids at the start; they hold their shares before the first event.
     """
-    state = _Group(strategy, group, list(queues), set(members))
-    state.rebalance()
+    present = set(members)
+    state = _Group(strategy, group, list(queues), present, shares(strategy, group, queues, present))
     pending = [
         (event.at + NOTICED_AFTER[event.kind], order, event)
         for order, event in enumerate(sorted(schedule, key=lambda event: event.at))
@@ -157,11 +132,9 @@ class _Group:
     name: str
     queues: list[MessageQueue]
     members: set[str]
-    owners: dict[MessageQueue, str] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
+    parts: Parts
 
     def apply(self, now: float, event: Event) -> Outcome:
-        before = self.owners
         unserved = 0
         if event.kind == "resize":
             self.queues = list(event.queues)
@@ -169,34 +142,23 @@ class _Group:
             self.members.add(event.member)
         elif event.member in self.members:
             self.members.discard(event.member)
-            unserved = self.counts.get(event.member, 0)
+            unserved = len(self.parts.get(event.member, ()))
         else:
             raise ConfigError("schedule", event, "a member that leaves must have joined")
-        minimum = minimum_moves(before, self.queues, self.members)
-        self.rebalance()
-        counts = self.counts.values()
+        change = compare(self.strategy, self.name, self.parts, self.queues, self.members)
+        self.parts = change.after
         return Outcome(
             at=now,
             event=event,
             members=len(self.members),
             queues=len(self.queues),
-            moved=moved_between(before, self.owners),
-            minimum=minimum,
-            spread=max(counts, default=0) - min(counts, default=0),
-            idle=sum(not count for count in counts),
+            moved=len(change.moves),
+            minimum=change.minimum,
+            spread=change.spread,
+            idle=change.idle,
             waited=now - event.at,
             unserved=unserved,
         )
-
-    def rebalance(self) -> None:
-        parts = shares(self.strategy, self.name, self.queues, self.members)
-        self.owners = {queue: client_id for client_id, part in parts.items() for queue in part}
-        self.counts = {client_id: len(part) for client_id, part in parts.items()}
-
-
-def moved_between(before: Mapping[MessageQueue, str], after: Mapping[MessageQueue, str]) -> int:
-    """Queues owned before and after by different members."""
-    return sum(queue in after and after[queue] != owner for queue, owner in before.items())
 
 
 def day_of_changes(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import sys
@@ -12,9 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gimbalmq.cli.output import complain
 from gimbalmq.errors import (
     ConfigError,
     ConsumerNotOnlineError,
+    MessageIllegalError,
     QueryNotFoundError,
     SubscriptionGroupNotExistError,
     TopicNotExistError,
@@ -55,7 +56,7 @@ class Shown:
 
 @dataclass(slots=True)
 class Verb:
-    """One command and the name mqadmin has for it."""
+    """One command and the names mqadmin has for it; without a name of its own it is known by those only."""
 
     name: str
     help: str
@@ -66,12 +67,56 @@ class Verb:
     examples: tuple[str, ...] = field(default_factory=tuple)
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Something a command needs to be told: by its place on the line, or by mqadmin's flag."""
+
+    noun: str
+    flags: tuple[str, ...]
+    about: str
+    remedy: str
+
+    def argument(self, parser: Parser) -> None:
+        name = self.noun.upper()
+        parser.add_argument(self.noun, nargs="?", metavar=name, help=self.about)
+        parser.add_argument(*self.flags, dest=f"{self.noun}_flag", metavar=name, help="the same")
+
+    def of(self, args: argparse.Namespace) -> str:
+        """For commands whose only word it is; others ask ``words_of`` and ``given``."""
+        return self.given(*words_of(args, self.noun))
+
+    def given(self, word: str | None) -> str:
+        if not word:
+            raise ConfigError(self.noun.upper(), word or "", self.remedy)
+        return word
+
+
+TOPIC = Named("topic", ("-t", "--topic"), "name of the topic", "name a topic; gimbalmq topic list shows them")
+GROUP = Named("group", ("-g", "--group"), "name of the group", "name a group; gimbalmq group list shows them")
+BROKER = Named(
+    "broker", ("-b", "--broker"), "name or address", "name a broker; gimbalmq cluster list shows them"
+)
+
+
+def words_of(args: argparse.Namespace, *nouns: str) -> list[str | None]:
+    """The words of a command in order; one that a flag has named leaves its place to the next."""
+    words = [word for noun in nouns if (word := getattr(args, noun)) is not None]
+    found: list[str | None] = []
+    for noun in nouns:
+        flag = getattr(args, f"{noun}_flag", None)
+        found.append(flag if flag is not None else words.pop(0) if words else None)
+    if words:
+        raise ConfigError(nouns[-1].upper(), words[0], "one word too many: a flag has named it already")
+    return found
+
+
 def add_noun(commands: Parsers[Parser], noun: str, about: str, verbs: list[Verb]) -> None:
     """``gimbalmq NOUN VERB``, and each verb under mqadmin's name besides."""
     parser = commands.add_parser(noun, help=about, description=about.capitalize() + ".", allow_abbrev=False)
     children = parser.add_subparsers(dest="verb", metavar="COMMAND", title="commands", required=True)
     for verb in verbs:
-        _add_verb(children, verb.name, verb, show=True)
+        if verb.name:
+            _add_verb(children, verb.name, verb, show=True)
         for alias in verb.mqadmin:
             _add_verb(commands, alias, verb, show=False)
 
@@ -97,7 +142,7 @@ def _add_verb(parsers: Parsers[Parser], name: str, verb: Verb, *, show: bool) ->
         add(
             "--watch",
             nargs="?",
-            type=_seconds,
+            type=above_zero,
             const=2.0,
             metavar="SECONDS",
             help="show it again every so often (2), until Ctrl-C",
@@ -121,17 +166,30 @@ def connection_options(parser: Parser) -> None:
         help="file that holds the secret key (default: $ROCKETMQ_SECRET_KEY itself)",
     )
     group.add_argument("--tls", action="store_true", help="speak TLS; any certificate is believed")
-    group.add_argument("--timeout", type=_seconds, default=5.0, metavar="SECONDS", help="for one call (5)")
+    group.add_argument("--timeout", type=above_zero, default=5.0, metavar="SECONDS", help="for one call (5)")
     group.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
 
 
-def _seconds(text: str) -> float:
+def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
+    """The type of an option that counts something."""
+    allowed = f"{least} or more" if most is None else f"{least} to {most}"
+
+    def count(text: str) -> int:
+        if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+            raise argparse.ArgumentTypeError(f"{text!r} cannot be used: write a number, {allowed}")
+        return int(text)
+
+    return count
+
+
+def above_zero(text: str) -> float:
+    """The type of an option in seconds, or in so many a second."""
     try:
         value = float(text)
     except ValueError:
         value = 0.0
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be used: write a number above 0")
     return value
 
 
@@ -172,13 +230,18 @@ def _secret(file: Path | None) -> str:
 
 
 def _run(args: argparse.Namespace, work: Callable[[Admin, argparse.Namespace], Awaitable[Shown]]) -> int:
+    import asyncio  # not before a command runs: some only print
+
     try:
         return asyncio.run(_asked(args, work))
     except _ABSENT_ERRORS as error:
-        from gimbalmq.cli.output import complain
-
-        complain(str(error))
+        complain(error)
         return ABSENT
+    except MessageIllegalError as error:
+        if error.address:
+            raise
+        complain(error)  # refused here, before anybody was asked
+        return MISUSED
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
@@ -187,6 +250,8 @@ def _run(args: argparse.Namespace, work: Callable[[Admin, argparse.Namespace], A
 async def _asked(
     args: argparse.Namespace, work: Callable[[Admin, argparse.Namespace], Awaitable[Shown]]
 ) -> int:
+    import asyncio
+
     every: float | None = getattr(args, "watch", None)
     async with connect(args) as admin:
         while True:

@@ -1,37 +1,45 @@
 """``gimbalmq balance``: who would own which queue, and what a day of changes would move.
 
 Both commands run the same pure functions that consumers run (gimbalmq.balance), so what they print is
-what a group will do. Nothing heavy is imported before a command runs.
+what a group will do. Nothing heavy is imported before a command runs, and a cluster is asked only for
+what the command line leaves open.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
-from gimbalmq.errors import ConfigError, RocketMQError
+from gimbalmq.balance.allocate import AllocateStrategy, Averagely, shares, strategy_by_name
+from gimbalmq.balance.compare import (
+    PLAIN_STRATEGIES,
+    Comparison,
+    Parts,
+    RoomsByPrefix,
+    compare,
+    owners_of,
+)
+from gimbalmq.cli.asking import connect, connection_options, whole_number
+from gimbalmq.cli.terminal import table
+from gimbalmq.errors import ConfigError, ConnectError, ConsumerNotOnlineError
+from gimbalmq.model.queues import MessageQueue, sort_queues
 
 if TYPE_CHECKING:
-    from gimbalmq.balance.allocate import AllocateStrategy
     from gimbalmq.balance.simulate import Report
-    from gimbalmq.model.queues import MessageQueue
-
-COMPARED = ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH", "STICKY")
-"""What ``all`` means: strategies that need nothing but the two lists."""
 
 _PREVIEW_EPILOG = """\
 examples:
   gimbalmq balance preview --topic orders=16 --members a,b,c --join d
   gimbalmq balance preview --topic orders=16 --topic refunds=8 --members 4 --leave member-2 --strategy all
   gimbalmq balance preview --topic orders=8 --members a,b --resize orders=12 --strategy STICKY
-  gimbalmq balance preview --namesrv 127.0.0.1:9876 --group billing --join newcomer --strategy STICKY
+  gimbalmq balance preview --group billing --join newcomer --strategy STICKY
 
-Without --namesrv nothing is asked of anybody. With it, --topic NAME reads the topic's queues, and --group
-reads the members and, where no --topic is given, the subscriptions. STICKY depends on the group's name.
+The cluster is asked only for what is left open: --topic NAME without a number reads the topic's queues, --group
+without --members the members and, without --topic, the subscriptions. STICKY depends on the group's name.
 
 Exit codes: 0 printed, 1 a server could not be asked, 2 wrong option or value.
 """
@@ -81,20 +89,21 @@ def _add_preview(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         action="append",
         default=[],
         metavar="NAME[=QUEUES]",
-        help="a topic and its queues on each broker; repeatable. Without a number it is read (--namesrv)",
+        help="a topic and its queues on each broker; repeatable. Without a number it is asked for",
     )
     add("--brokers", default="broker-a", metavar="A,B", help="brokers of --topic (default: broker-a)")
     add("--members", metavar="A,B,...|N", help="client ids, or how many (member-1, member-2, ...)")
     add("--join", action="append", default=[], metavar="A[,B]", help="members that join; repeatable")
     add("--leave", action="append", default=[], metavar="A[,B]", help="members that leave; repeatable")
     add("--resize", action="append", default=[], metavar="NAME=QUEUES", help="a topic's new size; repeatable")
-    add("--strategy", default="AVG", metavar="NAME", help=f"AVG (default), {', '.join(COMPARED[1:])}, "
+    add("--strategy", default="AVG", metavar="NAME", help=f"AVG (default), {', '.join(PLAIN_STRATEGIES[1:])}, "
         "MACHINE_ROOM, MACHINE_ROOM_NEARBY-<one of them>, or all")  # fmt: skip
     add("--room", action="append", default=[], metavar="PREFIX=ROOM",
         help="brokers and members whose names begin so stand in this room; repeatable")  # fmt: skip
     add("--group", metavar="NAME", help="the consumer group")
-    add("--namesrv", metavar="HOST:PORT[;...]", help="ask this cluster instead of inventing")
-    _common(parser, preview)
+    _add_json(parser)
+    connection_options(parser)
+    _runs(parser, preview)
 
 
 def _add_allocate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -106,10 +115,10 @@ def _add_allocate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-n", "--namesrv", default="127.0.0.1:9876", metavar="HOST:PORT[;...]", help="name servers to ask")
     add("-t", "--topic", required=True, metavar="TOPIC", help="whose queues")
     add("-i", "--ipList", required=True, dest="members", metavar="IP,IP", help="the clients, in this order")
-    _common(parser, allocate, json_option=False)
+    connection_options(parser)
+    _runs(parser, allocate)
 
 
 def _add_simulate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -122,57 +131,31 @@ def _add_simulate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--queues", type=_count, default=1024, metavar="N", help="queues at the start (default: 1024)")
-    add("--topics", type=_count, default=1, metavar="N", help="topics they belong to (default: 1)")
-    add("--members", type=_count, default=32, metavar="N", help="members at the start (default: 32)")
-    add("--events", type=_count, default=100, metavar="N", help="changes in the day (default: 100)")
-    add("--seed", type=int, default=1, metavar="N", help="equal seeds, equal days (default: 1)")
+    size = whole_number(1, 1_000_000)
+    add("--queues", type=size, default=1024, metavar="N", help="queues at the start (default: 1024)")
+    add("--topics", type=size, default=1, metavar="N", help="topics they belong to (default: 1)")
+    add("--members", type=size, default=32, metavar="N", help="members at the start (default: 32)")
+    add("--events", type=size, default=100, metavar="N", help="changes in the day (default: 100)")
+    add("--seed", type=whole_number(0), default=1, metavar="N", help="equal seeds, equal days (default: 1)")
     add("--no-resizes", action="store_true", help="only members change, no topic does")
-    add("--strategies", default="all", metavar="A,B", help=f"default: {','.join(COMPARED)}")
+    add("--strategies", default="all", metavar="A,B", help=f"default: {','.join(PLAIN_STRATEGIES)}")
     pictures = parser.add_mutually_exclusive_group()
     pictures.add_argument("--svg", type=Path, metavar="FILE", help="write the picture of the day")
     pictures.add_argument("--png", type=Path, metavar="FILE", help="the same, by way of rsvg-convert")
-    _common(parser, simulate)
+    _add_json(parser)
+    add("--debug", action="store_true", help="show tracebacks")
+    _runs(parser, simulate)
 
 
-def _common(parser: argparse.ArgumentParser, run: Any, *, json_option: bool = True) -> None:
-    if json_option:
-        parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def _runs(parser: argparse.ArgumentParser, run: Any) -> None:
     parser.set_defaults(run=run, log_level="error", log_file=None)
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 to 1000000")
-    return int(text)
-
-
 # -- preview -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """Two states of a group under one strategy."""
-
-    strategy: str
-    before: dict[str, list[MessageQueue]]
-    after: dict[str, list[MessageQueue]]
-    moved: list[tuple[MessageQueue, str, str]]
-    minimum: int
-
-    @property
-    def ratio(self) -> str:
-        return _ratio(len(self.moved), self.minimum)
-
-    @property
-    def spread(self) -> int:
-        counts = [len(part) for part in self.after.values()]
-        return max(counts, default=0) - min(counts, default=0)
-
-    @property
-    def idle(self) -> int:
-        return sum(not part for part in self.after.values())
 
 
 def preview(args: argparse.Namespace) -> int:
@@ -187,10 +170,9 @@ def preview(args: argparse.Namespace) -> int:
         else:
             unread.append(name)
     members = _members(args.members) if args.members is not None else None
-    if args.namesrv is not None:
-        members = _read_cluster(args, queues, unread, members)
-    elif unread:
-        raise ConfigError("--topic", unread[0], "say how many queues (NAME=16), or --namesrv to read them")
+    read_group = args.group is not None and (members is None or not args.topic)
+    if unread or read_group:
+        members = _read_cluster(args, queues, unread, members, read_group=read_group)
     if not queues:
         raise ConfigError("--topic", "", "name at least one topic, such as --topic orders=16")
     if not members:
@@ -204,10 +186,10 @@ def preview(args: argparse.Namespace) -> int:
         later_queues[name] = _queues_of("--resize", name, count, homes)
     later_members = _changed(members, args.join, args.leave)
     group = args.group or "preview"
-    changes = [
-        _compare(_strategy(name, args.room), group, (queues, later_queues), (members, later_members))
-        for name in _strategies("--strategy", args.strategy)
-    ]
+    changes = {
+        strategy.name: _compared(strategy, group, (queues, later_queues), (members, later_members))
+        for strategy in _strategies("--strategy", args.strategy, args.room)
+    }
     is_change = later_queues != queues or later_members != members
     if args.json:
         print(json.dumps(_preview_json(group, changes, is_change), indent=2))
@@ -217,8 +199,6 @@ def preview(args: argparse.Namespace) -> int:
 
 
 def _queues_of(option: str, topic: str, count: str, brokers: Sequence[str]) -> list[MessageQueue]:
-    from gimbalmq.model.queues import MessageQueue
-
     if not topic or not count.isdigit() or not 1 <= int(count) <= 65_536:
         raise ConfigError(option, f"{topic}={count}", "use NAME=QUEUES with 1 to 65536 queues")
     return [MessageQueue(topic, broker, number) for broker in brokers for number in range(int(count))]
@@ -256,92 +236,51 @@ def _changed(members: list[str], joining: list[str], leaving: list[str]) -> list
     return later
 
 
-def _strategies(option: str, text: str) -> list[str]:
-    return list(COMPARED) if text == "all" else _names(option, text)
+def _strategies(option: str, text: str, rooms: Sequence[str] = ()) -> list[AllocateStrategy]:
+    names = PLAIN_STRATEGIES if text == "all" else _names(option, text)
+    if "CONFIG" in names:
+        raise ConfigError(option, "CONFIG", "it takes a list of your own, so there is nothing to compute")
+    places = RoomsByPrefix("--room", rooms)
+    return [strategy_by_name(name, rooms=places.names, resolver=places) for name in names]
 
 
-def _strategy(name: str, rooms: list[str]) -> AllocateStrategy:
-    from gimbalmq.balance.allocate import strategy_by_name
-
-    if name == "CONFIG":
-        raise ConfigError("--strategy", name, "it takes a list of your own, so there is nothing to compute")
-    places = [(prefix, room) for prefix, _, room in (text.rpartition("=") for text in rooms)]
-    for (prefix, room), text in zip(places, rooms, strict=True):
-        if not prefix or not room:
-            raise ConfigError("--room", text, "use PREFIX=ROOM")
-    return strategy_by_name(name, rooms={room for _, room in places}, resolver=_Rooms(places))
-
-
-class _Rooms:
-    """Rooms by the longest prefix of a broker's or a member's name."""
-
-    def __init__(self, places: list[tuple[str, str]]) -> None:
-        self._places = sorted(places, key=lambda place: -len(place[0]))
-
-    def room_of_queue(self, queue: MessageQueue) -> str:
-        return self.room_of_client(queue.broker_name)
-
-    def room_of_client(self, client_id: str) -> str:
-        for prefix, room in self._places:
-            if client_id.startswith(prefix):
-                return room
-        raise ConfigError("--room", client_id, "no room fits this name; say --room PREFIX=ROOM")
-
-
-def _compare(
+def _compared(
     strategy: AllocateStrategy,
     group: str,
-    queues: tuple[Mapping[str, list[MessageQueue]], Mapping[str, list[MessageQueue]]],
+    queues: tuple[dict[str, list[MessageQueue]], dict[str, list[MessageQueue]]],
     members: tuple[list[str], list[str]],
-) -> _Change:
-    from gimbalmq.balance.allocate import shares
-    from gimbalmq.balance.simulate import minimum_moves
-    from gimbalmq.model.queues import sort_queues
-
-    lists = [[queue for part in state.values() for queue in part] for state in queues]
-    before, after = (shares(strategy, group, lists[turn], members[turn]) for turn in (0, 1))
-    owners, later = (
-        {queue: owner for owner, part in state.items() for queue in part} for state in (before, after)
-    )
-    moved = [
-        (queue, owners[queue], later[queue])
-        for queue in sort_queues(owners)
-        if queue in later and later[queue] != owners[queue]
-    ]
-    return _Change(strategy.name, before, after, moved, minimum_moves(owners, lists[1], members[1]))
+) -> Comparison:
+    now, later = ([queue for part in state.values() for queue in part] for state in queues)
+    return compare(strategy, group, shares(strategy, group, now, members[0]), later, members[1])
 
 
-def _print_preview(changes: list[_Change], is_change: bool) -> None:
-    for change in changes:
-        names = list(dict.fromkeys([*change.before, *change.after]))
-        rows: list[tuple[str, ...]] = [("member", "before", "after")]
-        rows += [(name, _part(change.before, name), _part(change.after, name)) for name in names]
-        if not is_change:
-            rows = [("member", "queues"), *((name, queues) for name, queues, _ in rows[1:])]
-        print(change.strategy)
-        _print_table(rows, indent="  ")
-        total = sum(len(part) for part in change.before.values())
+def _print_preview(changes: dict[str, Comparison], is_change: bool) -> None:
+    for strategy, change in changes.items():
+        rows = [
+            (name, _part(change.before, name), _part(change.after, name))
+            for name in dict.fromkeys([*change.before, *change.after])
+        ]
+        if is_change:
+            text = table(("member", "before", "after"), rows)
+        else:
+            text = table(("member", "queues"), (row[:2] for row in rows))
         told = f"counts differ by {change.spread}, {change.idle} idle"
         if is_change:
-            told = f"moved {len(change.moved)} of {total}, minimum {change.minimum} ({change.ratio}); {told}"
-        print(f"  {told}\n")
+            moved, total = len(change.moves), len(owners_of(change.before))
+            ratio = _ratio(moved, change.minimum)
+            told = f"moved {moved} of {total}, minimum {change.minimum} ({ratio}); {told}"
+        print(strategy, indent(f"{text}\n{told}\n", "  "), sep="\n")
     if len(changes) > 1 and is_change:
-        rows_of = [("strategy", "moved", "minimum", "ratio", "spread", "idle")]
-        rows_of += [
-            (
-                change.strategy,
-                str(len(change.moved)),
-                str(change.minimum),
-                change.ratio,
-                str(change.spread),
-                str(change.idle),
-            )
-            for change in changes
-        ]
-        _print_table(rows_of)
+        heads = ("strategy", "moved", "minimum", "ratio", "spread", "idle")
+        print(table(heads, (_change_row(strategy, change) for strategy, change in changes.items())))
 
 
-def _part(state: Mapping[str, list[MessageQueue]], member: str) -> str:
+def _change_row(strategy: str, change: Comparison) -> tuple[object, ...]:
+    moved = len(change.moves)
+    return strategy, moved, change.minimum, _ratio(moved, change.minimum), change.spread, change.idle
+
+
+def _part(state: Parts, member: str) -> str:
     if member not in state:
         return "(not there)"
     return _ranges(state[member]) or "-"
@@ -349,8 +288,6 @@ def _part(state: Mapping[str, list[MessageQueue]], member: str) -> str:
 
 def _ranges(queues: Iterable[MessageQueue]) -> str:
     """``orders 0-5, 9; refunds 0``; the broker is named where a topic has queues of several."""
-    from gimbalmq.model.queues import sort_queues
-
     numbers: dict[tuple[str, str], list[int]] = {}
     for topic, broker, number in sort_queues(queues):
         numbers.setdefault((topic, broker), []).append(number)
@@ -367,8 +304,8 @@ def _ranges(queues: Iterable[MessageQueue]) -> str:
     return "; ".join(parts)
 
 
-def _preview_json(group: str, changes: list[_Change], is_change: bool) -> dict[str, Any]:
-    def listed(state: Mapping[str, list[MessageQueue]]) -> dict[str, list[list[object]]]:
+def _preview_json(group: str, changes: dict[str, Comparison], is_change: bool) -> dict[str, Any]:
+    def listed(state: Parts) -> dict[str, list[list[object]]]:
         return {member: [list(queue) for queue in part] for member, part in state.items()}
 
     return {
@@ -376,15 +313,18 @@ def _preview_json(group: str, changes: list[_Change], is_change: bool) -> dict[s
         "change": is_change,
         "strategies": [
             {
-                "strategy": change.strategy,
+                "strategy": strategy,
                 "before": listed(change.before),
                 "after": listed(change.after),
-                "moved": [{"queue": list(queue), "from": old, "to": new} for queue, old, new in change.moved],
+                "moved": [
+                    {"queue": list(move.queue), "from": move.before, "to": move.after}
+                    for move in change.moves
+                ],
                 "minimum": change.minimum,
                 "spread": change.spread,
                 "idle": change.idle,
             }
-            for change in changes
+            for strategy, change in changes.items()
         ],
     }
 
@@ -394,54 +334,31 @@ def _read_cluster(
     queues: dict[str, list[MessageQueue]],
     unread: list[str],
     members: list[str] | None,
+    *,
+    read_group: bool,
 ) -> list[str] | None:
     """Fills in the queues of topics and says the members, as the cluster has them."""
     import asyncio
 
-    from gimbalmq.client.config import parse_addresses
-    from gimbalmq.model.route import subscribe_queues
-    from gimbalmq.rpc import management, nameserver
-    from gimbalmq.transport.pool import ChannelPool
-
     async def read() -> list[str] | None:
-        pool = ChannelPool()
-        try:
-            address = await _first_answering(pool, parse_addresses(args.namesrv))
-            found, topics = members, list(unread)
-            if args.group is not None and (members is None or not (queues or topics)):
-                cluster = await nameserver.cluster_info(pool, address)
-                ids: set[str] = set()
-                for data in cluster.broker_addr_table.values():
-                    try:
-                        group = await management.consumer_connections(
-                            pool, next(iter(data.broker_addrs.values())), args.group
-                        )
-                    except RocketMQError:
-                        continue  # a broker that has never heard of the group
-                    ids.update(connection.client_id for connection in group.connection_set)
-                    if not args.topic:
-                        topics += [name for name in group.subscription_table if name not in topics]
-                if not ids and members is None:
-                    raise ConfigError("--group", args.group, "it has no member now; say --members A,B")
-                found = sorted(ids) if members is None else members
+        found, topics = members, unread
+        async with connect(args) as admin:
+            if read_group:
+                try:
+                    group = await admin.groups.connections(args.group)
+                except ConsumerNotOnlineError:
+                    remedy = "it has no member now; say --members A,B and --topic NAME"
+                    raise ConfigError("--group", args.group, remedy) from None
+                found = members or [member.client_id for member in group.members]
+                topics = unread if args.topic else list(group.subscriptions)
             for topic in topics:
-                queues[topic] = list(subscribe_queues(topic, await nameserver.route(pool, address, topic)))
-            return found
-        finally:
-            await pool.close()
+                queues[topic] = await admin.topics.queues(topic)
+        return found
 
-    return asyncio.run(read())
-
-
-async def _first_answering(pool: Any, addresses: Sequence[str]) -> str:
-    for number, address in enumerate(addresses):
-        try:
-            await pool.channel(address)
-            return address
-        except RocketMQError:
-            if number + 1 == len(addresses):
-                raise
-    raise AssertionError("parse_addresses gives at least one")
+    try:
+        return asyncio.run(read())
+    except ConnectError as error:
+        raise ConnectError(f"{error}; say --topic NAME=16 --members A,B to ask nobody") from error
 
 
 # -- allocateMQ ----------------------------------------------------------------------
@@ -449,18 +366,21 @@ async def _first_answering(pool: Any, addresses: Sequence[str]) -> str:
 
 def allocate(args: argparse.Namespace) -> int:
     """The command; its exit code."""
-    from gimbalmq.balance.allocate import Averagely
+    import asyncio
+
     from gimbalmq.protocol.fastjson import queue_object
 
     members = [member.strip() for member in args.members.split(",") if member.strip()]
     if not members:
         raise ConfigError("-i", args.members, "name at least one client")
-    queues: dict[str, list[MessageQueue]] = {}
-    args.group = None
-    _read_cluster(args, queues, [args.topic], members)
-    strategy = Averagely()
+
+    async def read() -> list[MessageQueue]:
+        async with connect(args) as admin:
+            return await admin.topics.queues(args.topic)
+
+    strategy, queues = Averagely(), asyncio.run(read())
     result = {
-        member: [queue_object(queue) for queue in strategy.allocate("", member, queues[args.topic], members)]
+        member: [queue_object(queue) for queue in strategy.allocate("", member, queues, members)]
         for member in members
     }
     print(json.dumps({"result": result}, separators=(",", ":")))
@@ -474,11 +394,10 @@ def simulate(args: argparse.Namespace) -> int:
     """The command; its exit code."""
     from gimbalmq.balance.simulate import day_of_changes
     from gimbalmq.balance.simulate import simulate as run_day
-    from gimbalmq.model.queues import MessageQueue
 
     if args.topics > args.queues:
         raise ConfigError("--topics", args.topics, f"every topic needs a queue; --queues is {args.queues}")
-    strategies = [_strategy(name, []) for name in _strategies("--strategies", args.strategies)]
+    strategies = _strategies("--strategies", args.strategies)
     queues = [
         MessageQueue(f"topic-{number % args.topics}", "broker-a", number // args.topics)
         for number in range(args.queues)
@@ -502,8 +421,7 @@ def simulate(args: argparse.Namespace) -> int:
             json.dumps({"title": title, "strategies": [_report_json(report) for report in reports]}, indent=2)
         )
     else:
-        print(title)
-        _print_table(_report_rows(reports))
+        print(title, _report_table(reports), sep="\n")
     if args.svg is not None or args.png is not None:
         _write_picture(args, title, reports)
     return 0
@@ -514,11 +432,10 @@ def worst_ratio(report: Report) -> float:
     return max((item.moved / item.minimum for item in report.outcomes if item.minimum), default=1.0)
 
 
-def _report_rows(reports: Sequence[Report]) -> list[tuple[str, ...]]:
-    heads = ("strategy", "moved", "minimum", "ratio", "worst", "spread", "unserved queue-seconds")
-    return [
-        heads,
-        *(
+def _report_table(reports: Sequence[Report]) -> str:
+    return table(
+        ("strategy", "moved", "minimum", "ratio", "worst", "spread", "unserved queue-seconds"),
+        [
             (
                 report.strategy,
                 f"{report.moved:,}",
@@ -529,8 +446,8 @@ def _report_rows(reports: Sequence[Report]) -> list[tuple[str, ...]]:
                 f"{report.unserved_seconds:,.0f}",
             )
             for report in reports
-        ),
-    ]
+        ],
+    )
 
 
 def _report_json(report: Report) -> dict[str, Any]:
@@ -586,19 +503,7 @@ def _write(file: Path, option: str, data: bytes) -> None:
         raise OSError(f"{option} {file}: {error.strerror}; name a file that can be written") from error
 
 
-# -- printing ------------------------------------------------------------------------
-
-
 def _ratio(moved: int, minimum: int) -> str:
     if minimum:
         return f"{moved / minimum:.2f}x"
     return "-" if moved else "1.00x"
-
-
-def _print_table(rows: Sequence[tuple[str, ...]], indent: str = "") -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for number, row in enumerate(rows):
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        print((indent + "  ".join(cells)).rstrip())
-        if not number:
-            print(indent + "  ".join("-" * width for width in widths))

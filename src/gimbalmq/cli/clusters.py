@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from gimbalmq.admin.texts import moment, pairs
-from gimbalmq.cli.asking import FAILED, REFUSED, Parser, Parsers, Shown, Verb, add_noun
+from gimbalmq.cli.asking import BROKER, FAILED, REFUSED, Parser, Parsers, Shown, Verb, add_noun
 from gimbalmq.cli.terminal import confirmed, table
-from gimbalmq.errors import ConfigError
+from gimbalmq.errors import ConfigError, ResponseError
 
 if TYPE_CHECKING:
     from gimbalmq.admin.admin import Admin
@@ -33,7 +33,7 @@ def add_commands(commands: Parsers[Parser]) -> None:
                 "status",
                 "everything one broker tells of itself",
                 _status,
-                _broker_argument,
+                BROKER.argument,
                 mqadmin=("brokerStatus",),
                 examples=("cluster status broker-a", "brokerStatus -b 127.0.0.1:10911"),
             ),
@@ -44,6 +44,24 @@ def add_commands(commands: Parsers[Parser]) -> None:
                 _writable_options,
                 watch=False,
                 examples=("cluster writable broker-a no   # before it is taken down",),
+            ),
+            Verb(
+                "",
+                "take a broker out of the producers' rotation, without asking",
+                _writable,
+                lambda parser: _write_perm_options(parser, "no"),
+                mqadmin=("wipeWritePerm",),
+                watch=False,
+                examples=("wipeWritePerm -b broker-a",),
+            ),
+            Verb(
+                "",
+                "take a broker back into the producers' rotation",
+                _writable,
+                lambda parser: _write_perm_options(parser, "yes"),
+                mqadmin=("addWritePerm",),
+                watch=False,
+                examples=("addWritePerm -b broker-a",),
             ),
         ],
     )
@@ -81,18 +99,6 @@ def add_commands(commands: Parsers[Parser]) -> None:
     )
 
 
-def _broker_argument(parser: Parser) -> None:
-    parser.add_argument("broker", nargs="?", metavar="BROKER", help="name or address")
-    parser.add_argument("-b", "--broker", dest="broker_flag", metavar="BROKER", help="the same")
-
-
-def _named_broker(args: argparse.Namespace) -> str:
-    broker: str | None = args.broker or args.broker_flag
-    if broker is None:
-        raise ConfigError("BROKER", "", "name a broker; gimbalmq cluster list shows them")
-    return broker
-
-
 async def _list(admin: Admin, args: argparse.Namespace) -> Shown:
     brokers = await admin.clusters.brokers()
     rows = [
@@ -118,7 +124,7 @@ async def _list(admin: Admin, args: argparse.Namespace) -> Shown:
 
 
 async def _status(admin: Admin, args: argparse.Namespace) -> Shown:
-    view = await admin.clusters.broker(_named_broker(args))
+    view = await admin.clusters.broker(BROKER.of(args))
     if view.problem:
         return Shown(view.problem, asdict(view), FAILED)
     return Shown(pairs(sorted(view.runtime.items())), asdict(view))
@@ -130,34 +136,41 @@ def _writable_options(parser: Parser) -> None:
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
 
+def _write_perm_options(parser: Parser, writable: str) -> None:
+    parser.add_argument(
+        "-b", "--brokerName", dest="broker", required=True, metavar="BROKER", help="name of the broker"
+    )
+    parser.set_defaults(writable=writable, yes=True)
+
+
 async def _writable(admin: Admin, args: argparse.Namespace) -> Shown:
     wanted = args.writable == "yes"
     if not wanted and not confirmed(
         f"Producers will stop sending to {args.broker}. Go on?", assume_yes=args.yes
     ):
         return Shown("Nothing was changed.", code=REFUSED)
-    count = await admin.clusters.set_writable(args.broker, wanted)
+    counts = await admin.clusters.set_writable(args.broker, wanted)
+    now = f"topics of {args.broker} are {'writable' if wanted else 'read-only'} now"
     return Shown(
-        f"{count} topics of {args.broker} are {'writable' if wanted else 'read-only'} now.",
-        {"broker": args.broker, "writable": wanted, "topics": count},
+        "\n".join(f"{address}: {count} {now}." for address, count in counts.items()),
+        {"broker": args.broker, "writable": wanted, "topics": max(counts.values()), "nameservers": counts},
     )
 
 
 def _get_options(parser: Parser) -> None:
-    _broker_argument(parser)
+    BROKER.argument(parser)
     parser.add_argument("keys", nargs="*", metavar="KEY", help="only these settings")
     parser.add_argument("--of-namesrv", action="store_true", help="the name servers' settings instead")
 
 
 async def _get(admin: Admin, args: argparse.Namespace) -> Shown:
+    keys = args.keys
+    if args.broker is not None and (args.of_namesrv or args.broker_flag is not None):
+        keys, args.broker = [args.broker, *keys], None  # no broker was to be named here
     if args.of_namesrv:
-        keys = [*([args.broker] if args.broker else []), *args.keys]
         found = await admin.clusters.nameserver_config()
     else:
-        keys = (
-            args.keys if args.broker_flag is None else [*([args.broker] if args.broker else []), *args.keys]
-        )
-        broker = args.broker_flag or _named_broker(args)
+        broker = BROKER.of(args)
         found = {broker: await admin.clusters.config(broker)}
     for settings in found.values():
         for key in keys:
@@ -200,10 +213,15 @@ async def _set(admin: Admin, args: argparse.Namespace) -> Shown:
         if not equals or not key.strip():
             raise ConfigError("KEY=VALUE", text, "write a key, = and its value")
         settings[key.strip()] = value.strip()
-    if args.of_namesrv:
-        changed = await admin.clusters.set_nameserver_config(settings)
-    else:
-        broker = None if args.broker == "all" else args.broker
-        changed = await admin.clusters.set_config(settings, broker=broker, cluster=args.cluster)
+    try:
+        if args.of_namesrv:
+            changed = await admin.clusters.set_nameserver_config(settings)
+        else:
+            broker = None if args.broker == "all" else args.broker
+            changed = await admin.clusters.set_config(settings, broker=broker, cluster=args.cluster)
+    except ResponseError as error:
+        where = "--of-namesrv" if args.of_namesrv else "BROKER"
+        told = f"{error.remark}; gimbalmq config get {where} shows keys and values"
+        raise ResponseError(told, code=error.code, address=error.address) from error
     lines = [f"{owner}: {', '.join(f'{k}={v}' for k, v in settings.items())}" for owner in changed]
     return Shown("\n".join(lines), {"changed": changed, "settings": settings})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+from errno import EACCES, EADDRINUSE
 from pathlib import Path
 
-from gimbalmq.cli.asking import FAILED, OK, admin_options, connection_options, namesrv_of
+from gimbalmq.cli.asking import FAILED, OK, admin_options, connection_options, namesrv_of, whole_number
 from gimbalmq.cli.output import announce, complain
 from gimbalmq.errors import ConfigError
 
@@ -35,7 +36,13 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--port", type=int, default=8880, metavar="N", help="port to listen on (default: 8880)")
+    add(
+        "--port",
+        type=whole_number(0, 65535),
+        default=8880,
+        metavar="N",
+        help="port to listen on (default: 8880)",
+    )
     add("--host", default="127.0.0.1", metavar="ADDR", help="address to listen on (default: 127.0.0.1)")
     add("--user", default="admin", metavar="NAME", help="name of the login (default: admin)")
     add(
@@ -74,8 +81,9 @@ def _run(args: argparse.Namespace) -> int:
     try:
         listening = listen(args.host, args.port)
     except OSError as error:
+        other = "--port" if error.errno in (EADDRINUSE, EACCES) else "--host"
         complain(
-            f"cannot listen on {args.host}:{args.port}: {error.strerror or error}; choose another --port"
+            f"cannot listen on {args.host}:{args.port}: {error.strerror or error}; choose another {other}"
         )
         return FAILED
     host = f"[{args.host}]" if ":" in args.host else args.host

@@ -9,13 +9,24 @@ from typing import TYPE_CHECKING
 
 from gimbalmq.admin.message_texts import message_data, message_line, message_text
 from gimbalmq.admin.texts import moment
-from gimbalmq.cli.asking import ABSENT, OK, REFUSED, Parser, Parsers, Shown, Verb, add_noun
-from gimbalmq.cli.groups import group_argument, named_group
+from gimbalmq.cli.asking import (
+    ABSENT,
+    GROUP,
+    OK,
+    REFUSED,
+    Parser,
+    Parsers,
+    Shown,
+    Verb,
+    above_zero,
+    add_noun,
+    whole_number,
+)
 from gimbalmq.cli.terminal import Progress, confirmed, table
-from gimbalmq.errors import ConfigError
+from gimbalmq.errors import ConfigError, QueryNotFoundError, TopicRouteNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from gimbalmq.admin.admin import Admin
     from gimbalmq.model.message import MessageView
@@ -60,10 +71,10 @@ async def _list(admin: Admin, args: argparse.Namespace) -> Shown:
 
 
 def _show_options(parser: Parser) -> None:
-    group_argument(parser)
+    GROUP.argument(parser)
     add = parser.add_argument
     add("--new", action="store_true", help="only those never driven back")
-    add("--limit", type=int, default=100, metavar="N", help="at most so many (100)")
+    add("--limit", type=whole_number(1), default=100, metavar="N", help="at most so many (100)")
     add("--full", action="store_true", help="everything about each, not one line")
     _filter_options(parser)
 
@@ -91,34 +102,48 @@ def _keep(args: argparse.Namespace) -> Callable[[MessageView], bool]:
     return keep
 
 
+async def _letters(admin: Admin, group: str, *, everything: bool) -> AsyncIterator[MessageView]:
+    try:
+        async for view in admin.dead_letters.read(group, everything=everything):
+            yield view
+    except TopicRouteNotFoundError:  # their topic is made with the first of them
+        raise QueryNotFoundError(
+            f"group {group} has no dead letters; gimbalmq deadletter list shows the groups that have"
+        ) from None
+
+
 async def _show(admin: Admin, args: argparse.Namespace) -> Shown:
-    keep = _keep(args)
+    group, keep = GROUP.of(args), _keep(args)
     views: list[MessageView] = []
-    async for view in admin.dead_letters.read(named_group(args), everything=not args.new):
+    async for view in _letters(admin, group, everything=not args.new):
         if keep(view):
             views.append(view)
         if len(views) >= args.limit:
             break
     text = "\n\n".join(map(message_text, views)) if args.full else "\n".join(map(message_line, views))
-    return Shown(text or "No dead letters.", [message_data(view) for view in views], OK if views else ABSENT)
+    return Shown(
+        text or f"Group {group} has no such dead letters.",
+        [message_data(view) for view in views],
+        OK if views else ABSENT,
+    )
 
 
 def _redrive_options(parser: Parser) -> None:
-    group_argument(parser)
+    GROUP.argument(parser)
     add = parser.add_argument
     _filter_options(parser)
     add("--to-topic", action="store_true", help="to the topic they came from, where every group sees them")
     add("--again", action="store_true", help="also those driven back before")
-    add("--limit", type=int, metavar="N", help="at most so many")
-    add("--rate", type=float, metavar="N", help="messages a second")
+    add("--limit", type=whole_number(1), metavar="N", help="at most so many")
+    add("--rate", type=above_zero, metavar="N", help="messages a second")
     add("--dry-run", action="store_true", help="count, and send nothing")
     add("-y", "--yes", action="store_true", help="do not ask")
 
 
 async def _redrive(admin: Admin, args: argparse.Namespace) -> Shown:
-    group, keep = named_group(args), _keep(args)
+    group, keep = GROUP.of(args), _keep(args)
     found = 0
-    async for view in admin.dead_letters.read(group, everything=args.again):
+    async for view in _letters(admin, group, everything=args.again):
         found += keep(view)
         if args.limit is not None and found >= args.limit:
             break

@@ -8,8 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from gimbalmq.admin.moments import parse_moment
 from gimbalmq.admin.texts import moment, pairs
-from gimbalmq.cli.asking import OK, REFUSED, Parser, Parsers, Shown, Verb, add_noun
+from gimbalmq.cli.asking import (
+    GROUP,
+    OK,
+    REFUSED,
+    TOPIC,
+    Parser,
+    Parsers,
+    Shown,
+    Verb,
+    add_noun,
+    whole_number,
+    words_of,
+)
 from gimbalmq.cli.terminal import confirmed, table
+from gimbalmq.cli.topics import queues_named
 from gimbalmq.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,7 +59,7 @@ def add_commands(commands: Parsers[Parser]) -> None:
                 "connections",
                 "members of a group and their subscriptions",
                 _connections,
-                group_argument,
+                GROUP.argument,
                 mqadmin=("consumerConnection",),
                 examples=("group connections billing",),
             ),
@@ -62,7 +75,7 @@ def add_commands(commands: Parsers[Parser]) -> None:
                 "show",
                 "a group's settings on each broker",
                 _show,
-                group_argument,
+                GROUP.argument,
                 examples=("group show billing",),
             ),
             Verb(
@@ -99,19 +112,6 @@ def add_commands(commands: Parsers[Parser]) -> None:
     )
 
 
-def group_argument(parser: Parser) -> None:
-    """A group by place, or by mqadmin's flag."""
-    parser.add_argument("group", nargs="?", metavar="GROUP", help="name of the group")
-    parser.add_argument("-g", "--group", dest="group_flag", metavar="GROUP", help="the same")
-
-
-def named_group(args: argparse.Namespace) -> str:
-    group: str | None = args.group or args.group_flag
-    if not group:
-        raise ConfigError("GROUP", "", "name a group; gimbalmq group list shows them")
-    return group
-
-
 def _list_options(parser: Parser) -> None:
     parser.add_argument("-a", "--all", action="store_true", help="the system's own groups too")
 
@@ -136,17 +136,19 @@ async def _list(admin: Admin, args: argparse.Namespace) -> Shown:
 
 
 def _progress_options(parser: Parser) -> None:
-    group_argument(parser)
+    GROUP.argument(parser)
     add = parser.add_argument
     add("-t", "--topic", metavar="TOPIC", help="in this topic only")
     add("--no-owners", action="store_true", help="do not ask the members which queues they hold")
-    add("--max-lag", type=int, metavar="N", help="exit with 4 where more messages wait")
+    add("--max-lag", type=whole_number(0), metavar="N", help="exit with 4 where more messages wait")
 
 
 async def _progress(admin: Admin, args: argparse.Namespace) -> Shown:
     if not (args.group or args.group_flag):
         return await _list(admin, argparse.Namespace(all=False))
-    progress = await admin.groups.progress(named_group(args), topic=args.topic, owners=not args.no_owners)
+    progress = await admin.groups.progress(GROUP.of(args), topic=args.topic, owners=not args.no_owners)
+    if not progress.queues:
+        await admin.groups.config(progress.group)  # a name nobody knows is no group without lag
     head = ("TOPIC", "BROKER", "QUEUE", "BROKER OFFSET", "CONSUMER OFFSET", "LAG", "OWNER", "LAST CONSUMED")
     rows = [
         (
@@ -187,7 +189,7 @@ def _progress_data(item: QueueProgress) -> dict[str, Any]:
 
 
 async def _connections(admin: Admin, args: argparse.Namespace) -> Shown:
-    found = await admin.groups.connections(named_group(args))
+    found = await admin.groups.connections(GROUP.of(args))
     members = table(
         ("CLIENT ID", "ADDRESS", "LANGUAGE", "VERSION"),
         [(item.client_id, item.address, item.language, item.version) for item in found.members],
@@ -204,15 +206,20 @@ async def _connections(admin: Admin, args: argparse.Namespace) -> Shown:
 
 
 def _producers_options(parser: Parser) -> None:
-    group_argument(parser)
+    GROUP.argument(parser)
     parser.add_argument("-t", "--topic", required=True, metavar="TOPIC", help="whose brokers to ask")
 
 
 async def _producers(admin: Admin, args: argparse.Namespace) -> Shown:
-    found = await admin.groups.producers(named_group(args), args.topic)
+    group = GROUP.of(args)
+    found = await admin.groups.producers(group, args.topic)
     rows = [(item.client_id, item.address, item.language, item.version) for item in found]
     return Shown(
-        table(("CLIENT ID", "ADDRESS", "LANGUAGE", "VERSION"), rows, empty="No producer is connected."),
+        table(
+            ("CLIENT ID", "ADDRESS", "LANGUAGE", "VERSION"),
+            rows,
+            empty=f"No producer of group {group} is connected to a broker of {args.topic}.",
+        ),
         [asdict(item) for item in found],
     )
 
@@ -220,7 +227,7 @@ async def _producers(admin: Admin, args: argparse.Namespace) -> Shown:
 async def _show(admin: Admin, args: argparse.Namespace) -> Shown:
     import msgspec
 
-    found = await admin.groups.config(named_group(args))
+    found = await admin.groups.config(GROUP.of(args))
     data = {broker: msgspec.to_builtins(config) for broker, config in found.items()}
     texts = [f"# {broker}\n{pairs(settings.items())}" for broker, settings in data.items()]
     return Shown("\n\n".join(texts), data)
@@ -238,10 +245,16 @@ _SETTINGS = {
 
 
 def _create_options(parser: Parser) -> None:
-    group_argument(parser)
+    GROUP.argument(parser)
     add = parser.add_argument
-    add("-r", "--retries", type=int, metavar="N", help="tries before a message is a dead letter (16)")
-    add("-q", "--retry-queues", type=int, metavar="N", help="queues of the retry topic (1)")
+    add(
+        "-r",
+        "--retries",
+        type=whole_number(0),
+        metavar="N",
+        help="tries before a message is a dead letter (16)",
+    )
+    add("-q", "--retry-queues", type=whole_number(0), metavar="N", help="queues of the retry topic (1)")
     for flags, name, about in (
         (("-s", "--enabled"), "enabled", "whether it may consume"),
         (("-d", "--broadcast"), "broadcast", "whether it may broadcast"),
@@ -261,19 +274,19 @@ async def _create(admin: Admin, args: argparse.Namespace) -> Shown:
         for name, value in given.items()
         if value is not None
     }
-    group = named_group(args)
+    group = GROUP.of(args)
     brokers = await admin.groups.create(group, settings, broker=args.broker, cluster=args.cluster)
     return Shown(f"Group {group} is set on {', '.join(brokers)}.", {"group": group, "brokers": brokers})
 
 
 def _delete_options(parser: Parser) -> None:
-    group_argument(parser)
+    GROUP.argument(parser)
     parser.add_argument("--keep-offsets", action="store_true", help="keep its progress")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
 
 async def _delete(admin: Admin, args: argparse.Namespace) -> Shown:
-    group = named_group(args)
+    group = GROUP.of(args)
     await admin.groups.config(group)  # says so where there is no such group
     loss = "" if args.keep_offsets else " and its progress"
     if not confirmed(f"Group {group}{loss} will be deleted. Go on?", assume_yes=args.yes):
@@ -283,10 +296,9 @@ async def _delete(admin: Admin, args: argparse.Namespace) -> Shown:
 
 
 def _reset_options(parser: Parser) -> None:
-    group_argument(parser)
+    GROUP.argument(parser)
+    TOPIC.argument(parser)
     add = parser.add_argument
-    add("topic", nargs="?", metavar="TOPIC", help="name of the topic")
-    add("-t", "--topic", dest="topic_flag", metavar="TOPIC", help="the same")
     to = parser.add_mutually_exclusive_group()
     to.add_argument(
         "--to",
@@ -297,7 +309,10 @@ def _reset_options(parser: Parser) -> None:
         help="earliest, latest, now, 15m (ago), 2026-11-15 12:00, or milliseconds since 1970",
     )
     to.add_argument(
-        "--to-offset", type=int, metavar="N", help="to this offset (with --queue, or in all queues)"
+        "--to-offset",
+        type=whole_number(0),
+        metavar="N",
+        help="to this offset (with --queue, or in all queues)",
     )
     add("--queue", action="append", default=[], metavar="BROKER/ID", help="only this queue; repeatable")
     add("--dry-run", action="store_true", help="show what would change, and change nothing")
@@ -305,8 +320,9 @@ def _reset_options(parser: Parser) -> None:
 
 
 async def _reset(admin: Admin, args: argparse.Namespace) -> Shown:
-    group, topic = _group_and_topic(args)
-    to = await _target(admin, topic, args)
+    named = words_of(args, "group", "topic")
+    group, topic = GROUP.given(named[0]), TOPIC.given(named[1])
+    to = await _target(admin, group, topic, args)
     plan = await admin.groups.plan_reset(group, topic, to)
     text = table(
         ("BROKER", "QUEUE", "NOW AT", "GOES TO", "MOVES BY", "LAG THEN"),
@@ -329,17 +345,10 @@ async def _reset(admin: Admin, args: argparse.Namespace) -> Shown:
     return Shown(f"Group {group} is reset in {len(plan)} queues of {topic}.", {**data, "changed": True})
 
 
-def _group_and_topic(args: argparse.Namespace) -> tuple[str, str]:
-    words = [word for word in (args.group, args.topic) if word]
-    group = args.group_flag or (words.pop(0) if words else None)
-    topic = args.topic_flag or (words.pop(0) if words else None)
-    if not group or not topic:
-        raise ConfigError("GROUP TOPIC", " ".join(words), "name the group and the topic")
-    return group, topic
-
-
-async def _target(admin: Admin, topic: str, args: argparse.Namespace) -> str | int | dict[MessageQueue, int]:
-    chosen = await _chosen_queues(admin, topic, args.queue)
+async def _target(
+    admin: Admin, group: str, topic: str, args: argparse.Namespace
+) -> str | int | dict[MessageQueue, int]:
+    chosen = await queues_named(admin, topic, args.queue)
     if args.to_offset is not None:
         return dict.fromkeys(chosen, args.to_offset)
     if args.to is None:
@@ -350,19 +359,8 @@ async def _target(admin: Admin, topic: str, args: argparse.Namespace) -> str | i
         to = args.to if args.to in ("earliest", "latest") else parse_moment("--to", args.to)
     if not args.queue:
         return to
-    plan = await admin.groups.plan_reset(args.group_flag or args.group, topic, to)
+    plan = await admin.groups.plan_reset(group, topic, to)
     return {item.queue: item.after for item in plan if item.queue in chosen}
-
-
-async def _chosen_queues(admin: Admin, topic: str, texts: list[str]) -> list[MessageQueue]:
-    queues = await admin.topics.queues(topic)
-    if not texts:
-        return queues
-    by_name = {f"{queue.broker_name}/{queue.queue_id}": queue for queue in queues}
-    for text in texts:
-        if text not in by_name:
-            raise ConfigError("--queue", text, f"topic {topic} has {', '.join(by_name)}")
-    return [by_name[text] for text in texts]
 
 
 def _change_data(item: OffsetChange) -> dict[str, Any]:

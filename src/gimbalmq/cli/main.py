@@ -388,7 +388,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _failed(error: Exception, code: int, debug: bool) -> int:
-    complain(str(error))
+    complain(error)
     if debug:
         log.debug("the traceback you asked for", exc_info=error)
     return code

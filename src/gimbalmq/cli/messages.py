@@ -10,19 +10,40 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from gimbalmq.admin.message_texts import message_data, message_line, message_text
 from gimbalmq.admin.moments import parse_moment
-from gimbalmq.cli.asking import ABSENT, OK, Parser, Parsers, Shown, Verb, add_noun
+from gimbalmq.cli.asking import (
+    ABSENT,
+    OK,
+    TOPIC,
+    Named,
+    Parser,
+    Parsers,
+    Shown,
+    Verb,
+    above_zero,
+    add_noun,
+    whole_number,
+    words_of,
+)
 from gimbalmq.cli.terminal import Progress
-from gimbalmq.cli.topics import named_topic, topic_argument
+from gimbalmq.cli.topics import queues_named
 from gimbalmq.errors import ConfigError, RocketMQError
 
 if TYPE_CHECKING:
     from gimbalmq.admin.admin import Admin
     from gimbalmq.model.message import Message, MessageView
 
+_ID = Named("id", ("-i", "--msgId"), "offset id or unique id", "give the id that sending it printed")
+_KEY = Named("key", ("-k", "--msgKey"), "one of the message's keys", "give the key after the topic")
+_BODY = Named(
+    "body",
+    ("-p", "--body"),
+    "text of the message; - for one message a line of standard input",
+    "give the text after the topic, or - for lines of standard input",
+)
 _SENDS_IN_FLIGHT = 256
 
 
@@ -127,62 +148,53 @@ def _found(views: list[MessageView], nothing: str) -> Shown:
 
 
 def _id_options(parser: Parser) -> None:
-    parser.add_argument("id", nargs="?", metavar="ID", help="offset id or unique id")
-    parser.add_argument("-i", "--msgId", dest="id_flag", metavar="ID", help="the same")
+    _ID.argument(parser)
     parser.add_argument("-t", "--topic", metavar="TOPIC", help="needed for a sender's unique id")
 
 
 async def _by_id(admin: Admin, args: argparse.Namespace) -> Shown:
-    message_id = args.id or args.id_flag
-    if not message_id:
-        raise ConfigError("ID", "", "give a message id")
-    view = await admin.messages.by_id(message_id, topic=args.topic)
+    view = await admin.messages.by_id(_ID.of(args), topic=args.topic)
     return Shown(message_text(view), message_data(view))
 
 
 def _key_options(parser: Parser) -> None:
-    topic_argument(parser)
-    add = parser.add_argument
-    add("key", nargs="?", metavar="KEY", help="one of the message's keys")
-    add("-k", "--msgKey", dest="key_flag", metavar="KEY", help="the same")
-    add("--limit", type=int, default=64, metavar="N", help="at most so many (64)")
+    TOPIC.argument(parser)
+    _KEY.argument(parser)
+    parser.add_argument("--limit", type=whole_number(1), default=64, metavar="N", help="at most so many (64)")
     _time_options(parser)
 
 
 async def _by_key(admin: Admin, args: argparse.Namespace) -> Shown:
-    words = [word for word in (args.topic, args.key) if word]
-    topic = args.topic_flag or (words.pop(0) if words else None)
-    key = args.key_flag or (words.pop(0) if words else None)
-    if not topic or not key:
-        raise ConfigError("TOPIC KEY", " ".join(words), "name the topic and the key")
+    named = words_of(args, "topic", "key")
+    topic, key = TOPIC.given(named[0]), _KEY.given(named[1])
     since, until = _times(args)
     views = await admin.messages.by_key(topic, key, limit=args.limit, begin_ms=since or 0, end_ms=until)
     return _found(views, f"No message of {topic} has the key {key}.")
 
 
 def _offset_options(parser: Parser) -> None:
-    topic_argument(parser)
+    TOPIC.argument(parser)
     add = parser.add_argument
     add("queue", nargs="?", metavar="BROKER/ID", help="the queue")
-    add("place", nargs="?", type=int, metavar="OFFSET", help="the offset")
-    add("-b", "--brokerName", metavar="BROKER", help="mqadmin's flag")
-    add("-i", "--queueId", type=int, metavar="ID", help="mqadmin's flag")
-    add("-o", "--offset", type=int, metavar="OFFSET", help="mqadmin's flag")
+    add("offset", nargs="?", metavar="OFFSET", help="the offset")
+    add("-b", "--brokerName", metavar="BROKER", help="mqadmin's flag: the queue's broker")
+    add("-i", "--queueId", metavar="ID", help="mqadmin's flag: the queue's number")
+    add("-o", "--offset", dest="offset_flag", metavar="OFFSET", help="mqadmin's flag: the offset")
 
 
 async def _by_offset(admin: Admin, args: argparse.Namespace) -> Shown:
     from gimbalmq.model.queues import MessageQueue
 
-    topic = named_topic(args)
-    broker, queue_id, offset = args.brokerName, args.queueId, args.offset
-    if args.queue is not None:
-        broker, slash, number = args.queue.rpartition("/")
-        if not slash or not number.isdigit():
-            raise ConfigError("BROKER/ID", args.queue, "write it like broker-a/3")
-        queue_id, offset = int(number), args.place
-    if broker is None or queue_id is None or offset is None:
-        raise ConfigError("BROKER/ID OFFSET", "", "name the queue and the offset")
-    view = await admin.messages.by_offset(MessageQueue(topic, broker, queue_id), offset)
+    if args.brokerName is not None:
+        args.queue_flag = f"{args.brokerName}/{args.queueId or ''}"
+    topic, queue, offset = words_of(args, "topic", "queue", "offset")
+    broker, slash, number = (queue or "").rpartition("/")
+    if not slash or not number.isdigit():
+        raise ConfigError("BROKER/ID", queue or "", "name the queue like broker-a/3")
+    if offset is None or not offset.isdigit():
+        raise ConfigError("OFFSET", offset or "", "give a number after the queue")
+    place = MessageQueue(TOPIC.given(topic), broker, int(number))
+    view = await admin.messages.by_offset(place, int(offset))
     return Shown(message_text(view), message_data(view))
 
 
@@ -205,17 +217,22 @@ def _times(args: argparse.Namespace) -> tuple[int | None, int | None]:
 
 
 def _print_options(parser: Parser) -> None:
-    topic_argument(parser)
+    TOPIC.argument(parser)
     _time_options(parser)
     add = parser.add_argument
-    add("--newest", type=int, metavar="N", help="only the newest N of each queue (10 where no time is given)")
+    add(
+        "--newest",
+        type=whole_number(1),
+        metavar="N",
+        help="only the newest N of each queue (10 where no time is given)",
+    )
     add("--tags", "-s", dest="tags", default="*", metavar="EXPR", help="only these tags: 'new || paid'")
-    add("--limit", type=int, default=1000, metavar="N", help="at most so many (1000)")
+    add("--limit", type=whole_number(1), default=1000, metavar="N", help="at most so many (1000)")
     add("--full", action="store_true", help="everything about each, not one line")
 
 
 async def _print(admin: Admin, args: argparse.Namespace) -> Shown:
-    topic = named_topic(args)
+    topic = TOPIC.of(args)
     since, until = _times(args)
     newest = args.newest if args.newest is not None or since is not None or until is not None else 10
     ranges = await admin.messages.ranges(topic, begin_ms=since, end_ms=until, newest=newest)
@@ -226,24 +243,30 @@ async def _print(admin: Admin, args: argparse.Namespace) -> Shown:
             break
     views.sort(key=lambda view: (view.store_timestamp, view.broker_name, view.queue_id, view.queue_offset))
     if args.full:
-        return _found(views, "No message.")
+        return _found(views, f"Topic {topic} has no such message.")
     return Shown(
-        "\n".join(map(message_line, views)) or "No message.",
+        "\n".join(map(message_line, views)) or f"Topic {topic} has no such message.",
         [message_data(view) for view in views],
         OK if views else ABSENT,
     )
 
 
 def _tail_options(parser: Parser) -> None:
-    topic_argument(parser)
+    TOPIC.argument(parser)
     add = parser.add_argument
-    add("--newest", type=int, default=0, metavar="N", help="begin N messages before the end of each queue")
+    add(
+        "--newest",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="begin N messages before the end of each queue",
+    )
     add("--tags", default="*", metavar="EXPR", help="only these tags: 'new || paid'")
-    add("--limit", type=int, metavar="N", help="stop after so many")
+    add("--limit", type=whole_number(1), metavar="N", help="stop after so many")
 
 
 async def _tail(admin: Admin, args: argparse.Namespace) -> Shown:
-    topic = named_topic(args)
+    topic = TOPIC.of(args)
     ranges = await admin.messages.ranges(topic, newest=args.newest)
     seen = 0
     following = admin.messages.read(
@@ -262,31 +285,28 @@ async def _tail(admin: Admin, args: argparse.Namespace) -> Shown:
 
 
 def _send_options(parser: Parser) -> None:
-    topic_argument(parser)
+    TOPIC.argument(parser)
+    _BODY.argument(parser)
     add = parser.add_argument
-    add(
-        "body",
-        nargs="?",
-        metavar="BODY",
-        help="text of the message; - for one message a line of standard input",
-    )
-    add("-p", "--body", dest="body_flag", metavar="BODY", help="the same")
     add("--tags", "-c", dest="tags", metavar="TAG", help="its tag")
     add("--key", "-k", dest="keys", action="append", metavar="KEY", help="a key to find it by; repeatable")
     add("--property", action="append", default=[], metavar="NAME=VALUE", help="a property; repeatable")
-    add("--delay-level", type=int, default=0, metavar="1-18", help="deliver later, by the broker's table")
-    add("--delay", type=float, metavar="SECONDS", help="deliver later")
+    add(
+        "--delay-level",
+        type=whole_number(0),
+        default=0,
+        metavar="1-18",
+        help="deliver later, by the broker's table",
+    )
+    add("--delay", type=above_zero, metavar="SECONDS", help="deliver later")
     add("--sharding-key", metavar="KEY", help="equal keys go to one queue")
     add("--queue", metavar="BROKER/ID", help="to this queue")
 
 
 async def _send(admin: Admin, args: argparse.Namespace) -> Shown:
-    words = [word for word in (args.topic, args.body) if word is not None]
-    topic = args.topic_flag or (words.pop(0) if words else None)
-    body = args.body_flag if args.body_flag is not None else (words.pop(0) if words else None)
-    if not topic or body is None:
-        raise ConfigError("TOPIC BODY", " ".join(words), "name the topic and give the text, or - for lines")
-    queue = await _queue_named(admin, topic, args.queue)
+    named = words_of(args, "topic", "body")
+    topic, body = TOPIC.given(named[0]), _BODY.given(named[1])
+    queue = None if args.queue is None else (await queues_named(admin, topic, [args.queue]))[0]
     if body != "-":
         result = await admin.messages.send(_message(topic, body.encode(), args), queue=queue)
         place = f"{result.queue.broker_name}/{result.queue.queue_id} at {result.queue_offset}"
@@ -326,62 +346,59 @@ def _message(topic: str, body: bytes, args: argparse.Namespace) -> Message:
     )
 
 
-async def _queue_named(admin: Admin, topic: str, text: str | None) -> Any:
-    if text is None:
-        return None
-    known = {f"{queue.broker_name}/{queue.queue_id}": queue for queue in await admin.topics.queues(topic)}
-    if text not in known:
-        raise ConfigError("--queue", text, f"topic {topic} has {', '.join(known)}")
-    return known[text]
-
-
 async def _send_all(admin: Admin, messages: Iterator[Message], bar: Progress, rate: float | None) -> int:
     """Sends many, a few hundred in flight; the first that fails ends it."""
     producer = await admin.messages.producer()
-    waiting: set[asyncio.Task[Any]] = set()
+    free = asyncio.Semaphore(_SENDS_IN_FLIGHT)
     sent = 0
-    with bar:
-        for message in messages:
-            waiting.add(asyncio.create_task(producer.send(message)))
-            if rate:
-                await asyncio.sleep(1 / rate)
-            if len(waiting) >= _SENDS_IN_FLIGHT or rate:
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-                sent += len(done)
-                bar.at(sent)
-        for task in waiting:
-            await task
-            sent += 1
+
+    async def send(message: Message) -> None:
+        nonlocal sent
+        try:
+            await producer.send(message)
+        finally:
+            free.release()
+        sent += 1
         bar.at(sent)
+
+    with bar:
+        try:
+            async with asyncio.TaskGroup() as sends:
+                for message in messages:
+                    await free.acquire()
+                    sends.create_task(send(message))
+                    if rate:
+                        await asyncio.sleep(1 / rate)
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
     return sent
 
 
 def _export_options(parser: Parser) -> None:
-    topic_argument(parser)
+    TOPIC.argument(parser)
     add = parser.add_argument
-    add("file", nargs="?", type=Path, metavar="FILE", help="where to; standard output without it")
+    add("file", nargs="?", metavar="FILE", help="where to; standard output without it")
     _time_options(parser)
     add("--tags", default="*", metavar="EXPR", help="only these tags")
 
 
 async def _export(admin: Admin, args: argparse.Namespace) -> Shown:
-    topic = named_topic(args)
+    named = words_of(args, "topic", "file")
+    topic, file = TOPIC.given(named[0]), Path(named[1]) if named[1] else None
     since, until = _times(args)
     ranges = await admin.messages.ranges(topic, begin_ms=since, end_ms=until)
     total = sum(end - first for first, end in ranges.values())
     count = 0
-    with _output(args.file) as out, Progress("exported", total) as bar:
+    with _output(file) as out, Progress("exported", total) as bar:
         async for view in admin.messages.read(topic, dict(ranges), tags=args.tags):
             out.write(json.dumps(message_data(view), ensure_ascii=False) + "\n")
             count += 1
             if count % 500 == 0:
                 bar.at(count)
         bar.at(count)
-    if args.file is None:
+    if file is None:
         return Shown("")
-    return Shown(f"{count:,} messages of {topic} are in {args.file}.", {"topic": topic, "exported": count})
+    return Shown(f"{count:,} messages of {topic} are in {file}.", {"topic": topic, "exported": count})
 
 
 @contextmanager
@@ -401,7 +418,7 @@ def _import_options(parser: Parser) -> None:
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="JSON lines, as export writes them; - for standard input")
     add("-t", "--topic", metavar="TOPIC", help="send to this topic instead of the one in the file")
-    add("--rate", type=float, metavar="N", help="messages a second")
+    add("--rate", type=above_zero, metavar="N", help="messages a second")
 
 
 async def _import(admin: Admin, args: argparse.Namespace) -> Shown:

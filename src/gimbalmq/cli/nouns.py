@@ -22,6 +22,7 @@ NOUNS = {
 }
 
 MQADMIN = {
+    "addWritePerm": "cluster",
     "allocateMQ": "balance",
     "brokerStatus": "cluster",
     "clusterList": "cluster",
@@ -44,6 +45,7 @@ MQADMIN = {
     "updateBrokerConfig": "config",
     "updateSubGroup": "group",
     "updateTopic": "topic",
+    "wipeWritePerm": "cluster",
 }
 """mqadmin's commands, which work as they are written for it."""
 

@@ -6,7 +6,29 @@ import logging
 import sys
 from pathlib import Path
 
+from gimbalmq.errors import (
+    ConnectError,
+    ConsumerNotOnlineError,
+    NoWritableQueueError,
+    RequestTimeoutError,
+    ResponseError,
+    SubscriptionGroupNotExistError,
+    TopicNotExistError,
+    TopicRouteNotFoundError,
+)
+
 LEVELS = ("debug", "info", "warning", "error")
+
+_REMEDIES: dict[type[Exception], str] = {
+    TopicRouteNotFoundError: "gimbalmq topic list shows the topics there are",
+    TopicNotExistError: "gimbalmq topic list shows the topics there are",
+    NoWritableQueueError: "gimbalmq topic route TOPIC shows its queues and permissions",
+    ConsumerNotOnlineError: "gimbalmq group list shows the groups and their members",
+    SubscriptionGroupNotExistError: "gimbalmq group list shows the groups there are",
+    RequestTimeoutError: "--timeout SECONDS waits longer",
+    ConnectError: "gimbalmq server starts one, --namesrv HOST:PORT asks another",
+}
+"""What a person may do next, where the error itself cannot know that a command was typed."""
 
 
 class LogLines(logging.Formatter):
@@ -43,6 +65,14 @@ def announce(line: str) -> None:
         logging.getLogger(__name__).warning("nobody reads stdout; it would have said: %s", line)
 
 
-def complain(text: str) -> None:
+def complain(problem: str | Exception) -> None:
     """One error for a person, without a traceback."""
+    text = problem if isinstance(problem, str) else _sentence(problem)
     print(f"gimbalmq: {text}", file=sys.stderr, flush=True)
+
+
+def _sentence(error: Exception) -> str:
+    """What went wrong and what to do; without the code of an answer where nobody has answered."""
+    text = error.remark if isinstance(error, ResponseError) and not error.address else str(error)
+    remedy = next((remedy for kind, remedy in _REMEDIES.items() if isinstance(error, kind)), None)
+    return text if remedy is None else f"{text}; {remedy}"

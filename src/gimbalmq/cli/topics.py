@@ -7,12 +7,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from gimbalmq.admin.texts import moment
-from gimbalmq.cli.asking import REFUSED, Parser, Parsers, Shown, Verb, add_noun
+from gimbalmq.cli.asking import REFUSED, TOPIC, Parser, Parsers, Shown, Verb, add_noun, whole_number
 from gimbalmq.cli.terminal import confirmed, table
 from gimbalmq.errors import ConfigError
 
 if TYPE_CHECKING:
     from gimbalmq.admin.admin import Admin
+    from gimbalmq.model.queues import MessageQueue
+
+MOST_QUEUES = 65_536
 
 
 def add_commands(commands: Parsers[Parser]) -> None:
@@ -33,7 +36,7 @@ def add_commands(commands: Parsers[Parser]) -> None:
                 "route",
                 "which brokers serve a topic",
                 _route,
-                topic_argument,
+                TOPIC.argument,
                 mqadmin=("topicRoute",),
                 examples=("topic route orders",),
             ),
@@ -41,11 +44,11 @@ def add_commands(commands: Parsers[Parser]) -> None:
                 "stats",
                 "how far each queue reaches",
                 _stats,
-                topic_argument,
+                TOPIC.argument,
                 mqadmin=("topicStatus",),
                 examples=("topic stats orders --watch 1",),
             ),
-            Verb("groups", "which groups read a topic", _groups, topic_argument),
+            Verb("groups", "which groups read a topic", _groups, TOPIC.argument),
             Verb(
                 "create",
                 "make a topic, or change the one there is",
@@ -79,19 +82,6 @@ def add_commands(commands: Parsers[Parser]) -> None:
     )
 
 
-def topic_argument(parser: Parser) -> None:
-    """A topic by place, or by mqadmin's flag."""
-    parser.add_argument("topic", nargs="?", metavar="TOPIC", help="name of the topic")
-    parser.add_argument("-t", "--topic", dest="topic_flag", metavar="TOPIC", help="the same")
-
-
-def named_topic(args: argparse.Namespace) -> str:
-    topic: str | None = args.topic or args.topic_flag
-    if not topic:
-        raise ConfigError("TOPIC", "", "name a topic; gimbalmq topic list shows them")
-    return topic
-
-
 def _list_options(parser: Parser) -> None:
     parser.add_argument("-c", "--cluster", metavar="NAME", help="of this cluster only")
     parser.add_argument("-a", "--all", action="store_true", help="retry, dead-letter and system topics too")
@@ -112,7 +102,7 @@ async def _route(admin: Admin, args: argparse.Namespace) -> Shown:
 
     from gimbalmq.admin.topics import perm_text
 
-    route = await admin.topics.route(named_topic(args))
+    route = await admin.topics.route(TOPIC.of(args))
     brokers = {data.broker_name: data for data in route.broker_datas}
     rows = [
         (
@@ -135,7 +125,7 @@ async def _route(admin: Admin, args: argparse.Namespace) -> Shown:
 
 
 async def _stats(admin: Admin, args: argparse.Namespace) -> Shown:
-    stats = await admin.topics.stats(named_topic(args))
+    stats = await admin.topics.stats(TOPIC.of(args))
     rows = [
         (
             item.queue.broker_name,
@@ -163,16 +153,34 @@ async def _stats(admin: Admin, args: argparse.Namespace) -> Shown:
 
 
 async def _groups(admin: Admin, args: argparse.Namespace) -> Shown:
-    groups = await admin.topics.groups(named_topic(args))
+    groups = await admin.topics.groups(TOPIC.of(args))
     return Shown("\n".join(groups) or "No group has read it.", groups)
 
 
 def _create_options(parser: Parser) -> None:
-    topic_argument(parser)
+    TOPIC.argument(parser)
     add = parser.add_argument
-    add("-q", "--queues", type=int, metavar="N", help="queues on each broker (default: 8)")
-    add("-r", "--read-queues", type=int, metavar="N", help="readable ones, where they differ")
-    add("-w", "--write-queues", type=int, metavar="N", help="writable ones, where they differ")
+    add(
+        "-q",
+        "--queues",
+        type=whole_number(1, MOST_QUEUES),
+        metavar="N",
+        help="queues on each broker (default: 8)",
+    )
+    add(
+        "-r",
+        "--read-queues",
+        type=whole_number(1, MOST_QUEUES),
+        metavar="N",
+        help="readable ones, where they differ",
+    )
+    add(
+        "-w",
+        "--write-queues",
+        type=whole_number(0, MOST_QUEUES),
+        metavar="N",
+        help="writable ones, where they differ",
+    )
     add(
         "-p",
         "--perm",
@@ -194,12 +202,12 @@ def _create_options(parser: Parser) -> None:
 
 
 async def _create(admin: Admin, args: argparse.Namespace) -> Shown:
-    topic = named_topic(args)
+    topic = TOPIC.of(args)
     queues = args.queues or args.read_queues or 8
     brokers = await admin.topics.create(
         topic,
         queues=args.read_queues or queues,
-        write_queues=args.write_queues or queues,
+        write_queues=queues if args.write_queues is None else args.write_queues,
         perm=_perm(args.perm),
         order=args.order == "true",
         broker=args.broker,
@@ -234,7 +242,7 @@ def _perm(text: str) -> int:
 def _resize_options(parser: Parser) -> None:
     add = parser.add_argument
     add("topic", metavar="TOPIC", help="name of the topic")
-    add("queues", type=int, metavar="QUEUES", help="on each broker")
+    add("queues", type=whole_number(1, MOST_QUEUES), metavar="QUEUES", help="on each broker")
     add("--at-once", action="store_true", help="take readable queues away too: what lies in them is not read")
     add("-y", "--yes", action="store_true", help="do not ask")
 
@@ -263,13 +271,13 @@ async def _resize(admin: Admin, args: argparse.Namespace) -> Shown:
 
 
 def _delete_options(parser: Parser) -> None:
-    topic_argument(parser)
+    TOPIC.argument(parser)
     parser.add_argument("-c", "--cluster", metavar="NAME", help="from this cluster only")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
 
 async def _delete(admin: Admin, args: argparse.Namespace) -> Shown:
-    topic = named_topic(args)
+    topic = TOPIC.of(args)
     count = sum(item.count for item in await admin.topics.stats(topic))
     if not confirmed(
         f"Topic {topic} and its {count:,} messages will be deleted. Go on?", assume_yes=args.yes
@@ -277,3 +285,15 @@ async def _delete(admin: Admin, args: argparse.Namespace) -> Shown:
         return Shown("Nothing was deleted.", code=REFUSED)
     brokers = await admin.topics.delete(topic, cluster=args.cluster)
     return Shown(f"Topic {topic} is deleted from {', '.join(brokers)}.", {"topic": topic, "brokers": brokers})
+
+
+async def queues_named(admin: Admin, topic: str, texts: list[str]) -> list[MessageQueue]:
+    """A topic's queues by ``BROKER/ID``; all of them where none is named."""
+    queues = await admin.topics.queues(topic)
+    if not texts:
+        return queues
+    by_name = {f"{queue.broker_name}/{queue.queue_id}": queue for queue in queues}
+    for text in texts:
+        if text not in by_name:
+            raise ConfigError("--queue", text, f"topic {topic} has {', '.join(by_name)}")
+    return [by_name[text] for text in texts]

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from gimbalmq.dashboard.observer import Change, Sample
+from gimbalmq.dashboard.observer import EVERY_MEMBER, Change, Sample
 from gimbalmq.model.queues import MessageQueue
 
 OWNER_COLOURS = (
@@ -112,7 +112,8 @@ def ownership(
             },
         }
         for queue in queues
-        if (owner := sample.owners.get(queue)) in places and owner is not None
+        for owner in (members if sample.owners.get(queue) == EVERY_MEMBER else [sample.owners.get(queue)])
+        if owner in places and owner is not None
     ]
     cells += [
         {

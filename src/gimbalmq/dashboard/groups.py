@@ -6,7 +6,7 @@ from nicegui import ui
 
 from gimbalmq.admin.texts import moment
 from gimbalmq.dashboard import charts
-from gimbalmq.dashboard.observer import Change, GroupHistory
+from gimbalmq.dashboard.observer import EVERY_MEMBER, Change, GroupHistory
 from gimbalmq.dashboard.site import Site, fill, frame, heading, link_to, live, problem, table
 
 DRAW_EVERY = 0.25
@@ -149,8 +149,13 @@ def _summary(history: GroupHistory) -> None:
     count = len(last.members)
     ui.label(f"{count} {'member' if count == 1 else 'members'}").classes("font-medium").mark("members")
     ui.label(f"{len(last.queues)} queues").classes("text-quiet")
-    ui.label(f"lag {last.lag:,}").classes("text-quiet")
-    ui.label(f"{sum(history.rates().values()):,.1f} consumed/s").classes("text-quiet")
+    if EVERY_MEMBER in last.owners.values():
+        ui.label("broadcasting: each member reads every queue and keeps its own offsets").classes(
+            "text-quiet"
+        )
+    else:
+        ui.label(f"lag {last.lag:,}").classes("text-quiet")
+        ui.label(f"{sum(history.rates().values()):,.1f} consumed/s").classes("text-quiet")
     unowned = len(set(last.ends) - set(last.owners))
     if not last.members:
         problem("nobody consumes")
@@ -174,10 +179,11 @@ def queue_rows(history: GroupHistory) -> list[dict[str, object]]:
         {
             "queue": charts.queue_name(queue),
             "owner": last.owners.get(queue, "-"),
-            "lag": last.lag_of(queue),
-            "rate": round(rates.get(queue, 0.0), 1),
-            "done": last.done.get(queue, 0),
-            "end": last.ends.get(queue, 0),
+            # Of a group that has committed nothing yet, or keeps its offsets to itself, nobody knows.
+            "lag": last.lag_of(queue) if queue in last.done else "-",
+            "rate": round(rates.get(queue, 0.0), 1) if queue in last.done else "-",
+            "done": last.done.get(queue, "-"),
+            "end": last.ends.get(queue, "-"),
         }
         for queue in last.queues
     ]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.admin.admin import Admin
+from gimbalmq.balance.compare import Move
 from gimbalmq.client.events import RECENT_KEY
 from gimbalmq.errors import RocketMQError
 from gimbalmq.model.queues import MessageQueue
@@ -37,6 +38,9 @@ ANSWER_WITHIN = 1.5
 """Seconds a member has to say what it holds, or one that hangs would hide what the others do."""
 MOST_GROUPS = 200
 """Groups asked though nobody looks."""
+
+EVERY_MEMBER = "every member"
+"""The owner of queues that are not shared out, because the group broadcasts."""
 
 Event = Mapping[str, object]
 
@@ -70,13 +74,6 @@ class Sample:
     def lag_of(self, queue: MessageQueue) -> int:
         done = self.done.get(queue)
         return 0 if done is None else max(0, self.ends.get(queue, 0) - done)
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    queue: MessageQueue
-    before: str
-    after: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,8 +330,9 @@ class Observer:
         events: list[Event] = []
         for member, info in zip(members, told, strict=True):
             if info is not None:
+                broadcasts = info.properties.get("messageModel") == "BROADCASTING"
                 owners |= {
-                    queue: member
+                    queue: EVERY_MEMBER if broadcasts else member
                     for queue, state in info.queues.items()
                     if not state.dropped and not queue.topic.startswith(RETRY_PREFIX)
                 }

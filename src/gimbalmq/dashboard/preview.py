@@ -7,19 +7,29 @@ from dataclasses import dataclass
 
 from nicegui import ui
 
-from gimbalmq.balance.allocate import NEARBY_PREFIX, AllocateStrategy, shares, strategy_by_name
-from gimbalmq.balance.simulate import minimum_moves
+from gimbalmq.admin.groups import strategy_of
+from gimbalmq.balance.allocate import NEARBY_PREFIX, shares, strategy_by_name
+from gimbalmq.balance.compare import (
+    PLAIN_STRATEGIES,
+    Comparison,
+    Parts,
+    RoomsByPrefix,
+    compare,
+    owners_of,
+)
 from gimbalmq.dashboard import charts
-from gimbalmq.dashboard.observer import Move, Sample
+from gimbalmq.dashboard.observer import Sample
 from gimbalmq.dashboard.site import Site, attempt, frame, heading, live, problem_of, table
 from gimbalmq.dashboard.site import problem as show_problem
 from gimbalmq.errors import ConfigError
 from gimbalmq.model.queues import MessageQueue, sort_client_ids
 from gimbalmq.model.topics import RETRY_PREFIX
 
-PLAIN = ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH", "STICKY")
-"""Strategies that need nothing but the two lists; the page compares them."""
-STRATEGIES = (*PLAIN, "MACHINE_ROOM", *(f"{NEARBY_PREFIX}{name}" for name in PLAIN))
+STRATEGIES = (
+    *PLAIN_STRATEGIES,
+    "MACHINE_ROOM",
+    *(f"{NEARBY_PREFIX}{name}" for name in PLAIN_STRATEGIES),
+)
 
 
 def add_pages(site: Site) -> None:
@@ -34,44 +44,22 @@ class Preview:
     """A group as it is and as it would be.
 
     Attributes:
-        least: the fewest queues that must move for equal shares.
-        compared: strategy, queues it would move, largest share minus smallest.
+        compared: the same change under each strategy, by name.
         wanted, in_use: the strategy asked for, and what the members say they use ("" where they do not).
     """
 
-    before: Sample
-    after: Sample
-    moves: tuple[Move, ...]
-    least: int
-    compared: tuple[tuple[str, int, int], ...]
+    queues: Sequence[MessageQueue]
+    compared: dict[str, Comparison]
     wanted: str
     in_use: str
 
-
-class Rooms:
-    """Rooms by the longest prefix of a broker's or a member's name: ``broker-a=r1, 10.1.=r1``."""
-
-    def __init__(self, text: str) -> None:
-        self._places: list[tuple[str, str]] = []
-        for part in filter(None, map(str.strip, text.split(","))):
-            prefix, equals, room = part.rpartition("=")
-            if not equals or not prefix or not room:
-                raise ConfigError("Rooms", part, "write it like broker-a=room-1, 10.1.=room-1")
-            self._places.append((prefix, room))
-        self._places.sort(key=lambda place: -len(place[0]))
-
     @property
-    def names(self) -> set[str]:
-        return {room for _, room in self._places}
+    def change(self) -> Comparison:
+        return self.compared[self.wanted]
 
-    def room_of_queue(self, queue: MessageQueue) -> str:
-        return self.room_of_client(queue.broker_name)
-
-    def room_of_client(self, client_id: str) -> str:
-        for prefix, room in self._places:
-            if client_id.startswith(prefix):
-                return room
-        raise ConfigError("Rooms", client_id, "no room fits this name; write one, such as broker-a=room-1")
+    def sample(self, parts: Parts) -> Sample:
+        """One of the two states as the charts draw it."""
+        return Sample(0, tuple(sort_client_ids(parts)), owners_of(parts), dict.fromkeys(self.queues, 0))
 
 
 def preview_view(site: Site, group: str) -> None:
@@ -142,17 +130,21 @@ def preview_view(site: Site, group: str) -> None:
 
 
 def draw(found: Preview) -> None:
-    held = len(found.before.owners)
+    change = found.change
+    before, after = found.sample(change.before), found.sample(change.after)
+    held, unheld = len(before.owners), len(set(before.owners) - set(after.owners))
     ui.label(
-        f"{len(found.moves)} of {held} held {'queue' if held == 1 else 'queues'} would move; "
-        f"equal shares need at least {found.least}."
+        f"{len(change.moves)} of {held} held {'queue' if held == 1 else 'queues'} would move; "
+        f"equal shares need at least {change.minimum}."
     ).classes("font-medium")
+    if unheld:
+        show_problem(f"{unheld} {'queue' if unheld == 1 else 'queues'} would be held by nobody")
     if found.in_use not in ("", found.wanted):
         ui.label(f"The members use {found.in_use}: some queues move because of the other strategy alone.")
-    everybody = sort_client_ids({*found.before.members, *found.after.members})
+    everybody = sort_client_ids({*before.members, *after.members})
     numbers = {member: number for number, member in enumerate(everybody)}
     with ui.element("div").classes("w-full grid grid-cols-1 md:grid-cols-2 gap-4"):
-        for title, sample in (("Now", found.before), ("Then", found.after)):
+        for title, sample in (("Now", before), ("Then", after)):
             with ui.column().classes("gap-1 w-full"):
                 heading(title)
                 plot = ui.echart(charts.ownership(sample, numbers, halved=True)).classes("w-full")
@@ -162,12 +154,8 @@ def draw(found: Preview) -> None:
     table(
         (("queue", "Queue"), ("before", "Now"), ("after", "Then")),
         [
-            {
-                "queue": charts.queue_name(move.queue),
-                "before": move.before or "-",
-                "after": move.after or "-",
-            }
-            for move in found.moves
+            {"queue": charts.queue_name(move.queue), "before": move.before, "after": move.after}
+            for move in change.moves
         ],
         key="queue",
         label="Queues that would move",
@@ -176,7 +164,10 @@ def draw(found: Preview) -> None:
     heading("The same change under each strategy")
     table(
         (("strategy", "Strategy"), ("moved", "Queues moved"), ("spread", "Largest share minus smallest")),
-        [{"strategy": name, "moved": moved, "spread": spread} for name, moved, spread in found.compared],
+        [
+            {"strategy": name, "moved": len(other.moves), "spread": other.spread}
+            for name, other in found.compared.items()
+        ],
         key="strategy",
         numbers=("moved", "spread"),
         label="Strategies compared",
@@ -195,13 +186,21 @@ async def preview(
 
     Where nobody says what it holds, from what the strategy gives the members there are.
     """
-    rooms = Rooms(rooms_text)
-    strategy = strategy_by_name(strategy_name, rooms=rooms.names, resolver=rooms)
+    rooms = RoomsByPrefix("Rooms", filter(None, map(str.strip, rooms_text.split(","))))
+    strategies = {
+        name: strategy_by_name(name, rooms=rooms.names, resolver=rooms)
+        for name in dict.fromkeys((*PLAIN_STRATEGIES, strategy_name))
+    }
     groups = site.admin.groups
     members = await groups.member_ids(group)
     topics = set(await groups.topics(group))
     if members:
-        topics |= set((await groups.connections(group)).subscriptions)
+        connections = await groups.connections(group)
+        if connections.message_model == "BROADCASTING":
+            raise ConfigError(
+                "Group", group, "its members broadcast: each reads every queue, so there is nothing to share"
+            )
+        topics |= set(connections.subscriptions)
     queues = [
         queue
         for topic in sorted(topics)
@@ -212,25 +211,14 @@ async def preview(
     for name in newcomers:
         if name in members or newcomers.count(name) > 1:
             raise ConfigError("Join", name, "it is a member already")
-    later = sort_client_ids([*(name for name in members if name not in leaving), *newcomers])
-    now = {queue: owner for queue, owner in (await groups.owners(group)).items() if queue in set(queues)}
-    owners = now or owners_under(strategy, group, queues, members)
-    then = owners_under(strategy, group, queues, later)
-    compared = []
-    for name in dict.fromkeys((*PLAIN, strategy_name)):
-        other = strategy_by_name(name, rooms=rooms.names, resolver=rooms)
-        held = owners_under(other, group, queues, later)
-        counts = [sum(owner == member for owner in held.values()) for member in later]
-        compared.append(
-            (name, len(moves_between(owners, held)), max(counts, default=0) - min(counts, default=0))
-        )
-    ends = dict.fromkeys(queues, 0)
+    later = [*(name for name in members if name not in leaving), *newcomers]
+    held = await groups.owners(group)
+    before = {member: [queue for queue in queues if held.get(queue) == member] for member in members}
+    if not any(before.values()):
+        before = shares(strategies[strategy_name], group, queues, members)
     return Preview(
-        Sample(0, tuple(sort_client_ids(members)), owners, ends),
-        Sample(0, tuple(later), then, ends),
-        moves_between(owners, then),
-        minimum_moves(owners, queues, later),
-        tuple(compared),
+        queues,
+        {name: compare(strategy, group, before, queues, later) for name, strategy in strategies.items()},
         strategy_name,
         await strategy_in_use(site, group, members),
     )
@@ -239,21 +227,5 @@ async def preview(
 async def strategy_in_use(site: Site, group: str, members: Sequence[str]) -> str:
     """What the members say they use; "" where they do not say it, or not the same."""
     told = await site.admin.groups.told_by(group, members)
-    used = {info.properties.get("allocateMessageQueueStrategy", "") for info in told.values()}
+    used = {strategy_of(info) for info in told.values()}
     return used.pop() if len(used) == 1 else ""
-
-
-def owners_under(
-    strategy: AllocateStrategy, group: str, queues: Sequence[MessageQueue], members: Sequence[str]
-) -> dict[MessageQueue, str]:
-    parts = shares(strategy, group, queues, members)
-    return {queue: owner for owner, part in parts.items() for queue in part}
-
-
-def moves_between(before: dict[MessageQueue, str], after: dict[MessageQueue, str]) -> tuple[Move, ...]:
-    """Queues that somebody holds and another would."""
-    return tuple(
-        Move(queue, owner, after.get(queue, ""))
-        for queue, owner in sorted(before.items())
-        if after.get(queue, "") != owner
-    )

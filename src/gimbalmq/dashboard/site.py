@@ -217,6 +217,8 @@ def table(
         pagination=PAGE_ROWS,
     ).classes("w-full")
     made.props(f'flat bordered dense hide-pagination aria-label="{label}" no-data-label="{empty}"')
+    with made.add_slot("no-data"):  # Quasar's own has a sign of warning beside it
+        ui.element("span").props(':id="undefined" :textContent="props.message"')
     fill(made, made.rows)
     for name in links:
         with cell_of(made, name):
