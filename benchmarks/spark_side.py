@@ -130,9 +130,9 @@ class Side:
         frame.unpersist()
         return made
 
-    def catch_up(self, topic: str, count: int, each: int) -> list[dict[str, float]]:
+    def catch_up(self, topic: str, count: int, each: int, **options: str) -> list[dict[str, float]]:
         """By the durations of the micro-batches; starting a query is not among them."""
-        frame = self.stream(topic, startingOffsets="earliest", maxOffsetsPerTrigger=str(each))
+        frame = self.stream(topic, startingOffsets="earliest", maxOffsetsPerTrigger=str(each), **options)
         made: list[dict[str, float]] = []
         for number in range(self.rounds + 1):
             before = self.cpu.now()

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 
 import pytest
-from pyspark import TaskContext
 
 from gimbalmq.spark import worker
 from gimbalmq.spark.columns import DEFAULT, arrow_schema, table_schema
 
 
 @pytest.fixture
-def thawed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    worker._tasks.clear()
+def thawed() -> Iterator[None]:
+    worker._begun.clear()
     yield
     gc.unfreeze()
-    worker._tasks.clear()
+    worker._begun.clear()
 
 
 @pytest.mark.usefixtures("thawed")
 def test_the_first_tasks_of_a_worker_take_what_is_loaded_from_the_collector(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(TaskContext, "get", lambda: object())
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec("pyspark.daemon", None))
     worker.settle()
     first = gc.get_freeze_count()
     assert first > 10_000
@@ -39,8 +40,7 @@ def test_the_first_tasks_of_a_worker_take_what_is_loaded_from_the_collector(
 
 
 @pytest.mark.usefixtures("thawed")
-def test_a_process_that_is_no_worker_keeps_its_collector(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TaskContext, "get", lambda: None)
+def test_a_process_that_is_no_worker_keeps_its_collector() -> None:
     before = gc.get_freeze_count()
     worker.settle()
     assert gc.get_freeze_count() == before

@@ -151,6 +151,7 @@ class SinkStreamWriter(DataSourceStreamArrowWriter):
 
 
 def _report(messages: Sequence[WriterCommitMessage | None]) -> None:
+    settle()
     late = sum(message.not_flushed for message in messages if isinstance(message, Sent))
     if late:
         log.warning(

@@ -53,25 +53,30 @@ class RocketMQDataSource(DataSource):
         return "rocketmq"
 
     def schema(self) -> StructType:
+        settle()
         settings = SourceSettings.read(self.options, streaming=None)
         return from_arrow_schema(columns.table_schema(settings.column_names))
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        settle()
         settings = SourceSettings.read(self.options, streaming=False)
         kind = PushdownReader if filters_may_be_pushed() else BatchReader
         return kind(settings, checked_schema(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        settle()
         return StreamReader(SourceSettings.read(self.options, streaming=True), checked_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from gimbalmq.spark import sink
 
+        settle()
         return sink.writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from gimbalmq.spark import sink
 
+        settle()
         return sink.stream_writer(self.options, schema, overwrite)
 
 

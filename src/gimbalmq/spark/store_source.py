@@ -218,9 +218,11 @@ class StoreDataSource(DataSource):
         return "rocketmq-store"
 
     def schema(self) -> StructType:
+        settle()
         return from_arrow_schema(columns.table_schema(StoreSettings.read(self.options).column_names))
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        settle()
         settings = StoreSettings.read(self.options)
         # Spark refuses a reader that takes filters where it does not push any.
         kind = PushdownStoreReader if filters_may_be_pushed() else StoreReader
