@@ -1,7 +1,8 @@
 """Our source and sink on our broker beside Spark's own Kafka source and sink on Kafka, in one run.
 
-The same rows, the same machine, one side after the other, each with its broker and a Spark of its own
-(local[2], the driver with 2 GB); medians of three rounds after a warm-up. Ours runs on the PySpark of this
+The same rows, the same machine, each side with its broker and a Spark of its own (local[2], the driver with
+2 GB). The sides take turns, round by round, because the machine is faster in one minute than in the next; medians
+of five rounds after a warm-up. Ours runs on the PySpark of this
 environment, Kafka's on the newest release whose connector Maven Central has in full. Kafka's source is
 given `fetch.max.wait.ms=10` and `max.poll.records=50000`: with its defaults it waits half a second at the end
 of each partition. Ours has its defaults, and Spark the one setting that docs/spark.md advises.
@@ -23,6 +24,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -35,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 QUEUES = 16
 TWO = "offset bigint, body binary"
 UNIX_SOCKETS = {"spark.python.unix.domain.socket.enabled": "true"}
+CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
 STREAMING = "org.apache.spark.sql.execution.streaming"
 RENAMES = {  # the other of Spark's two ways to write a checkpoint, under its name in both of their releases
     "ours": f"{STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
@@ -45,6 +48,9 @@ BUSY, LABOURED = 0.5, 4.0  # load averages of a machine with other things to do:
 
 Step = tuple[str, str, dict[str, Any]]  # its name in the results, the method of the side, its arguments
 Figures = dict[str, list[dict[str, float]]]
+
+ONCE = frozenset({"fill", "fill_mixed", "micro_batch", "python_side"})
+"""Methods that have no rounds: they prepare, or take their median themselves."""
 
 
 class Scale:
@@ -57,7 +63,7 @@ class Scale:
         self.grown = self.small // 2  # of about 100 B; of 100 B in 1 and in 4 partitions
         self.each = min(1_000_000, self.small // 2)  # of a micro-batch when catching up
         self.written = min(1_000_000, self.small)
-        self.rounds = 1 if quick else 3
+        self.rounds = 1 if quick else 5
         self.seconds = 3.0 if quick else 20.0
 
 
@@ -70,7 +76,7 @@ def fills(scale: Scale) -> list[Step]:
         ("in4", scale.grown, 100, 4, 0),
     )
     names = ("topic", "count", "body", "partitions", "spread")
-    return [("fill", "fill", dict(zip(names, shape, strict=True))) for shape in shapes]
+    return [(f"fill {shape[0]}", "fill", dict(zip(names, shape, strict=True))) for shape in shapes]
 
 
 def reads(scale: Scale) -> list[Step]:
@@ -92,107 +98,152 @@ def growth(scale: Scale, cores: str) -> list[Step]:
     return [(f"{cores}, {topic}", "read", {"topic": topic, "count": n}) for topic, n in counts.items()]
 
 
-def checkpoints(side: str) -> dict[str, str]:
-    return {"spark.sql.streaming.checkpointFileManagerClass": RENAMES[side]}
+class Side:
+    """A broker, and a Spark at a time that does steps with it."""
+
+    def __init__(
+        self, name: str, server: str, broker: Sequence[int], python: Path, jars: Sequence[Path]
+    ) -> None:
+        self.name = name
+        self.found: Figures = {}
+        self._python = python
+        self._asked = {
+            "side": name,
+            "server": server,
+            "broker": list(broker),
+            "jars": list(map(str, jars)),
+            "partitions": QUEUES,
+        }
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self, cores: int, settings: Mapping[str, str], seconds: float) -> None:
+        environment = {**os.environ}
+        environment.pop("PYTHONPATH", None)
+        if self.name == "ours":
+            environment["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+        asked = {**self._asked, "cores": cores, "settings": dict(settings), "seconds": seconds}
+        self._process = subprocess.Popen(
+            [str(self._python), str(ROOT / "benchmarks" / "spark_side.py"), json.dumps(asked)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self._answer()
+
+    def do(self, method: str, arguments: Mapping[str, Any]) -> dict[str, float]:
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(json.dumps([method, arguments]) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, float]:
+        assert self._process is not None and self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                answer: dict[str, float] = json.loads(line)
+                return answer
+        raise SystemExit(f"the side {self.name} ended, with status {self._process.wait()}")
+
+    def stop(self) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            try:
+                self._process.wait(60)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+            self._process = None
 
 
-def run_side(side: str, python: Path, steps: Sequence[Step], scale: Scale, **asked: Any) -> Figures:
-    """A process that does the steps; what it printed."""
-    asked = {"side": side, "steps": steps, "rounds": scale.rounds, "seconds": scale.seconds, **asked}
-    asked = {"cores": 2, "settings": {}, "jars": [], "partitions": QUEUES, **asked}
-    environment = {**os.environ}
-    environment.pop("PYTHONPATH", None)
-    if side == "ours":
-        environment["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
-    command = [str(python), str(ROOT / "benchmarks" / "spark_side.py"), json.dumps(asked)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, timeout=3600)
-    found: Figures = {}
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            found |= json.loads(line)
-    if done.returncode != 0:
-        print(f"the side {side} ended early, with status {done.returncode}", file=sys.stderr, flush=True)
-    return found
-
-
-def measure_ours(folder: Path, scale: Scale) -> Figures:
-    subject = Ours(folder / "ours")
+def measure(
+    sides: Sequence[Side],
+    steps: Mapping[str, Sequence[Step]],
+    scale: Scale,
+    *,
+    cores: int = 2,
+    settings: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+) -> None:
+    """Has the sides do their steps in turns, each in a Spark of its own; steps of one name are one step of both."""
+    taking = [side for side in sides if steps.get(side.name)]
     try:
-        subject.start()
-        shared = {"server": subject.namesrv, "broker": subject.pids}
-        python, small = Path(sys.executable), {"topic": "small", "count": scale.small}
-        store = {**small, "path": str(subject.store)}
-        advised = {**shared, "settings": UNIX_SOCKETS}
-        small_fill, varied_fill, large_fill, *fewer = fills(scale)
-        goals: list[Step] = [
-            varied_fill,
-            large_fill,
-            *reads(scale),
-            ("sink", "sink", {"topic": "sink", "count": scale.written, "body": 100}),
-            ("micro-batch", "micro_batch", {"topic": "slow"}),
-            ("python side", "python_side", {"topic": "slow"}),
-        ]
-        renaming = {**shared, "settings": UNIX_SOCKETS | checkpoints("ours")}
-        quicker: list[Step] = [("micro-batch, renamed", "micro_batch", {"topic": "slow"})]
-        if scale.goals:
-            found = run_side("ours", python, [small_fill, *goals], scale, **advised)
-            return found | run_side("ours", python, quicker, scale, **renaming)
+        for side in taking:
+            side.start(cores, settings.get(side.name, {}), scale.seconds)
+        # What only ours does may come last, so the order is the other side's.
+        names = dict.fromkeys(name for side in reversed(taking) for name, _, _ in steps[side.name])
+        for name in names:
+            began = time.perf_counter()
+            doing = {side: step for side in taking for step in steps[side.name] if step[0] == name}
+            for number in range(1 + scale.rounds):
+                for side, (_, method, arguments) in doing.items():
+                    once = method in ONCE
+                    if once and number:
+                        continue
+                    figures = side.do(method, arguments)
+                    if figures and (number or once):
+                        side.found.setdefault(name, []).append(figures)
+            print(f"{name}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+    finally:
+        for side in taking:
+            side.stop()
+
+
+def measure_all(sides: Sequence[Side], ours: Ours | None, scale: Scale) -> None:
+    unix = {"ours": UNIX_SOCKETS}
+    small = {"topic": "small", "count": scale.small}
+    sink = {"topic": "sink", "count": scale.written, "body": 100}
+    small_fill, varied_fill, large_fill, *fewer = fills(scale)
+    if not scale.goals and ours is not None:
         # The folder is read while it has nothing but this topic, so that the rows are all there is in it.
+        store = {**small, "path": str(ours.store)}
         steps: list[Step] = [
             small_fill,
             ("store", "read", store),
             ("store, two", "read", {**store, "schema": TWO}),
         ]
-        found = run_side("ours", python, steps, scale, **advised)
-        steps = [("one core, store", "read", store), *fewer, *growth(scale, "one core")]
-        found |= run_side("ours", python, steps, scale, cores=1, **advised)
-        mixed = {"count": scale.large, "topic": "mixed"}
-        steps = [
-            *goals,
+        measure(sides, {"ours": steps}, scale, settings=unix)
+        measure(sides, {"ours": [("one core, store", "read", store)]}, scale, cores=1, settings=unix)
+    both: list[Step] = [
+        varied_fill,
+        large_fill,
+        *reads(scale),
+        ("sink", "sink", sink),
+    ]
+    slow: Step = ("micro-batch", "micro_batch", {"topic": "slow"})
+    theirs: list[Step] = [
+        small_fill,
+        *both,
+        ("sink, tuned", "sink", {**sink, "topic": "sink1", **ACKS_1}),
+        slow,
+    ]
+    mine: list[Step] = [*both, slow, ("python side", "python_side", {"topic": "slow"})]
+    if scale.goals:
+        mine.insert(0, small_fill)
+    else:
+        theirs += [*fewer, *growth(scale, "two cores")]
+        mine += [
+            *fewer,
             *growth(scale, "two cores"),
             ("read 100 B, two", "read", {**small, "schema": TWO}),
             ("read 1 KB, two", "read", {"topic": "large", "count": scale.large, "schema": TWO}),
-            ("fill", "fill_mixed", {**mixed, "body": 100, "port": subject.port}),
-            ("read mixed", "read", {**mixed, "topic": "mixed00000,mixed00001"}),
         ]
-        found |= run_side("ours", python, steps, scale, **advised)
-        found |= run_side("ours", python, quicker, scale, **renaming)
-        steps = [("micro-batch, default", "micro_batch", {"topic": "slow"})]
-        return found | run_side("ours", python, steps, scale, **shared)
-    finally:
-        subject.kill()
-
-
-def measure_kafka(folder: Path, scale: Scale) -> Figures:
-    broker = kafka_peer.Kafka(folder / "kafka", QUEUES)
-    python, jars = kafka_peer.spark_python(), [str(jar) for jar in kafka_peer.connector_jars()]
-    try:
-        broker.start()
-        shared = {"server": broker.address, "broker": broker.pids, "jars": jars}
-        written = {"topic": "sink", "count": scale.written, "body": 100}
-        small_fill, varied_fill, large_fill, *fewer = fills(scale)
-        steps: list[Step] = [
-            small_fill,
-            varied_fill,
-            large_fill,
-            *reads(scale),
-            ("sink", "sink", written),
-            ("sink, tuned", "sink", {**written, "topic": "sink1", **ACKS_1}),
-            ("micro-batch", "micro_batch", {"topic": "slow"}),
-        ]
-        quicker: list[Step] = [("micro-batch, renamed", "micro_batch", {"topic": "slower"})]
-        renamed = run_side("kafka", python, quicker, scale, settings=checkpoints("kafka"), **shared)
-        if scale.goals:
-            return renamed | run_side("kafka", python, steps, scale, **shared)
-        steps += [*fewer, *growth(scale, "two cores")]
-        found = renamed | run_side("kafka", python, steps, scale, **shared)
-        return found | run_side("kafka", python, growth(scale, "one core"), scale, cores=1, **shared)
-    finally:
-        broker.kill()
+        if ours is not None:
+            mixed = {"count": scale.large, "topic": "mixed"}
+            mine.append(("fill mixed", "fill_mixed", {**mixed, "body": 100, "port": ours.port}))
+            mine.append(("read mixed", "read", {**mixed, "topic": "mixed00000,mixed00001"}))
+    measure(sides, {"ours": mine, "kafka": theirs}, scale, settings=unix)
+    renamed = {side: {CHECKPOINTS: name} for side, name in RENAMES.items()}
+    renamed["ours"] |= UNIX_SOCKETS
+    again: list[Step] = [("micro-batch, renamed", "micro_batch", {"topic": "slower"})]
+    measure(sides, {"ours": again, "kafka": again}, scale, settings=renamed)
+    if not scale.goals:
+        one = growth(scale, "one core")
+        measure(sides, {"ours": one, "kafka": one}, scale, cores=1, settings=unix)
+        default: list[Step] = [("micro-batch, default", "micro_batch", {"topic": "slowest"})]
+        measure(sides, {"ours": default}, scale)
 
 
 PARTS = ("broker", "jvm", "python")
-MEASURES = {"ours": measure_ours, "kafka": measure_kafka}
 
 # What is shown, where ours has it, where Kafka has it, and whether Kafka's is to be reached.
 LINES: tuple[tuple[str, str, str | None, bool], ...] = (
@@ -262,6 +313,27 @@ def micro_rows(found: Mapping[str, Figures], judge: bool) -> list[Row]:
     return rows
 
 
+def run_sides(wanted: Sequence[str], folder: Path, scale: Scale) -> dict[str, Figures]:
+    """Starts the brokers, measures, stops them."""
+    ours = Ours(folder / "ours") if "ours" in wanted else None
+    kafka = kafka_peer.Kafka(folder / "kafka", QUEUES) if "kafka" in wanted else None
+    sides: list[Side] = []
+    try:
+        if ours is not None:
+            ours.start()
+            sides.append(Side("ours", ours.namesrv, ours.pids, Path(sys.executable), ()))
+        if kafka is not None:
+            python, jars = kafka_peer.spark_python(), list(kafka_peer.connector_jars())
+            kafka.start()
+            sides.append(Side("kafka", kafka.address, kafka.pids, python, jars))
+        measure_all(sides, ours, scale)
+    finally:
+        for broker in (ours, kafka):
+            if broker is not None:
+                broker.kill()
+    return {side.name: side.found for side in sides}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -271,25 +343,23 @@ def main() -> None:
     )
     parser.add_argument("--goals", action="store_true", help="only what has a goal, in a third of the time")
     parser.add_argument("--rows", type=int, default=4_000_000, metavar="N", help="rows of 100 B to read")
-    parser.add_argument("--only", choices=sorted(MEASURES), help="measure one side, no ratios")
+    parser.add_argument("--only", choices=("ours", "kafka"), help="measure one side, no ratios")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file")
     asked = parser.parse_args()
     scale = Scale(asked.rows, asked.quick, asked.goals)
-    sides = [asked.only] if asked.only else ["ours", "kafka"]
-    if "kafka" in sides and (reason := kafka_peer.why_not()) is not None:
+    wanted = [asked.only] if asked.only else ["ours", "kafka"]
+    if "kafka" in wanted and (reason := kafka_peer.why_not()) is not None:
         print(f"kafka: not measured: {reason}", file=sys.stderr)
-        sides.remove("kafka")
-    found: dict[str, Figures] = {}
-    loads = [os.getloadavg()[0]]
+        wanted.remove("kafka")
+    load = os.getloadavg()[0]
     began = time.monotonic()
-    for side in sides:
-        with scratch_folder() as folder:
-            found[side] = MEASURES[side](folder, scale)
-        loads.append(os.getloadavg()[0])
+    with scratch_folder() as folder:
+        found = run_sides(wanted, folder, scale)
+    loads = [load, os.getloadavg()[0]]
     print(plain_table(rows_of(found, judge=not asked.quick)))
-    shown = ", ".join(f"{load:.1f} after {side}" for side, load in zip(sides, loads[1:], strict=True))
+    seconds = time.monotonic() - began
     print(
-        f"{time.monotonic() - began:.0f} s; load average {loads[0]:.1f} before, {shown}; {os.cpu_count()} processors"
+        f"{seconds:.0f} s; load average {loads[0]:.1f} before, {loads[1]:.1f} after; {os.cpu_count()} processors"
     )
     if loads[0] > BUSY or max(loads) > LABOURED:
         print("WARNING: the machine was busy: the rates are too low and the ratios doubtful")

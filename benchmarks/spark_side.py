@@ -1,8 +1,8 @@
 """One side of `spark_kafka.py`, in a process and a Python environment of its own.
 
-Takes what is to be measured as JSON in its only argument and prints the figures of each step as a line of
-JSON. It must run where gimbalmq is not installed, beside the Spark that Kafka's connector needs, so ours is
-imported late.
+Takes its settings as JSON in its only argument, and then steps, each a line of JSON on standard input: a method
+and its arguments. Each is answered with a line of figures. So the two sides can take turns. It must run where
+gimbalmq is not installed, beside the Spark that Kafka's connector needs, so ours is imported late.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class Side:
     def __init__(self, spark: SparkSession, asked: Mapping[str, Any]) -> None:
         self.spark = spark
         self.server = str(asked["server"])
-        self.rounds = int(asked["rounds"])
         self.cpu = Cpu(asked["broker"])
         self.partitions = int(asked["partitions"])
         self.seconds = float(asked["seconds"])
+        self._to_write: dict[str, DataFrame] = {}
 
     def rows(self, count: int, body: int, spread: int = 0) -> DataFrame:
         """Bodies of so many bytes, give or take the spread."""
@@ -98,60 +98,50 @@ class Side:
         """A context in which about a hundred messages a second are sent."""
         raise NotImplementedError
 
-    def timed(self, count: int, action: Callable[[], object]) -> list[dict[str, float]]:
-        """Rows a second and microseconds of processor for each, of every round after the first."""
-        made: list[dict[str, float]] = []
-        for number in range(self.rounds + 1):
-            before, began = self.cpu.now(), time.perf_counter()
-            action()
-            seconds, after = time.perf_counter() - began, self.cpu.now()
-            if number:
-                spent = {name: (after[name] - before[name]) / count * 1e6 for name in after}
-                made.append({"rate": count / seconds, **spent})
-        return made
+    def timed(self, count: int, action: Callable[[], object]) -> dict[str, float]:
+        """Rows a second, and microseconds of processor for each."""
+        before, began = self.cpu.now(), time.perf_counter()
+        action()
+        seconds, after = time.perf_counter() - began, self.cpu.now()
+        return {"rate": count / seconds, **spent(before, after, count)}
 
-    # -- what is measured --------------------------------------------------------------
+    # -- what is measured: one round ---------------------------------------------------
 
-    def fill(self, topic: str, count: int, body: int, partitions: int, spread: int = 0) -> None:
+    def fill(self, topic: str, count: int, body: int, partitions: int, spread: int = 0) -> dict[str, float]:
         self.create(topic, partitions)
         self.save(self.rows(count, body, spread), topic)
-
-    def read(self, topic: str, count: int, **options: str) -> list[dict[str, float]]:
-        frame = self.table(topic, **options)
-        found = frame.count()
+        found = self.table(topic).count()
         assert found == count, f"{topic}: {found} rows, {count} were sent"
+        return {}
+
+    def read(self, topic: str, count: int, **options: str) -> dict[str, float]:
+        frame = self.table(topic, **options)
         return self.timed(count, lambda: to_noop(frame))
 
-    def sink(self, topic: str, count: int, body: int, **options: str) -> list[dict[str, float]]:
-        self.create(topic, self.partitions)
-        frame = self.rows(count, body).select("body").cache()
-        frame.count()
-        made = self.timed(count, lambda: self.save(frame, topic, **options))
-        frame.unpersist()
-        return made
+    def sink(self, topic: str, count: int, body: int, **options: str) -> dict[str, float]:
+        if topic not in self._to_write:
+            self.create(topic, self.partitions)
+            self._to_write[topic] = self.rows(count, body).select("body").cache()
+            self._to_write[topic].count()
+        return self.timed(count, lambda: self.save(self._to_write[topic], topic, **options))
 
-    def catch_up(self, topic: str, count: int, each: int, **options: str) -> list[dict[str, float]]:
+    def catch_up(self, topic: str, count: int, each: int) -> dict[str, float]:
         """By the durations of the micro-batches; starting a query is not among them."""
-        frame = self.stream(topic, startingOffsets="earliest", maxOffsetsPerTrigger=str(each), **options)
-        made: list[dict[str, float]] = []
-        for number in range(self.rounds + 1):
-            before = self.cpu.now()
-            with tempfile.TemporaryDirectory() as folder:
-                writing = frame.writeStream.format("noop").option("checkpointLocation", folder)
-                query = writing.trigger(availableNow=True).start()
-                query.awaitTermination()
-                batches = [dict(one) for one in query.recentProgress if one["numInputRows"]]
-            after = self.cpu.now()
-            found = sum(one["numInputRows"] for one in batches)
-            assert found == count, f"{found} rows came, {count} were sent"
-            if number:
-                seconds = sum(one["durationMs"]["triggerExecution"] for one in batches) / 1000
-                spent = {name: (after[name] - before[name]) / count * 1e6 for name in after}
-                made.append({"rate": count / seconds, "batches": len(batches), **spent})
-        return made
+        frame = self.stream(topic, startingOffsets="earliest", maxOffsetsPerTrigger=str(each))
+        before = self.cpu.now()
+        with tempfile.TemporaryDirectory() as folder:
+            writing = frame.writeStream.format("noop").option("checkpointLocation", folder)
+            query = writing.trigger(availableNow=True).start()
+            query.awaitTermination()
+            batches = [dict(one) for one in query.recentProgress if one["numInputRows"]]
+        after = self.cpu.now()
+        found = sum(one["numInputRows"] for one in batches)
+        assert found == count, f"{found} rows came, {count} were sent"
+        seconds = sum(one["durationMs"]["triggerExecution"] for one in batches) / 1000
+        return {"rate": count / seconds, "batches": len(batches), **spent(before, after, count)}
 
-    def micro_batch(self, topic: str) -> list[dict[str, float]]:
-        """Milliseconds of a micro-batch, and of its parts, at about a hundred messages a second."""
+    def micro_batch(self, topic: str) -> dict[str, float]:
+        """Milliseconds of a micro-batch, and of its parts, at about a hundred messages a second: medians."""
         self.create(topic, self.partitions)
         frame = self.stream(topic, startingOffsets="latest")
         with self.feeding(topic), tempfile.TemporaryDirectory() as folder:
@@ -165,7 +155,11 @@ class Side:
         assert parts, "no micro-batch had a row"
         names = sorted({name for one in parts for name in one})
         middle = {name: float(statistics.median(one.get(name, 0) for one in parts)) for name in names}
-        return [{"batches": len(parts), **middle}]
+        return {"batches": len(parts), **middle}
+
+
+def spent(before: Mapping[str, float], after: Mapping[str, float], count: int) -> dict[str, float]:
+    return {name: (after[name] - before[name]) / count * 1e6 for name in after}
 
 
 def to_noop(frame: DataFrame) -> None:
@@ -195,7 +189,7 @@ class OurSide(Side):
         with sync.Admin(self.server) as admin:
             admin.topics.create(topic, queues=partitions)
 
-    def fill_mixed(self, topic: str, count: int, body: int, port: int) -> None:
+    def fill_mixed(self, topic: str, count: int, body: int, port: int) -> dict[str, float]:
         """Single sends to all queues of two topics in turn, in the Java client's bytes: neighbours in a queue
         lie apart in the log."""
         from benchmarks.loadgen.runner import run_c
@@ -204,6 +198,7 @@ class OurSide(Side):
             self.create(f"{topic}{number:05d}", self.partitions // 2)
         shape = {"topic": topic, "topics": 2, "queues": self.partitions // 2, "body": body, "count": count}
         run_c("send", port=port, connections=4, window=400, **shape)
+        return {}
 
     @contextmanager
     def feeding(self, topic: str) -> Iterator[None]:
@@ -218,7 +213,7 @@ class OurSide(Side):
             with repeating(ten):
                 yield
 
-    def python_side(self, topic: str) -> list[dict[str, float]]:
+    def python_side(self, topic: str) -> dict[str, float]:
         """Milliseconds that a micro-batch spends in our code, without Spark: plan on the driver, read in a task."""
         from pyspark.sql.streaming.datasource import ReadAllAvailable
 
@@ -250,7 +245,7 @@ class OurSide(Side):
                     )
                 start = end
         reader.stop()
-        return made[10:]
+        return {name: statistics.median(one[name] for one in made[10:]) for name in made[0]}
 
 
 TUNED = {"kafka.fetch.max.wait.ms": "10", "kafka.max.poll.records": "50000"}
@@ -356,12 +351,10 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     spark = start_spark(asked)
     side = {"ours": OurSide, "kafka": KafkaSide}[asked["side"]](spark, asked)
-    for name, step, arguments in asked["steps"]:
-        began = time.perf_counter()
-        result = getattr(side, step)(**arguments)
-        print(f"{asked['side']}: {name}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
-        if result is not None:
-            print(json.dumps({name: result}), flush=True)
+    print(json.dumps({}), flush=True)
+    for line in sys.stdin:
+        step, arguments = json.loads(line)
+        print(json.dumps(getattr(side, step)(**arguments)), flush=True)
     spark.stop()
 
 
