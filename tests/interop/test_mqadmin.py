@@ -241,7 +241,9 @@ def test_reset_offset_by_time_makes_running_and_stopped_groups_consume_again(
         consumer = java.push(group, topic)
         consumer.wait_for(6)
         wait_for_progress(java, group, topic, [["0", "3", "3", "0"], ["1", "3", "3", "0"]])
-        broker = consumer.queues(topic)[0].broker  # once it has heard of the reset it lets go of them for a while
+        broker = consumer.queues(topic)[
+            0
+        ].broker  # once it has heard of the reset it lets go of them for a while
         printed = java.admin("resetOffsetByTime", "-g", group, "-t", topic, "-s", "0")
         assert sorted(words[1:] for words in rows(printed, broker)) == [["0", "0"], ["1", "0"]]
         running.append(consumer)
