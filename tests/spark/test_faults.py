@@ -91,7 +91,9 @@ class Sending:
 
 
 def batches_done(checkpoint: Path) -> int:
-    return sum(entry.name.isdigit() for entry in (checkpoint / "commits").glob("*"))
+    """By the newest: Spark keeps the last hundred."""
+    names = (entry.name for entry in (checkpoint / "commits").glob("*"))
+    return 1 + max((int(name) for name in names if name.isdigit()), default=-1)
 
 
 def run_and_kill(job: Job, folder: Path, chance: random.Random) -> bool:
