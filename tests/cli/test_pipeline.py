@@ -96,6 +96,21 @@ def test_a_schema_that_cannot_be_inferred_is_said_and_nothing_starts(tmp_path: P
     assert 'gimbalmq.schema: "infer"' in (folder / "spark-pipeline.yml").read_text()
 
 
+def test_what_is_needed_to_infer_a_schema_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "archive"
+    copy_out(template("archive"), folder, [("namesrv", "127.0.0.1:9"), ("schema", "infer")])
+    done = gimbalmq("pipeline", "run", folder)
+    assert done.returncode == 2
+    assert "gimbalmq.namesrv='127.0.0.1:9'" in done.stderr
+    assert "start it, or change it in spark-pipeline.yml" in done.stderr
+    spec = folder / "spark-pipeline.yml"
+    lines = spec.read_text().splitlines(keepends=True)
+    spec.write_text("".join(line for line in lines if "gimbalmq.topics" not in line))
+    done = gimbalmq("pipeline", "run", folder)
+    assert done.returncode == 2
+    assert "gimbalmq.topics" in done.stderr and "spark-pipeline.yml must say it" in done.stderr
+
+
 def test_init_writes_settings_as_they_were_given(tmp_path: Path) -> None:
     wanted = """tags = 'a"b' AND body LIKE '%\\d: #%'"""
     folder = tmp_path / "mine"
@@ -174,7 +189,6 @@ def test_folder_that_cannot_be_made_is_a_failure(tmp_path: Path) -> None:
 def test_second_run_of_one_project_at_a_time_is_refused(tmp_path: Path) -> None:
     import fcntl
 
-    pytest.importorskip("pyspark")
     copy_out(template("blank"), tmp_path / "p", [])
     with open(tmp_path / "p" / "run.log", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

@@ -415,6 +415,5 @@ def test_registering_by_hand_names_both_sources() -> None:
             self.registered.append(kind.name())
 
     session = Session()
-    pytest.importorskip("gimbalmq.spark.store_source")
     register(session)  # type: ignore[arg-type]
     assert session.registered == ["rocketmq", "rocketmq-store"]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from gimbalmq.cli.output import announce, complain
-from gimbalmq.errors import ConfigError
+from gimbalmq.errors import ConfigError, ConnectError
 
 if TYPE_CHECKING:
     import subprocess
@@ -257,6 +257,11 @@ def _infer_schema(spec: Path) -> None:
     told = values_in(text)
     if told.get("schema") != "infer":
         return
+    for name in ("namesrv", "topics"):
+        if not told.get(name):
+            raise ConfigError(
+                f"gimbalmq.{name}", None, f"{spec.name} must say it, or the schema cannot be inferred"
+            )
 
     async def sample() -> list[bytes]:
         found: list[bytes] = []
@@ -267,7 +272,14 @@ def _infer_schema(spec: Path) -> None:
                 found += [view.body async for view in admin.messages.read(topic, dict(ranges))]
         return found
 
-    bodies = asyncio.run(sample())
+    try:
+        bodies = asyncio.run(sample())
+    except ConnectError as error:
+        raise ConfigError(
+            "gimbalmq.namesrv",
+            told["namesrv"],
+            f"asked for messages to infer the schema from: {error}; start it, or change it in {spec.name}",
+        ) from error
     schema = infer(bodies)
     if schema is None:
         raise ConfigError(
