@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from gimbalmq.broker.broker import Broker
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
-from gimbalmq.broker.metadata import Groups, Topics
+from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.errors import StoreIOError, SubscriptionGroupNotExistError
 from gimbalmq.protocol.bodies import GroupConfig, TopicConfig
 from gimbalmq.protocol.command import RemotingCommand
@@ -164,3 +165,41 @@ def test_offsets_reach_the_file_by_themselves(tmp_path: Path) -> None:
             assert json.loads(path.read_text())["offsetTable"] == {"T@g": {"0": 7}}
 
     run(work())
+
+
+def test_offsets_are_found_by_group_and_by_topic_without_walking_over_all(tmp_path: Path) -> None:
+    offsets = ConsumerOffsets(tmp_path)
+    groups = 10_000
+    for number in range(groups):
+        for topic in (f"topic-{number % 100}", f"%RETRY%group-{number}"):
+            offsets.commit(f"group-{number}", topic, 0, 5)
+    begun = time.perf_counter()
+    for group in offsets.all_groups():
+        assert len(offsets.topics_of(group)) == 2
+    # Ten milliseconds in all; by walks over the table it was more than ten seconds.
+    assert time.perf_counter() - begun < 1.0
+    assert offsets.groups_of("topic-7") == {f"group-{number}" for number in range(7, groups, 100)}
+
+
+def test_both_indexes_of_offsets_follow_every_change(tmp_path: Path) -> None:
+    offsets = ConsumerOffsets(tmp_path)
+    offsets.commit("g1", "A", 0, 1)
+    offsets.commit("g1", "B", 0, 2)
+    offsets.reset("g2", "A", 1, 3)
+    offsets.clone("g1", "g3", "A")
+    offsets.note_pull("g1", "A", 0, 9)
+    offsets.commit("g3", "A", 0, 7)
+    assert offsets.get("g1", "A", 0) == 1 and offsets.get("g3", "A", 0) == 7
+    offsets.save()
+    again = ConsumerOffsets(tmp_path)
+    again.load()
+    for table in (offsets, again):
+        assert table.all_groups() == {"g1", "g2", "g3"}
+        assert table.topics_of("g1") == {"A", "B"}
+        assert table.groups_of("A") == {"g1", "g2", "g3"}
+        table.forget_group("g1")
+        assert table.topics_of("g1") == set() and table.groups_of("A") == {"g2", "g3"}
+        assert table.groups_of("B") == set() and table.pulled("g1", "A", 0) == -1
+        table.forget_topic("A")
+        assert table.all_groups() == set() and table.take_reset("g2", "A", 1) is None
+        assert table.document() == {"offsetTable": {}}

@@ -259,12 +259,22 @@ class ConsumerOffsets:
     def __init__(self, folder: Path) -> None:
         self._file = JsonFile(folder / "consumerOffset.json")
         self._table: dict[tuple[str, str], dict[int, int]] = {}
+        self._by_group: dict[str, dict[str, dict[int, int]]] = {}
+        self._by_topic: dict[str, dict[str, dict[int, int]]] = {}
+        """The same offsets by group and topic, and by topic and group: no question walks over the whole table."""
         self._pulled: dict[tuple[str, str], dict[int, int]] = {}
         self._resets: dict[tuple[str, str, int], int] = {}
         self._dirty = False
 
     def load(self) -> None:
-        self._table = self._file.load(_read_offsets) or {}
+        for (topic, group), offsets in (self._file.load(_read_offsets) or {}).items():
+            self._enter(topic, group, offsets)
+
+    def _enter(self, topic: str, group: str, offsets: dict[int, int]) -> dict[int, int]:
+        self._table[topic, group] = offsets
+        self._by_group.setdefault(group, {})[topic] = offsets
+        self._by_topic.setdefault(topic, {})[group] = offsets
+        return offsets
 
     def save(self) -> None:
         if self._dirty:
@@ -286,13 +296,16 @@ class ConsumerOffsets:
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         if (topic, group, queue_id) in self._resets:
             return
-        self._table.setdefault((topic, group), {})[queue_id] = offset
+        offsets = self._table.get((topic, group))
+        if offsets is None:
+            offsets = self._enter(topic, group, {})
+        offsets[queue_id] = offset
         self._dirty = True
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        self._table.setdefault((topic, group), {})[queue_id] = offset
+        self._resets.pop((topic, group, queue_id), None)
+        self.commit(group, topic, queue_id, offset)
         self._resets[topic, group, queue_id] = offset
-        self._dirty = True
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The place a pull must go to instead, once."""
@@ -306,14 +319,13 @@ class ConsumerOffsets:
         return self._pulled.get((topic, group), {}).get(queue_id, -1)
 
     def topics_of(self, group: str) -> set[str]:
-        return {topic for topic, owner in self._table if owner == group}
+        return set(self._by_group.get(group, ()))
 
     def groups_of(self, topic: str) -> set[str]:
-        return {group for owned, group in self._table if owned == topic}
+        return set(self._by_topic.get(topic, ()))
 
     def all_groups(self) -> set[str]:
-        # A copy first: the metrics' thread asks this while the loop changes the table.
-        return {group for _, group in self._table}
+        return set(self._by_group)
 
     def queues(self, group: str, topic: str) -> dict[int, int]:
         return dict(self._table.get((topic, group), {}))
@@ -321,19 +333,29 @@ class ConsumerOffsets:
     def clone(self, source: str, target: str, topic: str) -> None:
         offsets = self._table.get((topic, source))
         if offsets is not None:
-            self._table[topic, target] = dict(offsets)
+            self._enter(topic, target, dict(offsets))
             self._dirty = True
 
     def forget_group(self, group: str) -> None:
-        self._forget(lambda _, owner: owner == group)
+        for topic in self.topics_of(group):
+            self._drop(topic, group)
+        self._forget_marks(lambda _, owner: owner == group)
 
     def forget_topic(self, topic: str) -> None:
-        self._forget(lambda owned, _: owned == topic)
+        for group in self.groups_of(topic):
+            self._drop(topic, group)
+        self._forget_marks(lambda owned, _: owned == topic)
 
-    def _forget(self, gone: Callable[[str, str], bool]) -> None:
-        for table in (self._table, self._pulled):
-            for key in [key for key in table if gone(*key)]:
-                del table[key]
-                self._dirty = True
+    def _drop(self, topic: str, group: str) -> None:
+        del self._table[topic, group]
+        for index, outer, inner in ((self._by_group, group, topic), (self._by_topic, topic, group)):
+            del index[outer][inner]
+            if not index[outer]:
+                del index[outer]
+        self._dirty = True
+
+    def _forget_marks(self, gone: Callable[[str, str], bool]) -> None:
+        for pair in [pair for pair in self._pulled if gone(*pair)]:
+            del self._pulled[pair]
         for mark in [mark for mark in self._resets if gone(mark[0], mark[1])]:
             del self._resets[mark]
