@@ -74,6 +74,8 @@ BROKER_MEANINGS = {
     "file_reserved_time": "hours a commit log file is kept",
     "disk_max_used_space_ratio": "percent of the disk in use above which old files go early",
     "clean_resource_interval": "ms between looks for files to delete",
+    "loop_pause_warn_millis": "ours: turns of the event loop that take so many ms are counted (metrics, runtime table)",
+    "loop_pause_log_millis": "ours: turns that take so many ms are logged, with the stack",
     "clean_file_forcibly_enable": "a nearly full disk deletes old files before their time",
     "tls_server_mode": "`disabled`, `permissive` (plain and TLS on one port) or `enforcing`",
     "tls_server_cert_path": "certificate, PEM",

@@ -34,11 +34,13 @@ from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.store.results import RecoveryReport
 from gimbalmq.transport.channel import Handlers
+from gimbalmq.transport.descriptors import budget
 from gimbalmq.transport.network import AsyncioNetwork, Network
 from gimbalmq.transport.pool import ChannelPool
 from gimbalmq.transport.server import RemotingServer
 from gimbalmq.transport.tasks import Tasks
 from gimbalmq.transport.tls import ServerTls
+from gimbalmq.transport.watchdog import LoopWatchdog
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +55,18 @@ class Broker:
 
     ``await start()`` recovers the store, listens, and registers with the name servers;
     ``await close()`` undoes it in the reverse order and leaves a clean folder.
+
+    Args:
+        watchdog: of the loop the broker runs on, if somebody watches it; its findings are shown.
     """
 
     def __init__(
-        self, config: BrokerConfig, *, network: Network | None = None, clock: Clock = SYSTEM_CLOCK
+        self,
+        config: BrokerConfig,
+        *,
+        network: Network | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        watchdog: LoopWatchdog | None = None,
     ) -> None:
         if not config.store_path_root_dir:
             raise ConfigError("storePathRootDir", "", "name the folder the broker keeps its data in")
@@ -66,6 +76,7 @@ class Broker:
         self.recovery: RecoveryReport | None = None
         self._network = network or AsyncioNetwork()
         self._clock = clock
+        self._watchdog = watchdog
         self._started = False
 
     @property
@@ -114,7 +125,7 @@ class Broker:
         """The parts, from the store up; each gets what it needs and no more."""
         clock, live = self._clock, self.live
         folder = self.store_path / "config"
-        store_config = config.store_config(self.port)
+        store_config = config.store_config(self.port, budget())
         store_host = store_config.store_host
         self.store = MessageStore(store_config, clock)
         self.recovery = self.store.load()
@@ -150,6 +161,7 @@ class Broker:
             self.consumers,
             self.producers,
             self.long_poll,
+            self._watchdog,
         )
         unique_ids = UniqueIdGenerator(store_host[:-4], os.getpid(), id(self) & 0x7FFFFFFF)
         clients = ClientHandlers(self.consumers, self.producers, self.topics, self.groups, self.locks, live)
@@ -207,7 +219,7 @@ class Broker:
                 self.stats,
             ),
             BrokerAdminHandlers(
-                self.store, live, self.stats, self.delays, self.timers, self.long_poll, clock
+                self.store, live, self.stats, self.delays, self.timers, self.long_poll, clock, self._watchdog
             ),
         ):
             family.register(self.handlers)

@@ -19,6 +19,7 @@ from gimbalmq.errors import ConfigError
 from gimbalmq.model import topics
 from gimbalmq.model.ids import pack_host
 from gimbalmq.store.config import StoreConfig, parse_delay_levels
+from gimbalmq.transport.descriptors import DescriptorBudget
 
 _PROPERTY_NAMES = {
     "broker_ip1": "brokerIP1",
@@ -47,6 +48,8 @@ _FIXED_AT_START = frozenset(
         "max_index_num",
         "message_index_enable",
         "message_delay_level",
+        "loop_pause_warn_millis",
+        "loop_pause_log_millis",
         "metrics_prom_exporter_port",
         "flush_disk_type",
         "default_topic_queue_nums",
@@ -126,6 +129,10 @@ class BrokerConfig:
     tls_server_trust_cert_path: str | None = None
     tls_server_need_client_auth: str = "none"
 
+    loop_pause_warn_millis: int = 20
+    """Ours: turns of the event loop from so long on are counted."""
+    loop_pause_log_millis: int = 100
+    """Ours: from so long on they are logged, with the stack."""
     metrics_prom_exporter_port: int = 0
     """0 means no metrics port."""
 
@@ -160,6 +167,8 @@ class BrokerConfig:
             ("flush_consumer_offset_interval", 1, 3_600_000),
             ("flush_delay_offset_interval", 1, 3_600_000),
             ("clean_resource_interval", 100, 86_400_000),
+            ("loop_pause_warn_millis", 1, 60_000),
+            ("loop_pause_log_millis", 1, 3_600_000),
         ):
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(property_name(name), getattr(self, name), f"use {low} to {high}")
@@ -180,7 +189,7 @@ class BrokerConfig:
         except ValueError:
             raise ConfigError("deleteWhen", self.delete_when, "use hours like 04 or 02;14") from None
 
-    def store_config(self, port: int) -> StoreConfig:
+    def store_config(self, port: int, descriptors: DescriptorBudget) -> StoreConfig:
         """What the store needs of it; ``port`` is the one really listened on."""
         return StoreConfig(
             root=Path(self.store_path_root_dir),
@@ -191,6 +200,8 @@ class BrokerConfig:
             index_slots=self.max_hash_slot_num,
             index_entries=self.max_index_num,
             delay_levels_ms=parse_delay_levels(self.message_delay_level),
+            queue_file_descriptors=descriptors.queue_files,
+            log_files_open=descriptors.log_files,
             delete_when_hours=self.delete_hours(),
             file_reserved_hours=self.file_reserved_time,
             disk_max_used_ratio=self.disk_max_used_space_ratio / 100,

@@ -11,6 +11,7 @@ from gimbalmq.broker.metadata import ConsumerOffsets, Topics
 from gimbalmq.broker.stats import Stats
 from gimbalmq.errors import ConnectError
 from gimbalmq.store.message_store import MessageStore
+from gimbalmq.transport.watchdog import LoopWatchdog
 
 _SCRAPE_SECONDS = 10.0
 
@@ -27,6 +28,7 @@ class MetricsServer:
         consumers: Consumers,
         producers: Producers,
         long_poll: LongPoll,
+        watchdog: LoopWatchdog | None = None,
     ) -> None:
         self._store = store
         self._stats = stats
@@ -35,6 +37,7 @@ class MetricsServer:
         self._consumers = consumers
         self._producers = producers
         self._long_poll = long_poll
+        self._watchdog = watchdog
         self._stop: Callable[[], None] | None = None
         self.port = 0
 
@@ -120,6 +123,12 @@ class MetricsServer:
         yield gauge(
             "storage_read_only", "1 while the store refuses writes", store.read_only_reason is not None
         )
+        if (watchdog := self._watchdog) is not None:
+            pauses = CounterMetricFamily("rocketmq_loop_pauses", "Turns of the event loop that took too long")
+            pauses.add_metric([], watchdog.pauses)
+            yield pauses
+            seconds = watchdog.longest.seconds if watchdog.longest is not None else 0.0
+            yield gauge("loop_longest_pause_seconds", "The longest turn of the event loop", seconds)
         lag = GaugeMetricFamily(
             "rocketmq_consumer_lag_messages",
             "Messages a group has not committed",

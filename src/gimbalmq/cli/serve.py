@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.cli.output import announce
+from gimbalmq.transport.descriptors import budget, raise_limit
+from gimbalmq.transport.watchdog import LoopWatchdog
 
 if TYPE_CHECKING:
     from gimbalmq.broker.broker import Broker
@@ -47,6 +49,7 @@ def run(plan: Plan) -> int:
     Raises:
         RocketMQError, OSError: a server could not be started.
     """
+    raise_limit()
     with asyncio.Runner(debug=plan.debug, loop_factory=_loop_factory()) as runner:
         return runner.run(_until_signal(plan))
 
@@ -110,6 +113,9 @@ class _StopOnSignal:
 async def _serve(plan: Plan) -> None:
     async with AsyncExitStack() as stack:
         broker_config = plan.broker
+        watchdog = _watchdog(broker_config)
+        stack.callback(watchdog.close)
+        watchdog.start()
         if plan.nameserver is not None:
             from gimbalmq.nameserver.server import NameServer
 
@@ -124,15 +130,22 @@ async def _serve(plan: Plan) -> None:
         if broker_config is not None:
             from gimbalmq.broker.broker import Broker
 
-            broker = Broker(broker_config)
+            broker = Broker(broker_config, watchdog=watchdog)
             begun = SYSTEM_CLOCK.monotonic()
             stack.push_async_callback(broker.close)
             await broker.start()
             announce(_broker_ready(broker, broker_config.broker_name, SYSTEM_CLOCK.monotonic() - begun))
+            log.info("broker %s can hold %s", broker_config.broker_name, budget())
         # What exists now lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
         await asyncio.get_running_loop().create_future()
+
+
+def _watchdog(config: BrokerConfig | None) -> LoopWatchdog:
+    if config is None:
+        return LoopWatchdog()
+    return LoopWatchdog(config.loop_pause_warn_millis / 1000, config.loop_pause_log_millis / 1000)
 
 
 def _reachable(host: str) -> str:

@@ -21,8 +21,8 @@ BLANK_BYTES = 8
 class CommitLog:
     """Appends, reads and syncs. One thread appends; ``flush`` may run in another."""
 
-    def __init__(self, folder: Path, file_bytes: int, files: Files) -> None:
-        self.segments = Segments(folder, file_bytes, files)
+    def __init__(self, folder: Path, file_bytes: int, files: Files, files_open: int = 32) -> None:
+        self.segments = Segments(folder, file_bytes, files, files_open)
         self.position = 0
         self.flushed = 0
         self._files = files
@@ -69,6 +69,7 @@ class CommitLog:
             self.segments.wipe_behind(offset)
             self.position = offset
             self.flushed = min(self.flushed, offset)
+            self.segments.keep_from = self.flushed
 
     def read(self, offset: int, size: int) -> bytes:
         return self.segments.read(offset, size)
@@ -99,14 +100,14 @@ class CommitLog:
                     offset = max(self.flushed, segments.first_base)
                     while offset < target:
                         segment = segments.at(offset)
-                        self._files.sync(segments.descriptor(segment))
+                        segments.sync(segment)
                         offset = segment.base + segments.size
                     if segments.end != self._synced_files:
                         self._files.sync_folder(segments.folder)
                         self._synced_files = segments.end
                 except OSError as error:
                     raise store_error(error, f"sync of the commit log at {self.flushed}") from error
-                self.flushed = target
+                self.flushed = segments.keep_from = target
             return target
 
     def drop_first(self, count: int) -> None:

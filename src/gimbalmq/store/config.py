@@ -37,6 +37,7 @@ class StoreConfig:
         delay_levels_ms: level to delay, for rebuilding the schedule topic's queue entries.
         physical_memory_bytes: None asks the machine.
         queue_file_descriptors: how many consume-queue files stay open.
+        log_files_open: how many commit-log files stay open for reading, at least.
         queue_tail_bytes: a queue's unwritten entries are written when they grow past this.
         queue_tails_total_bytes: all queues' are when their sum grows past this.
         index_pending_limit: a commit builds the index itself when more records wait.
@@ -56,6 +57,7 @@ class StoreConfig:
     physical_memory_bytes: int | None = None
     memory_ratio: float = 0.4
     queue_file_descriptors: int = 512
+    log_files_open: int = 32
     queue_tail_bytes: int = 64 * 1024
     queue_tails_total_bytes: int = 32 * 1024 * 1024
     index_pending_limit: int = 4096
@@ -84,5 +86,7 @@ class StoreConfig:
             raise ConfigError(
                 "index_slots", (self.index_slots, self.index_entries), "at least 1 slot, 2 entries"
             )
+        if self.log_files_open < 2:
+            raise ConfigError("log_files_open", self.log_files_open, "at least 2")
         if self.queue_file_descriptors < 1:
             raise ConfigError("queue_file_descriptors", self.queue_file_descriptors, "at least 1")

@@ -64,7 +64,9 @@ class MessageStore:
 
     def _reset(self) -> None:
         config, files = self.config, self._files
-        self.log = CommitLog(config.root / "commitlog", config.commitlog_file_bytes, files)
+        self.log = CommitLog(
+            config.root / "commitlog", config.commitlog_file_bytes, files, config.log_files_open
+        )
         self._queue_files = QueueFiles(
             config.root / "consumequeue", config.queue_file_bytes, files, config.queue_file_descriptors
         )
@@ -138,6 +140,7 @@ class MessageStore:
         recovery = Recovery(self.log, self._queue_files, self._index, self._checkpoint, report)
         recovery.run(lambda: list(self._all_queues()), dispatcher)
         self._last_timestamp = recovery.last_timestamp
+        self.log.segments.keep_from = self.log.flushed
 
     def close(self) -> None:
         """Writes and syncs everything, marks the folder as closed properly, unlocks it.

@@ -2,13 +2,15 @@
 
 File k holds the offsets [base, base + size) and is named by its base. Files are made sparse at full
 size, because Java refuses a folder in which any has another size. Each is mapped for reading when
-first read; writes go through the descriptor. Offset -> file is one division.
+read; writes go through the descriptor. Offset -> file is one division. A log may have thousands of files,
+so only those read last stay open.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+from collections import OrderedDict
 from pathlib import Path
 
 from gimbalmq.errors import StoreError
@@ -29,14 +31,21 @@ class Segment:
 
 
 class Segments:
-    """All files of one folder, ascending and without gaps."""
+    """All files of one folder, ascending and without gaps.
 
-    def __init__(self, folder: Path, size: int, files: Files) -> None:
+    Attributes:
+        keep_from: files that reach behind this offset are never closed: they may be written or synced just now.
+    """
+
+    def __init__(self, folder: Path, size: int, files: Files, most_open: int = 32) -> None:
         self.folder = folder
         self.size = size
         self._files = files
         self._list: list[Segment] = []
+        self._most_open = most_open
+        self._opened: OrderedDict[Segment, None] = OrderedDict()  # the one opened last comes last
         self.first_base = 0
+        self.keep_from = 0
 
     def __len__(self) -> int:
         return len(self._list)
@@ -76,6 +85,7 @@ class Segments:
             if int(path.name) != base:
                 raise StoreError(f"{self.folder}: {base:020d} is missing before {path.name}")
             self._list.append(Segment(path, base, self.size, -1))
+        self.keep_from = self.end  # nothing is written before the store is loaded
         return notes
 
     def add(self) -> Segment:
@@ -95,6 +105,8 @@ class Segments:
             raise
         segment = Segment(path, base, self.size, fd)
         self._list.append(segment)
+        self._opened[segment] = None
+        self._close_some()
         return segment
 
     def at(self, offset: int) -> Segment:
@@ -104,7 +116,19 @@ class Segments:
         if segment.fd < 0:
             with translated(segment.path):
                 segment.fd = self._files.open(segment.path)
+            self._opened[segment] = None
         return segment.fd
+
+    def sync(self, segment: Segment) -> None:
+        """Makes what was written to the file durable. Any thread: a file that is not open is closed again here."""
+        if segment.fd >= 0:
+            self._files.sync(segment.fd)
+            return
+        fd = self._files.open(segment.path)
+        try:
+            self._files.sync(fd)
+        finally:
+            self._files.close(fd)
 
     def map(self, segment: Segment) -> mmap.mmap:
         """The whole file for reading; what is written later shows through."""
@@ -112,7 +136,16 @@ class Segments:
         if found is None:
             with translated(segment.path):
                 found = segment._map = self._files.map(self.descriptor(segment), self.size)
+            self._opened[segment] = None
+            self._opened.move_to_end(segment)
+            self._close_some()
         return found
+
+    def _close_some(self) -> None:
+        """Closes files that were opened long ago (a map takes a descriptor of its own). Only for the store's thread."""
+        for segment in list(self._opened)[: -self._most_open]:
+            if segment.base + self.size <= self.keep_from:
+                self._release(segment)
 
     def read(self, offset: int, size: int) -> bytes:
         """Bytes that lie in one file."""
@@ -161,6 +194,7 @@ class Segments:
         self._list.clear()
 
     def _release(self, segment: Segment) -> None:
+        self._opened.pop(segment, None)
         if segment._map is not None:
             try:
                 segment._map.close()

@@ -17,6 +17,7 @@ from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers.management import ViewStats
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.channel import Answer, Channel, Handlers
+from gimbalmq.transport.watchdog import LoopWatchdog
 
 _REFUSED_KEYS = ("configBlackList", "brokerConfigPath")
 
@@ -33,6 +34,7 @@ class BrokerAdminHandlers:
         timers: Timers,
         long_poll: LongPoll,
         clock: Clock,
+        watchdog: LoopWatchdog | None = None,
     ) -> None:
         self._store = store
         self._live = live
@@ -41,6 +43,7 @@ class BrokerAdminHandlers:
         self._timers = timers
         self._long_poll = long_poll
         self._clock = clock
+        self._watchdog = watchdog
 
     def register(self, handlers: Handlers) -> None:
         handlers.add(RequestCode.UPDATE_BROKER_CONFIG, self.update_config)
@@ -135,6 +138,10 @@ class BrokerAdminHandlers:
         }
         if store.read_only_reason is not None:
             table["readOnlyReason"] = store.read_only_reason
+        if (watchdog := self._watchdog) is not None:
+            longest = watchdog.longest.seconds if watchdog.longest is not None else 0.0
+            table["loopPauses"] = str(watchdog.pauses)
+            table["loopLongestPauseMillis"] = str(round(longest * 1000))
         for level, (done, newest) in self._delays.progress().items():
             table[f"scheduleMessageOffset_{level}"] = f"{done},{newest}"
         return table

@@ -1,0 +1,117 @@
+"""The watchdog of the event loop, on both kinds of loop."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+
+from gimbalmq._clock import SYSTEM_CLOCK
+from gimbalmq.transport.watchdog import LoopWatchdog
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+def _on_uvloop(work: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work)
+
+
+@pytest.fixture(params=[asyncio.run, _on_uvloop], ids=["asyncio", "uvloop"])
+def run_on(request: pytest.FixtureRequest) -> Run:
+    run: Run = request.param
+    return run
+
+
+def compute_for(seconds: float) -> None:
+    end = SYSTEM_CLOCK.monotonic() + seconds
+    while SYSTEM_CLOCK.monotonic() < end:
+        pass
+
+
+def hold_the_lock_for(seconds: float) -> None:
+    ctypes.PyDLL(None).usleep(round(seconds * 1e6))  # PyDLL: the interpreter lock is not let go
+
+
+def block_for(seconds: float) -> None:
+    threading.Event().wait(seconds)  # as a file operation does: the lock is free meanwhile
+
+
+async def noted(watchdog: LoopWatchdog) -> None:
+    while not watchdog.pauses:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("work", [compute_for, hold_the_lock_for, block_for])
+def test_a_long_turn_is_measured_and_its_stack_told(
+    run_on: Run, work: Callable[[float], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        watchdog = LoopWatchdog(0.15, 0.15)
+        watchdog.start()
+        await asyncio.sleep(0.03)
+        work(0.4)
+        async with asyncio.timeout(10):
+            await noted(watchdog)
+        watchdog.close()
+        assert watchdog.longest is not None
+        assert watchdog.longest.seconds > 0.35
+        assert work.__name__ in watchdog.longest.stack
+        assert watchdog.take_longest() is not None
+        assert watchdog.longest is None
+
+    with caplog.at_level(logging.WARNING):
+        run_on(main())
+    assert "stood still for" in caplog.text
+    assert work.__name__ in caplog.text
+
+
+def test_a_loop_that_waits_is_neither_woken_nor_blamed(run_on: Run) -> None:
+    async def main() -> None:
+        woken = []
+
+        class Counting(LoopWatchdog):
+            def _answer(self) -> None:
+                woken.append(1)
+                super()._answer()
+
+        watchdog = Counting(0.2, 0.2, look_every=0.001)
+        watchdog.start()
+        await asyncio.sleep(0.5)
+        watchdog.close()
+        assert watchdog.pauses == 0
+        assert len(woken) <= 20  # only around the two moments in which this function itself ran
+
+    run_on(main())
+
+
+def test_many_long_turns_are_few_lines(run_on: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        watchdog = LoopWatchdog(0.02, 0.02, look_every=0.002)
+        watchdog.start()
+        async with asyncio.timeout(30):
+            while watchdog.pauses < 5:
+                await asyncio.sleep(0.01)
+                compute_for(0.06)
+        watchdog.close()
+
+    with caplog.at_level(logging.WARNING):
+        run_on(main())
+    assert caplog.text.count("stood still") == 1
+
+
+def test_a_loop_that_ends_first_ends_the_watch() -> None:
+    watchdog = LoopWatchdog()
+
+    async def main() -> None:
+        watchdog.start()
+
+    asyncio.run(main())
+    watchdog.close()
+    assert watchdog.pauses == 0
