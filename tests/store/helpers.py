@@ -68,10 +68,7 @@ class FailingFiles(Files):
             raise OSError(errno.EIO, "injected")
         self.synced += 1
 
-    def sync_folder(self, folder: Path) -> None:
-        pass
-
-    def sync_everything(self) -> None:
+    def sync_folder(self, folder: Path | str) -> None:
         pass
 
 

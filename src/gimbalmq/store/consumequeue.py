@@ -12,10 +12,9 @@ descriptors are borrowed from one bounded cache.
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from gimbalmq.errors import LocalProtocolError, StoreError
@@ -236,6 +235,7 @@ class QueueFiles:
                     if path.name.isdigit() and int(path.name) > base * ENTRY_BYTES:
                         self._forget(queue, int(path.name) // ENTRY_BYTES)
                         self._files.remove(path)
+                        self.unsynced.add(f"{folder}/")
             if number > base or os.path.exists(self._path(queue, base)):
                 fd = self._descriptor(queue, base)
                 self._files.truncate(fd, (number - base) * ENTRY_BYTES)
@@ -270,17 +270,21 @@ class QueueFiles:
             with translated(path):
                 self._forget(queue, queue.first)
                 self._files.remove(path)
+                self.unsynced.add(f"{self._folder(queue)}/")
             queue.first += self.per_file
             dropped += 1
         return dropped
 
-    def sync(self, paths: set[str], *, everything: bool = False) -> None:
-        """Syncs files by name, so that it can run beside the owner of the descriptors."""
-        if everything:  # one call instead of thousands
-            self._files.sync_everything()
-            return
+    def sync(self, paths: Iterable[str]) -> None:
+        """Syncs files, and folders (they end with a slash), by name: so it can run beside the descriptors' owner.
+
+        One by one: a sync of the whole machine is one call, but it reports no errors.
+        """
         for path in paths:
             try:
+                if path.endswith("/"):
+                    self._files.sync_folder(path)
+                    continue
                 fd = self._files.open(path)
             except FileNotFoundError:  # its topic was deleted meanwhile
                 continue
@@ -295,7 +299,9 @@ class QueueFiles:
             self._files.close(self._open.pop(key))
         prefix = f"{self.root}/{topic}/"
         self.unsynced = {path for path in self.unsynced if not path.startswith(prefix)}
-        shutil.rmtree(self.root / topic, ignore_errors=True)
+        with translated(prefix):
+            self._files.remove_folder(self.root / topic)
+        self.unsynced.add(f"{self.root}/")
 
     def close(self) -> None:
         for fd in self._open.values():
@@ -328,8 +334,14 @@ class QueueFiles:
         return fd
 
     def _create(self, path: str) -> int:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        fd = self._files.open(path, create=True)
+        folder = os.path.dirname(path)
+        try:
+            fd = self._files.open(path, create=True)
+        except FileNotFoundError:
+            self._files.make_folder(folder)
+            self.unsynced |= {f"{os.path.dirname(folder)}/", f"{self.root}/"}
+            fd = self._files.open(path, create=True)
+        self.unsynced.add(f"{folder}/")
         try:
             self._files.truncate(fd, self.file_bytes)
         except OSError:

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ from pathlib import Path
 from gimbalmq.errors import DiskFullError, StoreError, StoreIOError, StoreLockedError
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# macOS: fsync hands the data to the drive, whose cache loses it with the power; this waits for the platters.
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 
 
 def store_error(error: OSError, what: str) -> StoreError:
@@ -70,27 +73,64 @@ class Files:
             self.write_at(fd, zeros[: min(len(zeros), start + size - position)], position)
 
     def sync(self, fd: int) -> None:
+        """Makes a file's bytes and size durable; its name is not, see ``sync_folder``."""
+        if _FULL_SYNC is not None:
+            try:
+                fcntl.fcntl(fd, _FULL_SYNC)
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
+                    raise  # only a file system that does not know it, such as a network's, may do with less
         if hasattr(os, "fdatasync"):
             os.fdatasync(fd)
         else:
             os.fsync(fd)
 
-    def sync_folder(self, folder: Path) -> None:
-        """Makes names created in or removed from the folder durable."""
+    def sync_folder(self, folder: Path | str) -> None:
+        """Makes names created in, renamed in or removed from the folder durable."""
         fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
 
-    def sync_everything(self) -> None:
-        os.sync()
+    def make_folder(self, folder: Path | str) -> None:
+        """Makes the folder and those above it, if they are missing; see ``sync_folder``."""
+        os.makedirs(folder, exist_ok=True)
 
     def remove(self, path: Path | str) -> None:
+        """Removes a file; one that is gone already is no error."""
         try:
             os.unlink(path)
         except FileNotFoundError:
             pass
+
+    def remove_folder(self, folder: Path | str) -> None:
+        """Removes a folder with all that is in it; one that is gone already is no error."""
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            pass
+
+    def replace(self, source: Path | str, target: Path | str) -> None:
+        """Renames a file, over another one if there is one; see ``sync_folder``."""
+        os.replace(source, target)
+
+    def write_file(self, path: Path, data: bytes) -> None:
+        """Gives a small file new content: after a crash it has the old one or the new one, never half of either.
+
+        Durable when it returns. Takes two syncs, so do not call it on an event loop.
+        """
+        aside = path.with_name(path.name + ".tmp")
+        fd = self.open(aside, create=True)
+        try:
+            self.truncate(fd, 0)  # a crash may have left a longer one
+            self.write_at(fd, data, 0)
+            self.sync(fd)
+        finally:
+            self.close(fd)
+        self.replace(aside, path)
+        self.sync_folder(path.parent)
 
     def read_at(self, fd: int, size: int, position: int) -> bytes:
         return os.pread(fd, size, position)

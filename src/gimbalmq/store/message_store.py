@@ -41,7 +41,6 @@ from gimbalmq.store.results import CleanReport, GetResult, QueryResult, Recovery
 from gimbalmq.store.retention import decide
 
 _PROBE_BYTES = 1 << 20
-_SYNC_ALL_ABOVE = 256
 
 
 class MessageStore:
@@ -356,7 +355,7 @@ class MessageStore:
         def finish() -> None:
             self.flush()
             try:
-                self._queue_files.sync(unsynced, everything=len(unsynced) > _SYNC_ALL_ABOVE)
+                self._queue_files.sync(unsynced)
                 if file is not None:
                     file.sync()
             except OSError as error:
