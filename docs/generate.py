@@ -24,6 +24,7 @@ from gimbalmq.nameserver.config import (
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.testing import LocalCluster
 from gimbalmq.transport.channel import Handlers
+from gimbalmq.transport.tls_config import TLS_PROPERTY_NAMES, TlsConfig
 
 DOCS = Path(__file__).resolve().parent
 
@@ -77,11 +78,6 @@ BROKER_MEANINGS = {
     "loop_pause_warn_millis": "ours: turns of the event loop that take so many ms are counted (metrics, runtime table)",
     "loop_pause_log_millis": "ours: turns that take so many ms are logged, with the stack",
     "clean_file_forcibly_enable": "a nearly full disk deletes old files before their time",
-    "tls_server_mode": "`disabled`, `permissive` (plain and TLS on one port) or `enforcing`",
-    "tls_server_cert_path": "certificate, PEM",
-    "tls_server_key_path": "its key, PEM",
-    "tls_server_trust_cert_path": "certificates clients are checked against, PEM",
-    "tls_server_need_client_auth": "`none`, `optional` or `require`",
     "metrics_prom_exporter_port": "port of Prometheus metrics; 0 is none",
 }
 
@@ -203,6 +199,8 @@ def broker_options() -> str:
     rows = ["| key | default | at run time | meaning |", "|---|---|---|---|"]
     defaults = BrokerConfig().to_properties()
     for field in dataclasses.fields(BrokerConfig):
+        if field.name in TLS_PROPERTY_NAMES:
+            continue  # in a table of their own
         key = property_name(field.name)
         change = "" if field.name in _FIXED_AT_START else "yes"
         rows.append(
@@ -211,13 +209,29 @@ def broker_options() -> str:
     return "\n".join(rows)
 
 
+def tls_options() -> str:
+    defaults = BrokerConfig().to_properties()
+    rows = ["| key | default | meaning |", "|---|---|---|"]
+    for name, meaning in _attributes(TlsConfig).items():
+        key = TLS_PROPERTY_NAMES[name]
+        rows.append(f"| `{key}` | {_code(defaults.get(key, ''))} | {meaning.replace('``', '`')} |")
+    return "\n".join(rows)
+
+
+def _attributes(described: type) -> dict[str, str]:
+    found = re.findall(r"^ {8}(\w+): (.+?)$", described.__doc__ or "", re.MULTILINE)
+    return {name: meaning.rstrip(".") for name, meaning in found}
+
+
 def nameserver_options() -> str:
-    meanings = dict(re.findall(r"^ {8}(\w+): (.+?)$", NameServerConfig.__doc__ or "", re.MULTILINE))
+    meanings = _attributes(NameServerConfig)
     defaults = to_properties(NameServerConfig())
     rows = ["| key | default | at run time | meaning |", "|---|---|---|---|"]
     for key, known in _PROPERTIES.items():
+        if known.option in TLS_PROPERTY_NAMES:
+            continue  # in a table of their own
         change = "" if key in FIXED_WHILE_RUNNING else "yes"
-        rows.append(f"| `{key}` | {_code(defaults[key])} | {change} | {meanings[known.option].rstrip('.')} |")
+        rows.append(f"| `{key}` | {_code(defaults[key])} | {change} | {meanings[known.option]} |")
     return "\n".join(rows)
 
 
@@ -275,6 +289,7 @@ def spark_sink_options() -> str:
 TABLES = {
     "broker-options": broker_options,
     "nameserver-options": nameserver_options,
+    "tls-options": tls_options,
     "request-codes": request_codes,
     "spark-source-options": spark_source_options,
     "spark-sink-options": spark_sink_options,

@@ -38,11 +38,13 @@ if TYPE_CHECKING:
     from gimbalmq.model.results import TransactionState as TransactionState
     from gimbalmq.nameserver.config import NameServerConfig as NameServerConfig
     from gimbalmq.nameserver.server import NameServer as NameServer
+    from gimbalmq.transport.tls import client_tls as client_tls
 
 _HOMES = {
     "Admin": "gimbalmq.admin.admin",
     "Broker": "gimbalmq.broker.broker",
     "BrokerConfig": "gimbalmq.broker.config",
+    "client_tls": "gimbalmq.transport.tls",
     "ConfigError": "gimbalmq.errors",
     "ConsumeContext": "gimbalmq.client.consume",
     "ConsumeFromWhere": "gimbalmq.client.consumer_config",

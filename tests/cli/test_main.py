@@ -116,9 +116,13 @@ def test_name_server_keeps_its_files_where_told(tmp_path: Path) -> None:
 
 def test_name_server_takes_rocketmqs_tls_keys(tmp_path: Path) -> None:
     plan = _plan("namesrv", "--set", "tls.server.mode=disabled")
-    assert plan.nameserver_tls is not None and plan.nameserver_tls.mode.value == "disabled"
+    assert plan.nameserver is not None and plan.nameserver.tls_server_mode == "disabled"
     with pytest.raises(ConfigError, match=r"tls\.server\.certPath"):
-        _plan("namesrv", "--set", f"tls.server.certPath={tmp_path / 'none.pem'}")
+        _plan("namesrv", "--set", "tls.server.mode=enforcing")
+    done = gimbalmq(
+        "namesrv", "--set", f"tls.server.certPath={tmp_path / 'none.pem'}", "--data", str(tmp_path)
+    )
+    assert done.returncode == 2 and "tls.server.certPath=" in done.stderr
 
 
 def test_broken_values_name_key_value_and_remedy(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from gimbalmq.sync import Admin, Producer, PushConsumer
 from gimbalmq.testing import LocalCluster
 from gimbalmq.testing.cluster import ThreadCluster
 from tests.cli.commands import Server, gimbalmq, serving
+from tests.transport.wiring import self_signed
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page, Request
@@ -234,6 +235,20 @@ def test_cluster_topics_and_groups_are_shown(url: str, open_page: Open, cluster:
     page.get_by_label("Filter topics").fill("")
     page.get_by_role("switch", name="Retry, dead-letter").click()
     expect(page.get_by_role("link", name="%RETRY%billing")).to_be_visible()
+
+
+def test_a_cluster_that_enforces_tls_is_shown(open_page: Open, tmp_path: Path) -> None:
+    certificate = self_signed(tmp_path)
+    keys = {
+        "tls.server.mode": "enforcing",
+        "tls.server.certPath": certificate.cert_path,
+        "tls.server.keyPath": certificate.key_path,
+    }
+    with (
+        LocalCluster.in_thread(properties=keys) as guarded,
+        dashboard(guarded.namesrv, "--tls-ca", certificate.cert_path) as url,
+    ):
+        expect(open_page(url).get_by_role("cell", name="broker-a", exact=True)).to_be_visible()
 
 
 def test_a_rebalance_is_seen_within_two_seconds_with_reason_and_pause(

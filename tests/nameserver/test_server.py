@@ -21,7 +21,7 @@ from gimbalmq.protocol.headers import nameserver as headers
 from gimbalmq.rpc import nameserver as rpc
 from gimbalmq.transport.channel import Channel
 from gimbalmq.transport.pool import ChannelPool
-from gimbalmq.transport.tls import ServerTls, trusting_client_context
+from gimbalmq.transport.tls import client_tls
 from tests.nameserver.broker_double import one_topic, register_request, topics
 from tests.support import ManualClock, run, until
 from tests.transport.wiring import self_signed
@@ -689,9 +689,11 @@ def test_closing_ends_connections_and_work() -> None:
 
 def test_name_server_serves_tls_and_plain_peers_on_one_port(tmp_path: Path) -> None:
     async def work() -> None:
-        tls = ServerTls.load("permissive", certificate.cert_path, certificate.key_path)
-        async with NameServer(NameServerConfig(port=0), tls=tls) as server:
-            for context in (None, trusting_client_context()):
+        config = NameServerConfig(
+            port=0, tls_server_cert_path=certificate.cert_path, tls_server_key_path=certificate.key_path
+        )
+        async with NameServer(config) as server:
+            for context in (None, client_tls()):
                 pool = ChannelPool(tls=context)
                 assert (await rpc.all_topics(pool, server.address)).topic_list == []
                 await pool.close()

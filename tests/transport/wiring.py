@@ -128,30 +128,55 @@ class Certificate:
     key_path: str
 
 
-def self_signed(folder: Path, name: str = "server") -> Certificate:
-    """A certificate for the loopback address that nobody else trusts."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    start = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(start)
-        .not_valid_after(start + datetime.timedelta(days=36500))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))]), False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
-        .sign(key, hashes.SHA256())
-    )
-    cert_path, key_path = folder / f"{name}.pem", folder / f"{name}.key"
-    cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    key_path.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
+def self_signed(folder: Path, name: str = "server", *, password: bytes | None = None) -> Certificate:
+    """A certificate for the loopback address that nobody else trusts; its key is encrypted if a password is given."""
+    return Authority(folder, name, password=password).certificate
+
+
+class Authority:
+    """A self-signed certificate that signs others."""
+
+    def __init__(self, folder: Path, name: str = "authority", *, password: bytes | None = None) -> None:
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self.certificate = self._sign(name, self._name, self._key, HOST, ca=True, password=password)
+
+    def sign(self, name: str, host: str = HOST) -> Certificate:
+        """A certificate for an address."""
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        return self._sign(name, subject, ec.generate_private_key(ec.SECP256R1()), host, ca=False)
+
+    def _sign(
+        self,
+        name: str,
+        subject: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        host: str,
+        *,
+        ca: bool,
+        password: bytes | None = None,
+    ) -> Certificate:
+        start = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(start)
+            .not_valid_after(start + datetime.timedelta(days=36500))
+            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]), False)
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), True)
+            .sign(self._key, hashes.SHA256())
         )
-    )
-    return Certificate(str(cert_path), str(key_path))
+        cert_path, key_path = self._folder / f"{name}.pem", self._folder / f"{name}.key"
+        cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        key_path.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption(),
+            )
+        )
+        return Certificate(str(cert_path), str(key_path))

@@ -39,7 +39,7 @@ from gimbalmq.transport.network import AsyncioNetwork, Network
 from gimbalmq.transport.pool import ChannelPool
 from gimbalmq.transport.server import RemotingServer
 from gimbalmq.transport.tasks import Tasks
-from gimbalmq.transport.tls import ServerTls
+from gimbalmq.transport.tls import RELOAD_SECONDS, ServerTls
 from gimbalmq.transport.watchdog import LoopWatchdog
 
 log = logging.getLogger(__name__)
@@ -93,13 +93,7 @@ class Broker:
         if self._started:
             raise StateError("the broker was started already")
         config = self.live.now
-        tls = ServerTls.load(
-            config.tls_server_mode,
-            config.tls_server_cert_path,
-            config.tls_server_key_path,
-            config.tls_server_trust_cert_path,
-            config.tls_server_need_client_auth,
-        )
+        self._tls = tls = ServerTls(config)
         self._tasks = Tasks("broker")
         self._server = RemotingServer(self.handlers, tls=tls, network=self._network)
         self._fast_server = RemotingServer(self.handlers, tls=tls, network=self._network)
@@ -151,7 +145,7 @@ class Broker:
         except BaseException:
             self.store.close()
             raise
-        self._pool = ChannelPool(network=self._network)
+        self._pool = ChannelPool(network=self._network, tls=self._tls.client)
         self._registration = Registration(self._pool, self.topics, live, self._tasks)
         self.metrics = MetricsServer(
             self.store,
@@ -258,6 +252,7 @@ class Broker:
         every(lambda: live.now.flush_delay_offset_interval / 1000, self._save_delays, "delay offsets")
         every(_SCAN_SECONDS, self._expire_clients, "silent clients")
         every(SIGNS_SCAN_SECONDS, self._expel_silent, "hung clients")
+        every(RELOAD_SECONDS, self._reload_certificates, "certificates")
         every(SAMPLE_SECONDS, self.stats.sample, "statistics")
         every(
             lambda: live.now.clean_resource_interval / 1000,
@@ -271,6 +266,10 @@ class Broker:
             return
         if self.store.flushed_offset < self.store.max_commitlog_offset:
             await self.commit.flush()
+
+    async def _reload_certificates(self) -> None:
+        if await self._tls.reload():
+            self._pool.tls = self._tls.client
 
     def _flush_queues(self) -> None:
         self.store.build_index()

@@ -20,15 +20,12 @@ from gimbalmq.model import topics
 from gimbalmq.model.ids import pack_host
 from gimbalmq.store.config import StoreConfig, parse_delay_levels
 from gimbalmq.transport.descriptors import DescriptorBudget
+from gimbalmq.transport.tls_config import TLS_PROPERTY_NAMES, TlsConfig
 
 _PROPERTY_NAMES = {
     "broker_ip1": "brokerIP1",
     "broker_ip2": "brokerIP2",
-    "tls_server_mode": "tls.server.mode",
-    "tls_server_cert_path": "tls.server.certPath",
-    "tls_server_key_path": "tls.server.keyPath",
-    "tls_server_trust_cert_path": "tls.server.trustCertPath",
-    "tls_server_need_client_auth": "tls.server.need.client.auth",
+    **TLS_PROPERTY_NAMES,
 }
 
 _FIXED_AT_START = frozenset(
@@ -54,18 +51,14 @@ _FIXED_AT_START = frozenset(
         "flush_disk_type",
         "default_topic_queue_nums",
         "trace_topic_enable",
-        "tls_server_mode",
-        "tls_server_cert_path",
-        "tls_server_key_path",
-        "tls_server_trust_cert_path",
-        "tls_server_need_client_auth",
+        *TLS_PROPERTY_NAMES,
     }
 )
 """Changing these needs a restart; a request to change one is refused by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerConfig:
+class BrokerConfig(TlsConfig):
     """Options of a Broker; defaults are Apache's unless the comment says why not."""
 
     broker_cluster_name: str = "DefaultCluster"
@@ -123,12 +116,6 @@ class BrokerConfig:
     clean_resource_interval: int = 10_000
     clean_file_forcibly_enable: bool = True
 
-    tls_server_mode: str = "permissive"
-    tls_server_cert_path: str | None = None
-    tls_server_key_path: str | None = None
-    tls_server_trust_cert_path: str | None = None
-    tls_server_need_client_auth: str = "none"
-
     loop_pause_warn_millis: int = 20
     """Ours: turns of the event loop from so long on are counted."""
     loop_pause_log_millis: int = 100
@@ -137,6 +124,7 @@ class BrokerConfig:
     """0 means no metrics port."""
 
     def __post_init__(self) -> None:
+        TlsConfig.__post_init__(self)
         for name in ("broker_cluster_name", "broker_name"):
             problem = topics.topic_problem(getattr(self, name))
             if problem is not None:
@@ -228,11 +216,11 @@ class BrokerConfig:
         return dataclasses.replace(base or BrokerConfig(), **changes), unknown  # type: ignore[arg-type]
 
     def to_properties(self) -> dict[str, str]:
-        """All options as RocketMQ's properties text has them."""
+        """All options as RocketMQ's properties text has them; passwords are left out."""
         found: dict[str, str] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value is not None:
+            if value is not None and field.repr:
                 text = str(value).lower() if isinstance(value, bool) else str(value)
                 found[property_name(field.name)] = text
         return found
@@ -247,7 +235,7 @@ def property_name(field: str) -> str:
 
 
 def _parse(key: str, text: str, kind: object) -> object:
-    if kind is bool:
+    if kind is bool or kind == bool | None:
         if text.lower() not in ("true", "false"):
             raise ConfigError(key, text, "use true or false")
         return text.lower() == "true"

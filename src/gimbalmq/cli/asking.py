@@ -23,6 +23,8 @@ from gimbalmq.errors import (
 )
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
     from gimbalmq.admin.admin import Admin
 
 OK, FAILED, MISUSED, ABSENT, REFUSED = 0, 1, 2, 3, 4
@@ -165,9 +167,40 @@ def connection_options(parser: Parser) -> None:
         metavar="FILE",
         help="file that holds the secret key (default: $ROCKETMQ_SECRET_KEY itself)",
     )
-    group.add_argument("--tls", action="store_true", help="speak TLS; any certificate is believed")
+    tls_options(group)
     group.add_argument("--timeout", type=above_zero, default=5.0, metavar="SECONDS", help="for one call (5)")
     group.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
+
+
+def tls_options(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--tls",
+        action="store_true",
+        help="speak TLS (default: $ROCKETMQ_TLS); without --tls-ca any certificate is believed",
+    )
+    add(
+        "--tls-ca",
+        metavar="FILE",
+        help="speak TLS with servers whose certificates these authorities vouch for, PEM, or the word system "
+        "(default: $ROCKETMQ_TLS_CA)",
+    )
+    add(
+        "--tls-any-host",
+        action="store_true",
+        help="with --tls-ca: a certificate need not be for the address it is met at "
+        "(default: $ROCKETMQ_TLS_ANY_HOST)",
+    )
+    add(
+        "--tls-cert",
+        metavar="FILE",
+        help="own certificate for servers that ask for one, PEM (default: $ROCKETMQ_TLS_CERT)",
+    )
+    add(
+        "--tls-key",
+        metavar="FILE",
+        help="its key, PEM (default: $ROCKETMQ_TLS_KEY); $ROCKETMQ_TLS_KEY_PASSWORD opens an encrypted one",
+    )
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -203,11 +236,38 @@ def admin_options(args: argparse.Namespace) -> dict[str, Any]:
     access = args.access_key or os.environ.get("ROCKETMQ_ACCESS_KEY")
     if access:
         options["access_key"], options["secret_key"] = access, _secret(args.secret_key_file)
-    if args.tls:
-        from gimbalmq.transport.tls import trusting_client_context
-
-        options["tls"] = trusting_client_context()
+    tls = _tls(args)
+    if tls is not None:
+        options["tls"] = tls
     return options
+
+
+def _tls(args: argparse.Namespace) -> SSLContext | None:
+    environment = os.environ
+    ca = args.tls_ca or environment.get("ROCKETMQ_TLS_CA") or None
+    cert = args.tls_cert or environment.get("ROCKETMQ_TLS_CERT") or None
+    key = args.tls_key or environment.get("ROCKETMQ_TLS_KEY") or None
+    if args.tls_key and not cert:
+        raise ConfigError("--tls-key", args.tls_key, "give --tls-cert too")
+    if not (args.tls or _said("ROCKETMQ_TLS") or ca or cert):
+        return None
+    from gimbalmq.transport.tls import client_tls
+
+    return client_tls(
+        ca,
+        cert,
+        key,
+        environment.get("ROCKETMQ_TLS_KEY_PASSWORD"),
+        check_host=not (args.tls_any_host or _said("ROCKETMQ_TLS_ANY_HOST")),
+        options=("--tls-ca", "--tls-cert", "$ROCKETMQ_TLS_KEY_PASSWORD"),
+    )
+
+
+def _said(variable: str) -> bool:
+    text = os.environ.get(variable, "").lower()
+    if text not in ("", "true", "1", "false", "0"):
+        raise ConfigError(f"${variable}", text, "use true or false")
+    return text in ("true", "1")
 
 
 def connect(args: argparse.Namespace) -> Admin:

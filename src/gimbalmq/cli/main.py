@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from gimbalmq.broker.config import BrokerConfig
     from gimbalmq.cli.serve import Plan
     from gimbalmq.nameserver.config import NameServerConfig
-    from gimbalmq.transport.tls import ServerTls
 
 log = logging.getLogger(__name__)
 
@@ -245,10 +244,8 @@ def broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, list[str
     return BrokerConfig.from_properties(properties)
 
 
-def nameserver_config(
-    properties: Mapping[str, str], data: Path
-) -> tuple[NameServerConfig, ServerTls | None, list[str]]:
-    """The configuration of a name server, its TLS, and the keys that mean nothing to it."""
+def nameserver_config(properties: Mapping[str, str], data: Path) -> tuple[NameServerConfig, list[str]]:
+    """The configuration of a name server and the keys that mean nothing to it."""
     from gimbalmq.nameserver.config import from_properties
 
     data = data.expanduser().resolve()
@@ -257,22 +254,7 @@ def nameserver_config(
         "configStorePath": str(data / "namesrv.properties"),
         **properties,
     }
-    for_tls = {key: keys.pop(key) for key in list(keys) if key.startswith("tls.")}
-    config, unknown = from_properties(keys)
-    if not for_tls:
-        return config, None, unknown
-    from gimbalmq.broker.config import BrokerConfig
-    from gimbalmq.transport.tls import ServerTls
-
-    tls, unknown_tls = BrokerConfig.from_properties(for_tls)
-    loaded = ServerTls.load(
-        tls.tls_server_mode,
-        tls.tls_server_cert_path,
-        tls.tls_server_key_path,
-        tls.tls_server_trust_cert_path,
-        tls.tls_server_need_client_auth,
-    )
-    return config, loaded, unknown + unknown_tls
+    return from_properties(keys)
 
 
 def _file_keys(args: argparse.Namespace) -> dict[str, str]:
@@ -308,11 +290,11 @@ def namesrv_plan(args: argparse.Namespace) -> Plan:
 
     flags = {key: value for key, value in (("listenPort", args.port), ("bindAddress", args.host)) if value}
     properties = {**_file_keys(args), **dict(args.set), **flags}
-    config, tls, unknown = nameserver_config(properties, args.data or home() / "namesrv")
+    config, unknown = nameserver_config(properties, args.data or home() / "namesrv")
     _pass_over(unknown)
     if args.data is not None:
         _usable(str(args.data.expanduser()), "--data")
-    return Plan(nameserver=config, nameserver_tls=tls, debug=args.debug)
+    return Plan(nameserver=config, debug=args.debug)
 
 
 def broker_plan(args: argparse.Namespace) -> Plan:
@@ -345,11 +327,11 @@ def server_plan(args: argparse.Namespace) -> Plan:
     if args.namesrv_port is not None:
         wanted["listenPort"] = args.namesrv_port
     store = Path(for_broker.store_path_root_dir)
-    for_nameserver, tls, unknown = nameserver_config(wanted, args.data or store / "namesrv")
+    for_nameserver, unknown = nameserver_config(wanted, args.data or store / "namesrv")
     _pass_over([key for key in broker_unknown if key in unknown])
     _pass_over([f"namesrv.{key}" for key in own if key in unknown])
     _usable(for_broker.store_path_root_dir, "--store")
-    return Plan(nameserver=for_nameserver, nameserver_tls=tls, broker=for_broker, debug=args.debug)
+    return Plan(nameserver=for_nameserver, broker=for_broker, debug=args.debug)
 
 
 _PLANS = {"server": server_plan, "broker": broker_plan, "namesrv": namesrv_plan}

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from gimbalmq.broker.broker import Broker
     from gimbalmq.broker.config import BrokerConfig
     from gimbalmq.nameserver.config import NameServerConfig
-    from gimbalmq.transport.tls import ServerTls
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +37,6 @@ class Plan:
     """What one process is to run: a name server, a broker, or a broker that uses the name server."""
 
     nameserver: NameServerConfig | None = None
-    nameserver_tls: ServerTls | None = None
     broker: BrokerConfig | None = None
     debug: bool = False
 
@@ -119,7 +117,7 @@ async def _serve(plan: Plan) -> None:
         if plan.nameserver is not None:
             from gimbalmq.nameserver.server import NameServer
 
-            nameserver = NameServer(plan.nameserver, tls=plan.nameserver_tls)
+            nameserver = NameServer(plan.nameserver)
             stack.push_async_callback(nameserver.close)
             await nameserver.start()
             announce(f"name server ready on {nameserver.address}")

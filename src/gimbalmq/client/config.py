@@ -53,8 +53,7 @@ class ClientConfig:
         api_timeout: seconds a call may take that has no timeout of its own.
         connect_timeout: seconds for making a connection.
         access_key, secret_key, security_token: ACL; both keys or none.
-        tls: a context where the brokers want TLS (``transport.tls.trusting_client_context()`` believes
-            any certificate, as Java's default does).
+        tls: a context, if the servers want TLS: ``gimbalmq.client_tls()`` makes one.
         vip_channel: whether calls that may use the broker's fast port (main port - 2) do so.
         unit_mode: for groups of RocketMQ's unit deployments.
         network: where connections come from; tests give one in memory.

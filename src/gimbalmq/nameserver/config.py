@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
 from gimbalmq.errors import ConfigError
+from gimbalmq.transport.tls_config import TLS_PROPERTY_NAMES, TlsConfig
 
 ALWAYS_BLACK_LISTED = ("configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome")
 """Properties that a request may never change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NameServerConfig:
+class NameServerConfig(TlsConfig):
     """Options of a name server (Java: NamesrvConfig and the part of NettyServerConfig we use).
 
     Attributes:
@@ -32,6 +33,9 @@ class NameServerConfig:
         wait_for_service: seconds that takes.
         idle_timeout: seconds without a byte either way after which a connection is closed.
         config_black_list: further properties that a request may not change.
+
+    Those of ``TlsConfig`` besides; it makes no connections, but believes the certificate of a broker that was
+    given the same keys.
     """
 
     host: str = "127.0.0.1"
@@ -52,6 +56,7 @@ class NameServerConfig:
     config_black_list: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        TlsConfig.__post_init__(self)
         if not 0 <= self.port <= 65535:
             raise ConfigError("port", self.port, "use 0 to 65535")
         for option in ("scan_interval", "broker_expiry", "idle_timeout"):
@@ -78,7 +83,7 @@ def _text(_key: str, value: str) -> str:
     return value
 
 
-def _optional_path(_key: str, value: str) -> str | None:
+def _optional_text(_key: str, value: str) -> str | None:
     return value or None
 
 
@@ -87,6 +92,10 @@ def _boolean(key: str, value: str) -> bool:
     if lowered not in ("true", "false"):
         raise ConfigError(key, value, "use true or false")
     return lowered == "true"
+
+
+def _optional_boolean(key: str, value: str) -> bool | None:
+    return _boolean(key, value) if value else None
 
 
 def _integer(key: str, value: str) -> int:
@@ -112,6 +121,10 @@ def _write_boolean(value: object) -> str:
     return "true" if value else "false"
 
 
+def _write_optional_boolean(value: object) -> str:
+    return "" if value is None else _write_boolean(value)
+
+
 def _write_seconds(value: object) -> str:
     assert isinstance(value, int | float)
     return str(round(value))
@@ -130,8 +143,8 @@ def _write_names(value: object) -> str:
 _PROPERTIES: dict[str, _Property] = {
     "bindAddress": _Property("host", _text, _write_text),
     "listenPort": _Property("port", _integer, _write_text),
-    "kvConfigPath": _Property("kv_config_path", _optional_path, _write_text),
-    "configStorePath": _Property("config_store_path", _optional_path, _write_text),
+    "kvConfigPath": _Property("kv_config_path", _optional_text, _write_text),
+    "configStorePath": _Property("config_store_path", _optional_text, _write_text),
     "orderMessageEnable": _Property("order_message_enable", _boolean, _write_boolean),
     "returnOrderTopicConfigToBroker": _Property(
         "return_order_topic_config_to_broker", _boolean, _write_boolean
@@ -148,12 +161,25 @@ _PROPERTIES: dict[str, _Property] = {
     "waitSecondsForService": _Property("wait_for_service", _integer, _write_seconds),
     "serverChannelMaxIdleTimeSeconds": _Property("idle_timeout", _integer, _write_seconds),
     "configBlackList": _Property("config_black_list", _names, _write_names),
+    **{
+        key: _Property(option, _optional_boolean, _write_optional_boolean)
+        if option in ("tls_enable", "tls_client_auth_server")
+        else _Property(option, _text, _write_text)
+        if option in ("tls_server_mode", "tls_server_need_client_auth")
+        else _Property(option, _optional_text, _write_text)
+        for option, key in TLS_PROPERTY_NAMES.items()
+    },
 }
 """RocketMQ's name of each option. Only brokerChannelExpiredTime is ours: in Java it is a constant."""
 
 assert {known.option for known in _PROPERTIES.values()} == {field.name for field in fields(NameServerConfig)}
 
-FIXED_WHILE_RUNNING = ("bindAddress", "listenPort", "serverChannelMaxIdleTimeSeconds")
+FIXED_WHILE_RUNNING = (
+    "bindAddress",
+    "listenPort",
+    "serverChannelMaxIdleTimeSeconds",
+    *TLS_PROPERTY_NAMES.values(),
+)
 """Properties that are read once, at the start."""
 
 
@@ -178,5 +204,10 @@ def from_properties(
 
 
 def to_properties(config: NameServerConfig) -> dict[str, str]:
-    """The configuration under RocketMQ's property names."""
-    return {key: known.write(getattr(config, known.option)) for key, known in _PROPERTIES.items()}
+    """The configuration under RocketMQ's property names; passwords are left out."""
+    hidden = {field.name for field in fields(config) if not field.repr}
+    return {
+        key: known.write(getattr(config, known.option))
+        for key, known in _PROPERTIES.items()
+        if known.option not in hidden
+    }

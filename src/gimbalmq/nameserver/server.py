@@ -16,7 +16,7 @@ from gimbalmq.transport.channel import Channel, Handlers
 from gimbalmq.transport.network import Network
 from gimbalmq.transport.server import RemotingServer
 from gimbalmq.transport.tasks import Tasks
-from gimbalmq.transport.tls import ServerTls
+from gimbalmq.transport.tls import RELOAD_SECONDS, ServerTls
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +34,10 @@ class NameServer:
         *,
         network: Network | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        tls: ServerTls | None = None,
     ) -> None:
         self._settings = Settings(config or NameServerConfig())
         self._network = network
         self._clock = clock
-        self._tls = tls
         self._tasks = Tasks("name server")
         self._remoting: RemotingServer | None = None
         self._closed = False
@@ -66,7 +64,7 @@ class NameServer:
         """Reads the KV file and listens.
 
         Raises:
-            ConfigError: the KV file is broken.
+            ConfigError: the KV file is broken, or a certificate cannot be loaded.
             ConnectError: the port is taken.
         """
         if self._remoting is not None or self._closed:
@@ -77,13 +75,13 @@ class NameServer:
         handlers = Handlers()
         handlers.closed = self._connection_closed
         NameServerRequests(self.table, kv, self._settings, self._clock).install(handlers)
-        remoting = RemotingServer(
-            handlers, tls=self._tls, network=self._network, idle_seconds=config.idle_timeout
-        )
+        tls = ServerTls(config)
+        remoting = RemotingServer(handlers, tls=tls, network=self._network, idle_seconds=config.idle_timeout)
         await remoting.start(config.host, config.port)
         self._remoting = remoting
         self._settings.config = replace(config, port=remoting.port)
         self._tasks.every(lambda: self.config.scan_interval, self.drop_silent_brokers, "broker expiry")
+        self._tasks.every(RELOAD_SECONDS, tls.reload, "certificates")
         log.info("name server listens on %s", self.address)
 
     async def close(self) -> None:

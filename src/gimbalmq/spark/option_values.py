@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gimbalmq.client.config import parse_addresses
 from gimbalmq.errors import ConfigError
-from gimbalmq.transport.tls import trusting_client_context
+from gimbalmq.transport.tls import SYSTEM, client_tls
 
 _TRUE: Final = frozenset({"true", "yes", "on", "1"})
 _FALSE: Final = frozenset({"false", "no", "off", "0"})
@@ -210,6 +210,8 @@ CONNECTION_OPTIONS: Final = (
     "tlsTrustFile",
     "tlsCertFile",
     "tlsKeyFile",
+    "tlsKeyPassword",
+    "tlsCheckHost",
     "connectTimeout",
 )
 
@@ -222,7 +224,8 @@ class Connection:
         namesrv: ``host:port;host:port``.
         tls: ``off``, ``trust`` (any certificate, as Java's default) or ``verify``.
         tls_trust_file: certificates to believe under ``verify``, instead of the system's.
-        tls_cert_file, tls_key_file: our own, where brokers ask for one.
+        tls_cert_file, tls_key_file, tls_key_password: our own, if brokers ask for one.
+        tls_check_host: under ``verify`` a certificate must be for the address it is met at.
     """
 
     namesrv: str
@@ -233,6 +236,8 @@ class Connection:
     tls_trust_file: str | None = None
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
+    tls_key_password: str | None = field(default=None, repr=False)
+    tls_check_host: bool = True
     connect_timeout: float = 3.0
 
     @classmethod
@@ -254,6 +259,8 @@ class Connection:
             tls_trust_file=trust_file,
             tls_cert_file=options.text("tlsCertFile"),
             tls_key_file=options.text("tlsKeyFile"),
+            tls_key_password=options.text("tlsKeyPassword"),
+            tls_check_host=options.boolean("tlsCheckHost", True),
             connect_timeout=options.duration("connectTimeout", 3.0),
         )
 
@@ -271,15 +278,11 @@ class Connection:
     def _tls_context(self) -> ssl.SSLContext | None:
         if self.tls == "off":
             return None
-        try:
-            if self.tls == "trust":
-                context = trusting_client_context()
-            else:
-                context = ssl.create_default_context(cafile=self.tls_trust_file)
-            if self.tls_cert_file is not None:
-                context.load_cert_chain(self.tls_cert_file, self.tls_key_file)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(
-                "tlsTrustFile", self.tls_trust_file or self.tls_cert_file, f"cannot be loaded: {error}"
-            ) from error
-        return context
+        return client_tls(
+            None if self.tls == "trust" else self.tls_trust_file or SYSTEM,
+            self.tls_cert_file,
+            self.tls_key_file,
+            self.tls_key_password,
+            check_host=self.tls_check_host,
+            options=("tlsTrustFile", "tlsCertFile", "tlsKeyPassword"),
+        )

@@ -124,6 +124,8 @@ OPTIONS: Final = (
     Option("tlsTrustFile", "", "certificates to believe instead of the system's"),
     Option("tlsCertFile", "", "our own certificate, where brokers ask for one"),
     Option("tlsKeyFile", "", "its key"),
+    Option("tlsKeyPassword", "", "password of an encrypted key"),
+    Option("tlsCheckHost", "true", "with `verify`: a certificate must be for the address it is met at"),
 )
 
 _ALIASES: Final = {

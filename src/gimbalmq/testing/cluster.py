@@ -75,7 +75,7 @@ class LocalCluster:
 
     Args:
         brokers: how many; named broker-a, broker-b, ...
-        properties: RocketMQ's broker keys, for all of them.
+        properties: RocketMQ's broker keys, for all of them; ``tls.*`` reach the name server too.
         namesrv_properties: RocketMQ's name server keys.
         store: a folder that is kept; without it everything is deleted at the end.
         network: run in memory; with a VirtualClock and its loop, in virtual time.
@@ -164,7 +164,8 @@ class LocalCluster:
 
     async def _start_all(self) -> None:
         host = HOST if self._network is None else NAMESERVER_HOST
-        keys = {"bindAddress": host, "listenPort": "0", **self._namesrv_properties}
+        shared = {key: text for key, text in self._properties.items() if key.startswith("tls.")}
+        keys = {"bindAddress": host, "listenPort": "0", **shared, **self._namesrv_properties}
         config, unknown = nameserver_from_properties(keys)
         _refuse(unknown)
         self._nameserver = NameServer(

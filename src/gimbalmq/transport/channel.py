@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, cast
 
 from gimbalmq.errors import (
+    ConnectError,
     ConnectionLostError,
     LocalProtocolError,
     OverloadedError,
@@ -34,7 +35,7 @@ from gimbalmq.protocol.command import JSON_HEADER, ONEWAY_FLAG, RemotingCommand
 from gimbalmq.protocol.frames import Frame, FrameReader
 from gimbalmq.protocol.pending import PendingCalls
 from gimbalmq.protocol.serializers import decode_command, encode_frame
-from gimbalmq.transport.tls import HANDSHAKE_BYTE, ServerTls, TlsMode, TlsPipe
+from gimbalmq.transport.tls import HANDSHAKE_BYTE, HANDSHAKE_SECONDS, ServerTls, TlsMode, TlsPipe
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,9 @@ REQUEST_BYTES = 32_768
 
 GATHER_BYTES = 65_536
 """From so many bytes on the kernel is given the parts as they are: joining them would cost more."""
+
+_FAREWELL_SECONDS = 1.0
+"""A peer that is closed for its fault has so long to read why."""
 
 _BUSY = "[OVERLOAD]system busy, start flow control for a while"
 
@@ -133,6 +137,10 @@ class Channel(asyncio.Protocol):
         self._client_tls = client_tls
         self._tls_host = tls_host
         self._tls: TlsPipe | None = None
+        self._handshake_timer: asyncio.TimerHandle | None = None
+        self._secured: asyncio.Future[None] | None = None
+        self._heard = False
+        self._trouble = ""
         self._first_read = server_tls is not None
         self._lost: asyncio.Future[None] | None = None
         self.closed = False
@@ -159,38 +167,46 @@ class Channel(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.last_active = self._loop.time()
         if self._client_tls is not None:
-            self._tls = TlsPipe(self._client_tls, server_side=False, host=self._tls_host)
-            self._transport.write(self._tls.start())
+            self._start_tls(TlsPipe(self._client_tls, server_side=False, host=self._tls_host))
         if self._handlers.opened is not None:
             self._handlers.opened(self)
 
     def data_received(self, data: bytes) -> None:
         self.last_active = self._loop.time()
+        self._heard = True
         try:
             if self._first_read:
                 self._first_read = False
                 self._detect_tls(data[0])
             if self._tls is not None:
-                data, answer = self._tls.receive(data)
-                if answer and self._transport is not None:
-                    self._transport.write(answer)
+                data = self._decrypt(self._tls, data)
                 if not data:
                     return
             frames = self._reader.feed(data)
             if frames:
                 self._handle([*self._held, *frames] if self._held else frames)
         except RemoteProtocolError as error:
-            log.warning("closing %s: %s", self.address, error)
-            self.abort()
+            self._refuse(error)
+
+    def eof_received(self) -> None:
+        if not self._heard and not self._trouble:
+            self._trouble = f"it hung up without a word; does it {'speak' if self._tls else 'want'} TLS?"
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._handshake_timer is not None:
+            self._handshake_timer.cancel()
+        if self._secured is not None and not self._secured.done():
+            self._secured.set_exception(self._insecure())
         for waiter in self._pending.drain():
             if not waiter.done():
+                why = f" ({self._trouble})" if self._trouble else ""
                 waiter.set_exception(
-                    ConnectionLostError(f"the connection to {self.address} broke; the outcome is unknown")
+                    ConnectionLostError(
+                        f"the connection to {self.address} broke{why}; the outcome is unknown"
+                    )
                 )
         for task in self._tasks:
             task.cancel()
@@ -216,8 +232,7 @@ class Channel(asyncio.Protocol):
             try:
                 self._handle(self._held)
             except RemoteProtocolError as error:
-                log.warning("closing %s: %s", self.address, error)
-                self.abort()
+                self._refuse(error)
         if not self._write_paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -286,12 +301,35 @@ class Channel(asyncio.Protocol):
         """Closes after what is written has left."""
         if self._transport is not None and not self.closed:
             self._flush()
+            self._say_farewell()
             self._transport.close()
 
     def abort(self) -> None:
         """Closes at once."""
         if self._transport is not None:
             self._transport.abort()
+
+    async def secured(self, timeout: float) -> None:
+        """Returns when the TLS handshake of a connection we made is over; at once on a plain one.
+
+        Raises:
+            ConnectError: it failed; the connection is closed.
+        """
+        if self._tls is None or self._tls.established:
+            return
+        if self.closed:
+            raise self._insecure()
+        self._secured = self._loop.create_future()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._secured
+        except TimeoutError:
+            raise ConnectError(
+                f"{self.address} did not finish a TLS handshake within {timeout:g} s; does it speak TLS?"
+            ) from None
+        finally:
+            if not self._tls.established:
+                self.abort()
 
     async def wait_closed(self) -> None:
         if not self.closed:
@@ -310,7 +348,53 @@ class Channel(asyncio.Protocol):
         if not wanted and mode is TlsMode.ENFORCING:
             raise RemoteProtocolError("this server serves TLS peers only")
         if wanted and context is not None:
-            self._tls = TlsPipe(context, server_side=True)
+            self._start_tls(TlsPipe(context, server_side=True))
+
+    def _start_tls(self, pipe: TlsPipe) -> None:
+        self._tls = pipe
+        self._handshake_timer = self._loop.call_later(HANDSHAKE_SECONDS, self._handshake_overdue)
+        if self._server_tls is None and self._transport is not None:
+            self._transport.write(pipe.start())
+
+    def _handshake_overdue(self) -> None:
+        self._refuse(RemoteProtocolError(f"no TLS handshake within {HANDSHAKE_SECONDS:g} s"))
+
+    def _insecure(self) -> ConnectError:
+        why = self._trouble or "the connection broke"
+        return ConnectError(f"TLS with {self.address} failed: {why}")
+
+    def _decrypt(self, pipe: TlsPipe, data: bytes) -> bytes:
+        plain, answer = pipe.receive(data)
+        if answer and self._transport is not None:
+            self._transport.write(answer)
+        if pipe.established and self._handshake_timer is not None:
+            self._handshake_timer.cancel()
+            self._handshake_timer = None
+            if self._secured is not None and not self._secured.done():
+                self._secured.set_result(None)
+        if pipe.ended:
+            # After the answers to what came with the goodbye.
+            self._loop.call_soon(self.close)
+        return plain
+
+    def _refuse(self, error: RemoteProtocolError) -> None:
+        """Closes because of what the peer did, and tells a TLS peer why."""
+        if self.closed or self._transport is None or self._transport.is_closing():
+            return
+        self._trouble = str(error)
+        log.warning("closing %s: %s", self.address, error)
+        if self._tls is None:
+            self._transport.abort()
+            return
+        self._say_farewell()
+        self._transport.close()
+        self._loop.call_later(_FAREWELL_SECONDS, self._transport.abort)
+
+    def _say_farewell(self) -> None:
+        if self._tls is not None and self._transport is not None and not self._transport.is_closing():
+            last = self._tls.farewell()
+            if last:
+                self._transport.write(last)
 
     def _handle(self, frames: list[Frame]) -> None:
         batches, singles = self._handlers.batches, self._handlers.singles
@@ -411,7 +495,10 @@ class Channel(asyncio.Protocol):
         size, self._out_bytes = self._out_bytes, 0
         if self._transport is not None and not self._transport.is_closing():
             if self._tls is not None:
-                self._transport.write(self._tls.send(b"".join(out)))
+                try:
+                    self._transport.write(self._tls.send(b"".join(out)))
+                except RemoteProtocolError as error:
+                    self._refuse(error)
             elif len(out) == 1:
                 self._transport.write(out[0])
             elif size < GATHER_BYTES:

@@ -26,7 +26,8 @@ class ChannelPool:
     ) -> None:
         self._handlers = handlers or Handlers(answer_unknown=False)
         self._network = network or AsyncioNetwork()
-        self._tls = tls
+        self.tls = tls
+        """Of connections made from now on; None is plain."""
         self._connect_timeout = connect_timeout
         self._channels: dict[str, Channel] = {}
         self._connecting: dict[str, asyncio.Task[Channel]] = {}
@@ -74,10 +75,11 @@ class ChannelPool:
         host, port = split_address(address)
 
         def make() -> Channel:
-            return Channel(self._handlers, client_tls=self._tls, tls_host=host)
+            return Channel(self._handlers, client_tls=self.tls, tls_host=host)
 
         channel = await self._network.connect(make, host, port, self._connect_timeout)
         assert isinstance(channel, Channel)
+        await channel.secured(self._connect_timeout)
         if self._closed:
             channel.abort()
             raise StateError("the connection pool is closed")

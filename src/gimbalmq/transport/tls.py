@@ -7,13 +7,41 @@ start_tls cannot be given bytes back; an SSLObject over two memory buffers can.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
+import re
 import ssl
-from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from gimbalmq.errors import ConfigError, RemoteProtocolError
+from gimbalmq.transport.tls_config import TlsConfig
+
+log = logging.getLogger(__name__)
 
 HANDSHAKE_BYTE = 0x16
+
+HANDSHAKE_SECONDS = 10.0
+"""A peer that has not finished its handshake by then is closed."""
+
+RELOAD_SECONDS = 5.0
+"""Between two looks at the files of a server's certificates."""
+
+SYSTEM = "system"
+"""In place of a file of authorities: those that the operating system trusts."""
+
+_MAX_HANDSHAKE_BYTES = 262_144
+"""A handshake longer than this is no handshake; OpenSSL takes certificates of 100 KB."""
+
+_HOST_MISMATCHES = frozenset({62, 63, 64})
+"""OpenSSL's codes for a certificate of another host name, mail address or IP address."""
+_HOST_REMEDY = (
+    "; have it made for this address, or say check_host=False, --tls-any-host or tlsCheckHost=false"
+)
+_TRUST_REMEDY = "; name its authority by client_tls(ca), --tls-ca, tlsTrustFile or tls.client.trustCertPath"
+
+_FIRST_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 class TlsMode(Enum):
@@ -24,66 +52,216 @@ class TlsMode(Enum):
     ENFORCING = "enforcing"
 
 
-@dataclass(frozen=True, slots=True)
 class ServerTls:
-    """What a server does about TLS; without a context every TLS peer is closed."""
+    """What a server does about TLS.
 
-    mode: TlsMode = TlsMode.PERMISSIVE
-    context: ssl.SSLContext | None = None
+    Attributes:
+        mode: who is served.
+        context: for peers that connect to it; without one every TLS peer is closed.
+        client: for connections the server makes itself; None if those are plain.
+    """
 
-    @staticmethod
-    def load(
-        mode: str,
-        cert_path: str | None,
-        key_path: str | None,
-        trust_cert_path: str | None = None,
-        client_auth: str = "none",
-    ) -> ServerTls:
-        """From file names; raises ConfigError naming the one that is wrong."""
+    __slots__ = ("_config", "_loaded", "_seen", "client", "context", "mode")
+
+    def __init__(self, config: TlsConfig | None = None) -> None:
+        """Reads the files; raises ConfigError naming the key that is wrong."""
+        self._config = config = config or TlsConfig()
+        self.mode = TlsMode(config.tls_server_mode.lower())
+        self._loaded = self._seen = self._stamps()
+        self.context, self.client = _contexts(config)
+
+    async def reload(self) -> bool:
+        """Reads the files again if they have changed; whether they had. To be called every RELOAD_SECONDS.
+
+        Connections made from then on use what was read. Files that cannot be used are logged, and
+        the server goes on with what it has.
+        """
+        stamps = self._stamps()
+        # A certificate and its key are replaced one after the other: wait until nothing moves.
+        seen, self._seen = self._seen, stamps
+        if stamps == self._loaded or stamps != seen:
+            return False
+        self._loaded = stamps
         try:
-            chosen = TlsMode(mode.lower())
-        except ValueError:
-            raise ConfigError("tls.server.mode", mode, "use disabled, permissive or enforcing") from None
-        if cert_path is None:
-            if chosen is TlsMode.ENFORCING:
-                raise ConfigError(
-                    "tls.server.certPath", None, "enforcing mode needs a certificate and its key"
-                )
-            return ServerTls(chosen)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            context.load_cert_chain(cert_path, key_path)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError("tls.server.certPath", cert_path, f"cannot be loaded: {error}") from error
-        if client_auth not in ("none", "optional", "require"):
-            raise ConfigError("tls.server.need.client.auth", client_auth, "use none, optional or require")
-        if trust_cert_path is not None:
-            try:
-                context.load_verify_locations(trust_cert_path)
-            except (OSError, ssl.SSLError) as error:
-                raise ConfigError(
-                    "tls.server.trustCertPath", trust_cert_path, f"cannot be loaded: {error}"
-                ) from error
-        context.verify_mode = {
-            "none": ssl.CERT_NONE,
-            "optional": ssl.CERT_OPTIONAL,
-            "require": ssl.CERT_REQUIRED,
-        }[client_auth]
-        return ServerTls(chosen, context)
+            # In a thread: the password of a key is made expensive to check.
+            self.context, self.client = await asyncio.to_thread(_contexts, self._config)
+        except ConfigError as error:
+            log.error("changed certificates are not used, the old ones stay: %s", error)
+            return False
+        log.info("changed certificates were loaded; new connections use them")
+        return True
+
+    def _stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
+        config = self._config
+        return tuple(
+            _stamp(path)
+            for path in (
+                config.tls_server_cert_path,
+                config.tls_server_key_path,
+                config.tls_server_trust_cert_path,
+                config.tls_client_trust_cert_path,
+                config.tls_client_cert_path,
+                config.tls_client_key_path,
+            )
+            if path
+        )
 
 
-def trusting_client_context() -> ssl.SSLContext:
-    """Encrypts but believes any certificate, as RocketMQ's Java client does by default."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _contexts(config: TlsConfig) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
+    return _server_context(config), _own_client_context(config) if config.connects_by_tls else None
+
+
+def _server_context(config: TlsConfig) -> ssl.SSLContext | None:
+    if not config.tls_server_cert_path:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    _load_chain(
+        context,
+        config.tls_server_cert_path,
+        config.tls_server_key_path,
+        config.tls_server_key_password,
+        "tls.server.certPath",
+        "tls.server.keyPassword",
+    )
+    if config.tls_server_trust_cert_path:
+        _trust(context, config.tls_server_trust_cert_path, "tls.server.trustCertPath")
+        # The servers of one process reach each other, whoever else may come in.
+        own = config.tls_client_cert_path or config.tls_server_cert_path
+        _trust_first_of(context, own)
+    context.verify_mode = {
+        "none": ssl.CERT_NONE,
+        "optional": ssl.CERT_OPTIONAL,
+        "require": ssl.CERT_REQUIRED,
+    }[config.tls_server_need_client_auth.lower()]
     return context
 
 
-class TlsPipe:
-    """One TLS session without a socket."""
+def _own_client_context(config: TlsConfig) -> ssl.SSLContext:
+    """For the connections of a server: it believes its own certificate and the authorities it was told.
 
-    __slots__ = ("_early", "_incoming", "_object", "_outgoing", "established")
+    As with Apache's servers the names in certificates are not compared, because brokers and name
+    servers are known by addresses; only if nothing but the system's authorities vouches for a
+    server is its name compared, or everybody with any certificate would be believed.
+    """
+    own, trusted = config.tls_server_cert_path, config.tls_client_trust_cert_path
+    shown = (
+        (config.tls_client_cert_path, config.tls_client_key_path, config.tls_client_key_password)
+        if config.tls_client_cert_path
+        else (own, config.tls_server_key_path, config.tls_server_key_password)
+    )
+    known = trusted or own
+    context = client_tls(
+        None if config.tls_client_auth_server is False else trusted or (None if own else SYSTEM),
+        *shown,
+        check_host=not known,
+        options=("tls.client.trustCertPath", "tls.client.certPath", "tls.client.keyPassword"),
+    )
+    if own and config.tls_client_auth_server is not False:
+        _trust_first_of(context, own)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_tls(
+    ca: str | None = None,
+    cert: str | None = None,
+    key: str | None = None,
+    key_password: str | None = None,
+    *,
+    check_host: bool = True,
+    options: tuple[str, str, str] = ("ca", "cert", "key_password"),
+) -> ssl.SSLContext:
+    """A client's context; raises ConfigError for a file that cannot be used.
+
+    Args:
+        ca: authorities of the servers to believe, a file of PEM, or ``system``; without them any
+            certificate is believed, as RocketMQ's Java client does by default.
+        cert, key, key_password: the client's own, for servers that ask for one.
+        check_host: whether the certificate must be for the name or address that was connected to;
+            of no meaning without ``ca``.
+        options: what ``ca``, ``cert`` and ``key_password`` are called in errors.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.check_hostname = check_host and ca is not None
+    if ca is None:
+        context.verify_mode = ssl.CERT_NONE
+    elif ca == SYSTEM:
+        context.load_default_certs()
+    else:
+        _trust(context, ca, options[0])
+    if cert:
+        _load_chain(context, cert, key, key_password, options[1], options[2])
+    return context
+
+
+def _load_chain(
+    context: ssl.SSLContext,
+    cert: str,
+    key: str | None,
+    password: str | None,
+    cert_option: str,
+    password_option: str,
+) -> None:
+    def given() -> str:
+        # Without this OpenSSL would ask on the terminal.
+        if password is None:
+            raise ConfigError(password_option, None, f"the key of {cert} is encrypted; give its password")
+        return password
+
+    try:
+        context.load_cert_chain(cert, key or None, given)
+    except (OSError, ssl.SSLError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        named = cert if not key else f"{cert} with key {key}"
+        raise ConfigError(cert_option, named, f"cannot be loaded: {_reason(error)}") from error
+
+
+def _trust(context: ssl.SSLContext, path: str, option: str) -> None:
+    # A server's own certificate, or one in the middle, may be given in place of an authority's.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        context.load_verify_locations(path)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(option, path, f"cannot be loaded: {_reason(error)}") from error
+
+
+def _trust_first_of(context: ssl.SSLContext, path: str) -> None:
+    """Believes one certificate; not those behind it in the file, which would vouch for strangers too."""
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        found = _FIRST_CERTIFICATE.search(Path(path).read_text("ascii", "replace"))
+        if found is not None:
+            context.load_verify_locations(cadata=found[0])
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError("tls.server.certPath", path, f"cannot be loaded: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.lower().replace("_", " ")
+    return str(getattr(error, "strerror", None) or error)
+
+
+class TlsPipe:
+    """One TLS session without a socket.
+
+    Attributes:
+        established: the handshake is over.
+        ended: the peer has said goodbye; whatever else it sends is not read.
+    """
+
+    __slots__ = ("_handshaken", "_incoming", "_object", "_outgoing", "ended", "established")
 
     def __init__(self, context: ssl.SSLContext, *, server_side: bool, host: str | None = None) -> None:
         self._incoming = ssl.MemoryBIO()
@@ -91,8 +269,9 @@ class TlsPipe:
         self._object = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server_side, server_hostname=host
         )
-        self._early: list[bytes] = []
+        self._handshaken = 0
         self.established = False
+        self.ended = False
 
     def start(self) -> bytes:
         """Bytes a client sends first."""
@@ -100,27 +279,49 @@ class TlsPipe:
         return self._outgoing.read()
 
     def receive(self, data: bytes) -> tuple[bytes, bytes]:
-        """Cipher text in; (plain text, cipher text to send) out."""
+        """Cipher text in; (plain text, cipher text to send) out.
+
+        Raises:
+            RemoteProtocolError: the peer is to be told ``farewell`` and closed.
+        """
+        if self.ended:
+            return b"", b""
         self._incoming.write(data)
         if not self.established:
             self._handshake()
-        plain = bytearray()
-        if self.established:
-            try:
-                while chunk := self._object.read(262_144):
-                    plain += chunk
-            except ssl.SSLWantReadError:
-                pass
-            except ssl.SSLError as error:
-                raise RemoteProtocolError(f"TLS failed: {error}") from error
-        return bytes(plain), self._outgoing.read()
+            if not self.established:
+                self._handshaken += len(data)
+                if self._handshaken > _MAX_HANDSHAKE_BYTES:
+                    raise RemoteProtocolError(f"a TLS handshake of more than {_MAX_HANDSHAKE_BYTES} bytes")
+                return b"", self._outgoing.read()
+        plain = []
+        try:
+            while chunk := self._object.read(262_144):
+                plain.append(chunk)
+            self.ended = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            raise RemoteProtocolError(f"TLS failed: {_reason(error)}") from error
+        return plain[0] if len(plain) == 1 else b"".join(plain), self._outgoing.read()
 
     def send(self, data: bytes) -> bytes:
-        """Plain text in, cipher text out; what comes before the handshake is kept for it."""
-        if not self.established:
-            self._early.append(data)
-            return b""
-        self._object.write(data)
+        """Plain text in, cipher text out, once the handshake is over."""
+        assert self.established, "nothing is sent before the handshake is over"
+        try:
+            sent = self._object.write(data)
+        except ssl.SSLError as error:
+            raise RemoteProtocolError(f"TLS failed: {_reason(error)}") from error
+        assert sent == len(data), "a memory buffer takes everything"
+        return self._outgoing.read()
+
+    def farewell(self) -> bytes:
+        """Bytes to send last: what OpenSSL has to say of an error, or a goodbye."""
+        if self.established:
+            try:
+                self._object.unwrap()
+            except (ssl.SSLError, ValueError):
+                pass  # written all the same; the peer's goodbye is not waited for
         return self._outgoing.read()
 
     def _handshake(self) -> None:
@@ -128,9 +329,11 @@ class TlsPipe:
             self._object.do_handshake()
         except ssl.SSLWantReadError:
             return
+        except ssl.SSLCertVerificationError as error:
+            why = f"the peer's certificate is not believed: {error.verify_message}"
+            if not self._object.server_side:
+                why += _HOST_REMEDY if error.verify_code in _HOST_MISMATCHES else _TRUST_REMEDY
+            raise RemoteProtocolError(why) from error
         except ssl.SSLError as error:
-            raise RemoteProtocolError(f"TLS handshake failed: {error}") from error
+            raise RemoteProtocolError(f"TLS handshake failed: {_reason(error)}") from error
         self.established = True
-        for data in self._early:
-            self._object.write(data)
-        self._early.clear()
