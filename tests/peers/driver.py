@@ -170,8 +170,11 @@ def eventually(
 class JavaClient:
     """One JVM with Apache's client library of one version."""
 
-    def __init__(self, version: str, folder: Path, *, namesrv: str, heap: str = "384m") -> None:
+    def __init__(
+        self, version: str, folder: Path, *, namesrv: str, heap: str = "384m", options: tuple[str, ...] = ()
+    ) -> None:
         self.version = version
+        self._options = options
         self.namesrv = namesrv
         self.log = folder / f"client-{version}.err"
         self._home = prepare_home(folder)
@@ -185,7 +188,9 @@ class JavaClient:
         self._turn = threading.Lock()
 
     def start(self) -> Self:
-        command = java(compile_driver(self.version), self._home, "Driver", heap=self._heap)
+        command = java(
+            compile_driver(self.version), self._home, "Driver", heap=self._heap, options=self._options
+        )
         self._log_file = self.log.open("ab")
         self._child = subprocess.Popen(
             command,
