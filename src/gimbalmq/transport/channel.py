@@ -273,7 +273,9 @@ class Channel(asyncio.Protocol):
         The waiter hears of the answer as it is read, or why there will be none.
         """
         if self.closed:
-            waiter.set_exception(ConnectionLostError(f"the connection to {self.address} is closed"))
+            waiter.set_exception(
+                ConnectionLostError(f"the connection to {self.address} is closed{self._why()}")
+            )
             return
         if len(self._pending) >= MAX_CALLS_IN_FLIGHT:
             waiter.set_exception(
@@ -358,6 +360,9 @@ class Channel(asyncio.Protocol):
 
     def _handshake_overdue(self) -> None:
         self._refuse(RemoteProtocolError(f"no TLS handshake within {HANDSHAKE_SECONDS:g} s"))
+
+    def _why(self) -> str:
+        return f" ({self._trouble})" if self._trouble else ""
 
     def _insecure(self) -> ConnectError:
         why = self._trouble or "the connection broke"
