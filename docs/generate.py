@@ -52,6 +52,8 @@ BROKER_MEANINGS = {
     "short_polling_time_mills": "how long such a pull is kept with long polling off, ms",
     "max_pull_msg_bytes": "most bytes of messages in the answer to a pull that carries `maxMsgBytes`",
     "max_pull_msg_nums": "most messages in the answer to such a pull",
+    "max_stats_items": "most counters that are kept for topics and groups, about 350 bytes each when idle; what comes "
+    "then is counted in the totals only",
     "register_name_server_period": "ms between registrations",
     "force_register": "send the whole table every period; `false` asks each name server first whether it has it",
     "channel_expired_timeout": "ms without a heartbeat after which a client is dropped",

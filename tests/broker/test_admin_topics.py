@@ -77,9 +77,9 @@ def test_many_topics_in_one_request_all_or_none(tmp_path: Path) -> None:
         ({"topic": "TBW102"}, ["TBW102", "system"]),
         ({"topic": "rmq_sys_mine"}, ["rmq_sys_mine"]),
         ({"topic": "DefaultCluster"}, ["DefaultCluster"]),
-        ({"readQueueNums": "-1"}, ["readQueueNums is -1", "0 to"]),
-        ({"writeQueueNums": "70000"}, ["writeQueueNums is 70000"]),
-        ({"perm": "64"}, ["perm is 64", "6 (both)"]),
+        ({"readQueueNums": "-1"}, ["readQueueNums of topic T is -1", "0 to"]),
+        ({"writeQueueNums": "70000"}, ["writeQueueNums of topic T is 70000"]),
+        ({"perm": "64"}, ["perm of topic T is 64", "6 for both"]),
         ({"attributes": "a=1"}, ["'a=1'", "+key=value"]),
     ],
 )

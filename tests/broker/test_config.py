@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from gimbalmq.broker.config import BrokerConfig, LiveConfig, property_name
+from gimbalmq.broker.config import RANGES, BrokerConfig, LiveConfig, property_name
 from gimbalmq.errors import ConfigError
 
 
@@ -74,17 +74,46 @@ def test_unknown_keys_are_returned_not_swallowed() -> None:
         ("listenPort", "70000", "0 to 65535"),
         ("listenPort", "x", "number"),
         ("autoCreateTopicEnable", "yes", "true or false"),
-        ("maxMessageSize", "99999999", "16777216"),
+        ("maxMessageSize", "99999999", "16711680"),
+        ("maxMessageSize", "16777216", "16711680"),
         ("messageDelayLevel", "1s soon", "s, m, h or d"),
         ("deleteWhen", "four", "hours"),
+        ("deleteWhen", "24", "00 to 23"),
+        ("deleteWhen", "-1", "00 to 23"),
+        ("deleteWhen", ";", "00 to 23"),
         ("fileReservedTime", "long", "number"),
+        ("fileReservedTime", "-1", "1 to"),
+        ("fileReservedTime", "0", "1 to"),
+        ("shortPollingTimeMills", "-1", "1 to 60000"),
+        ("timerMaxDelaySec", "0", "1 to"),
+        ("transactionTimeOut", "-5", "1 to"),
+        ("transactionCheckMax", "-1", "0 to"),
+        ("mappedFileSizeCommitLog", "0", "4096 to"),
+        ("mappedFileSizeConsumeQueue", "19", "20 to"),
+        ("maxHashSlotNum", "0", "1 to"),
+        ("maxIndexNum", "1", "2 to"),
+        ("defaultTopicQueueNums", "65537", "1 to 65536"),
+        ("regionId", "a\x01b", "printable"),
+        ("regionId", "r" * 5000, "4096"),
         ("flushDelayOffsetInterval", "-1", "1 to"),
     ],
 )
 def test_wrong_value_names_the_option_the_value_and_what_is_allowed(key: str, value: str, word: str) -> None:
     with pytest.raises(ConfigError) as caught:
         BrokerConfig.from_properties({key: value})
-    assert key in str(caught.value) and value in str(caught.value) and word in str(caught.value)
+    assert key in str(caught.value) and word in str(caught.value)
+    assert value in str(caught.value) or repr(value)[1:30] in str(caught.value)
+
+
+def test_every_number_has_a_range_that_holds_its_default() -> None:
+    numbers = {field.name for field in fields(BrokerConfig) if field.type in ("int", "float", int, float)}
+    assert numbers == RANGES.keys()
+    config = BrokerConfig()
+    for name, (low, high) in RANGES.items():
+        assert low <= getattr(config, name) <= high, name
+        for wrong in (low - 1, high + 1, -(1 << 70), 1 << 70):
+            with pytest.raises(ConfigError, match=property_name(name)):
+                LiveConfig(config).update({property_name(name): str(wrong)})
 
 
 def test_name_server_addresses() -> None:

@@ -167,7 +167,7 @@ def test_what_java_left_open_is_finished_by_us(tmp_path: Path, version: str) -> 
             assert desk.messages(*real)[-1].body == waiting.body
             producer = desk.new_client()
             await producer.heartbeat(producer="golden-transactions")
-            desk.broker.transactions.check()
+            await desk.broker.transactions.check()
             (question,) = await producer.heard_code(RequestCode.CHECK_TRANSACTION_STATE)
             asked = decode_record(bytes(question.body))
             (open_one,) = [
@@ -187,7 +187,7 @@ def test_what_java_left_open_is_finished_by_us(tmp_path: Path, version: str) -> 
             assert desk.broker.recovery is not None and desk.broker.recovery.clean
             assert desk.bodies("golden-roll")[-1] == b"ours" and len(desk.messages("golden-roll")) == 221
             desk.broker.delays.tick()
-            desk.broker.transactions.check()
+            await desk.broker.transactions.check()
             assert len(desk.messages(*real)) == before + 1
 
     run(work())

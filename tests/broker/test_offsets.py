@@ -10,7 +10,7 @@ import pytest
 from gimbalmq.broker.metadata import ConsumerOffsets
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
-from tests.broker.desk import Client, fields, open_desk
+from tests.broker.desk import Client, fields, open_desk, pulled
 from tests.support import ManualClock, run
 
 NOT_FOUND = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
@@ -38,6 +38,9 @@ def test_offsets_are_kept_per_group_topic_and_queue(tmp_path: Path) -> None:
             await desk.create("T")
             await desk.create("U")
             client = desk.client
+            for _ in range(8):
+                for topic, queue_id in (("T", 0), ("T", 1), ("U", 0)):
+                    await client.send(topic, queue_id=queue_id)
             await _commit(client, 5)
             await _commit(client, 6, queue_id=1)
             await _commit(client, 7, topic="U")
@@ -97,13 +100,19 @@ def test_commits_that_make_no_sense_are_refused_by_name(tmp_path: Path) -> None:
         async with open_desk(tmp_path, autoCreateSubscriptionGroup=False) as desk:
             client, ok = desk.client, {"commitOffset": "1"}
             answer = await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, _queue() | ok)
-            assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST and " g " in (answer.remark or "")
+            assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST and "[g]" in (answer.remark or "")
             await client.ok(25, None, b"autoCreateSubscriptionGroup=true")
             answer = await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, _queue() | ok)
             assert answer.code == ResponseCode.TOPIC_NOT_EXIST and " T " in (answer.remark or "")
             await desk.create("T")
-            for wrong in ({"commitOffset": "-1"}, {"queueId": "-2", "commitOffset": "1"}):
-                answer = await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, _queue() | wrong)
+            for wrong in (
+                {"commitOffset": "-1"},
+                {"commitOffset": str(1 << 63)},
+                {"queueId": "-2"},
+                {"queueId": "4"},
+                {"queueId": "1000000000000"},
+            ):
+                answer = await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, _queue() | ok | wrong)
                 assert answer.code == ResponseCode.INVALID_PARAMETER
                 assert all(value in (answer.remark or "") for value in wrong.values())
             assert desk.broker.offsets.document() == {"offsetTable": {}}
@@ -272,3 +281,41 @@ def test_header_without_queue_is_refused_by_name(tmp_path: Path, code: int) -> N
             assert answer.code == 1 and "queueId" in (answer.remark or "")
 
     run(work())
+
+
+def test_queue_of_a_topic_that_had_more_can_still_be_committed(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            await desk.create("T", 4)
+            await desk.client.send(queue_id=3)
+            await desk.create("T", 2)
+            await _commit(desk.client, 1, queue_id=3)
+            assert await _query(desk.client, queue_id=3) == 1
+
+    run(work())
+
+
+def test_offsets_ahead_of_a_log_that_lost_its_end_go_back_to_its_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Offsets are on disk every five seconds, messages every half second: a loss of power may keep the later ones."""
+
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            await desk.create("T")
+            for _ in range(3):
+                await desk.client.send()
+            await _commit(desk.client, 2)
+            await _commit(desk.client, 3, group="h")
+            desk.broker.offsets.commit("g", "T", 1, 500)
+            desk.broker.offsets.commit("h", "T", 0, 500)
+            await desk.restart()
+            assert await _query(desk.client) == 2
+            assert await _query(desk.client, queue_id=1) == 0
+            assert await _query(desk.client, group="h") == 3
+            await desk.client.send(body=b"new")
+            (found,) = pulled(await desk.client.pull(group="h", offset=3))
+            assert found.body == b"new"
+
+    run(work())
+    assert "group h had consumed queue 0 of T up to 500, which now ends at 3" in caplog.text

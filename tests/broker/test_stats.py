@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from random import Random
+
 import pytest
 
 from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
@@ -53,10 +56,98 @@ def test_a_counter_keeps_a_day_and_no_more() -> None:
     _pass(stats, clock, 30 * 360, per_sample=1)
     counter = stats.find("TOPIC_PUT_NUMS", "T")
     assert counter is not None
-    assert len(counter.samples) <= 361 and len(counter.hours) <= 25
     day = stats.view(counter)["statsDay"]
     assert day["sum"] == pytest.approx(24 * 360, abs=361)
     assert day["tps"] == pytest.approx(0.1, abs=0.005)
+    assert counter.notes is not None and len(counter.notes) <= 3 * 128
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_thinned_notes_give_the_sums_that_all_samples_give(seed: int) -> None:
+    """Against a list of every sample: windows begin at the round asked for, or at the unit before it."""
+    random = Random(seed)
+    clock = ManualClock()
+    stats = Stats(clock)
+    counter = stats.item("TOPIC_PUT_SIZE", "T")
+    samples = [(0, 0)]
+    for _ in range(random.choice((400, 3000, 12_000))):
+        if random.random() < random.choice((0.01, 0.5, 1.0)):
+            counter.add(random.randrange(1000), random.randrange(1, 5))
+        clock.advance(SAMPLE_SECONDS)
+        stats.sample()
+        samples.append((counter.times, counter.value))
+        if random.random() < 0.02:
+            newest = len(samples) - 1
+            view = stats.view(counter)
+            for name, first in (
+                ("statsMinute", newest - 6),
+                ("statsHour", (newest - 360) // 6 * 6),
+                ("statsDay", newest // 360 * 360 - 8640),
+            ):
+                times, value = samples[max(0, first)]
+                assert view[name]["sum"] == counter.value - value, (name, newest)
+                calls = counter.times - times
+                assert view[name]["avgpt"] == (round((counter.value - value) / calls, 2) if calls else 0.0)
+                seconds = (newest - max(0, first)) * SAMPLE_SECONDS
+                assert view[name]["tps"] == pytest.approx(
+                    (counter.value - value) / max(seconds, 1e-3), abs=0.01
+                )
+
+
+def _bytes_a_topic(rounds: int, busy: bool) -> float:
+    clock = ManualClock()
+    stats = Stats(clock)
+    topics = 20
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(rounds):
+            for topic in range(topics):
+                if busy or not number:
+                    stats.put(f"topic-{topic}", 1000 + topic, 100_000)
+            clock.advance(SAMPLE_SECONDS)
+            stats.sample()
+        return (tracemalloc.get_traced_memory()[0] - before) / topics
+    finally:
+        tracemalloc.stop()
+
+
+def test_statistics_of_a_topic_take_little_memory() -> None:
+    assert _bytes_a_topic(400, busy=False) < 1000  # 59 KB when every sample was kept
+    assert _bytes_a_topic(800, busy=True) < 8000  # 106 KB
+
+
+def test_statistics_are_bounded_and_idle_ones_make_room() -> None:
+    clock = ManualClock()
+    stats = Stats(clock, max_items=4)
+    stats.put("old", 1, 10)
+    stats.put("busy", 1, 10)
+    with_room = len(stats)
+    for number in range(100):
+        stats.put(f"new-{number}", 1, 10)
+        stats.got(f"new-{number}", "g", 1, 10)
+    assert len(stats) == with_room == 4
+    assert stats.find("TOPIC_PUT_NUMS", "new-1") is None and stats.find("GROUP_GET_NUMS", "new-1@g") is None
+    assert stats.put_total.value == 102 and stats.get_transferred.value == 100, "totals count all"
+    for _ in range(26 * 360):
+        stats.put("busy", 1, 10)
+        clock.advance(SAMPLE_SECONDS)
+        stats.sample()
+    assert stats.find("TOPIC_PUT_NUMS", "old") is None
+    stats.put("new-1", 3, 10)
+    found = stats.find("TOPIC_PUT_NUMS", "new-1")
+    assert found is not None and found.value == 3
+    stats.forget_topic("busy")
+    assert len(stats) == 2
+
+
+def test_round_over_many_counters_comes_in_short_steps() -> None:
+    stats = Stats(ManualClock())
+    for number in range(10_000):
+        stats.put(f"topic-{number}", 1, 10)
+        stats.got(f"topic-{number}", f"group-{number}", 1, 10)
+    assert sum(1 for _ in stats.round()) >= 40_000 // 2048 - 4
+    assert all(counter.noted == counter.times for counter in stats.items("GROUP_GET_SIZE").values())
 
 
 def test_what_a_group_got() -> None:
@@ -77,3 +168,7 @@ def test_topic_is_forgotten_with_its_groups_but_not_its_namesakes() -> None:
     assert set(stats.items("TOPIC_PUT_NUMS")) == {"T2"}
     assert set(stats.items("GROUP_GET_NUMS")) == {"T2@g"}
     assert stats.put_total.value == 2
+    stats.got("T2", "h", 1, 1)
+    stats.forget_group("g")
+    assert set(stats.items("GROUP_GET_NUMS")) == {"T2@h"} and set(stats.items("TOPIC_PUT_NUMS")) == {"T2"}
+    assert len(stats) == 4

@@ -42,7 +42,7 @@ async def _end(client: Client, end: dict[str, str], how: int) -> Answer:
 
 async def _asked(desk: Desk, producer: Client) -> list[RemotingCommand]:
     """Runs a check and returns all questions the producer has got so far."""
-    desk.broker.transactions.check()
+    await desk.broker.transactions.check()
     await producer.ok(RequestCode.GET_BROKER_RUNTIME_INFO)
     return [request for request in producer.heard if request.code == CHECK]
 
@@ -202,7 +202,7 @@ def test_older_than_the_files_are_kept_it_is_given_up(tmp_path: Path) -> None:
             await desk.create("T")
             await _half(desk)
             clock.advance(3600.001)
-            desk.broker.transactions.check()
+            await desk.broker.transactions.check()
             assert len(desk.messages(names.TRANS_CHECK_MAX_TOPIC)) == 1
 
     run(work())
@@ -289,7 +289,7 @@ def test_questions_go_round_the_groups_connections(tmp_path: Path) -> None:
             for _ in range(6):
                 await _half(desk)
             clock.advance(7)
-            desk.broker.transactions.check()
+            await desk.broker.transactions.check()
             for producer in producers:
                 assert len(await producer.heard_code(CHECK, 2)) == 2
             assert not stranger.heard
@@ -306,7 +306,7 @@ def test_nobody_to_ask(tmp_path: Path) -> None:
             await desk.create("T")
             await _half(desk)
             clock.advance(7)
-            desk.broker.transactions.check()
+            await desk.broker.transactions.check()
             assert desk.messages(HALF)[-1].properties["TRANSACTION_CHECK_TIMES"] == "1"
             await desk.client.heartbeat(producer="pg")
             clock.advance(7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import os
@@ -30,6 +31,7 @@ from gimbalmq.broker.transactions import Transactions
 from gimbalmq.broker.writer import Writer
 from gimbalmq.errors import ConfigError, ConnectError, StateError, StoreError
 from gimbalmq.model.ids import UniqueIdGenerator
+from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.store.results import RecoveryReport
@@ -124,7 +126,7 @@ class Broker:
         self.store = MessageStore(store_config, clock)
         self.recovery = self.store.load()
         try:
-            self.stats = Stats(clock)
+            self.stats = Stats(clock, config.max_stats_items)
             self.topics = Topics(folder, live, clock)
             self.groups = Groups(folder, live, clock)
             self.offsets = ConsumerOffsets(folder)
@@ -141,6 +143,7 @@ class Broker:
             )
             for part in (self.topics, self.groups, self.offsets, self.delays, self.timers, self.transactions):
                 part.load()
+            self.offsets.clamp(self._end_of)
             self._adopt_orphans()
         except BaseException:
             self.store.close()
@@ -222,13 +225,17 @@ class Broker:
         entries = self.store.entries(queue.topic, queue.queue_id, offset, queue.max_offset - offset)
         return [tags_code for _, _, tags_code in entries]
 
+    def _end_of(self, topic: str, queue_id: int) -> int:
+        queue = self.store.find_queue(topic, queue_id)
+        return 0 if queue is None else queue.max_offset
+
     def _adopt_orphans(self) -> None:
         """A topic with messages but no configuration (a crash just after it was made) gets one."""
         for topic in self.store.topics():
             if topic not in self.topics:
                 count = max(self.store.queue_ids(topic), default=0) + 1
                 log.warning("topic %s has messages but no configuration; given %d queues", topic, count)
-                self.topics.ensure(topic, count)
+                self.topics.put(TopicConfig(topic_name=topic, read_queue_nums=count, write_queue_nums=count))
 
     async def _start_fast_port(self, config: BrokerConfig) -> None:
         """Old clients send to port - 2; without it everybody else still works."""
@@ -253,7 +260,7 @@ class Broker:
         every(_SCAN_SECONDS, self._expire_clients, "silent clients")
         every(SIGNS_SCAN_SECONDS, self._expel_silent, "hung clients")
         every(RELOAD_SECONDS, self._reload_certificates, "certificates")
-        every(SAMPLE_SECONDS, self.stats.sample, "statistics")
+        every(SAMPLE_SECONDS, self._sample, "statistics")
         every(
             lambda: live.now.clean_resource_interval / 1000,
             self._clean_up,
@@ -274,6 +281,10 @@ class Broker:
     def _flush_queues(self) -> None:
         self.store.build_index()
         self.store.flush_queues()
+
+    async def _sample(self) -> None:
+        for _ in self.stats.round():
+            await asyncio.sleep(0)
 
     def _clean_up(self) -> None:
         config = self.live.now

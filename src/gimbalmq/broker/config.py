@@ -48,6 +48,7 @@ _FIXED_AT_START = frozenset(
         "loop_pause_warn_millis",
         "loop_pause_log_millis",
         "metrics_prom_exporter_port",
+        "max_stats_items",
         "flush_disk_type",
         "default_topic_queue_nums",
         "trace_topic_enable",
@@ -55,6 +56,49 @@ _FIXED_AT_START = frozenset(
     }
 )
 """Changing these needs a restart; a request to change one is refused by name."""
+
+
+_JAVA_INT = (1 << 31) - 1
+_DAY_MS = 86_400_000
+
+RANGES = {
+    "broker_id": (0, 0),
+    "listen_port": (0, 65535),
+    "metrics_prom_exporter_port": (0, 65535),
+    "broker_permission": (0, 7),
+    "default_topic_queue_nums": (1, 65536),
+    "max_message_size": (1, 16 * 1024 * 1024 - 64 * 1024),
+    "short_polling_time_mills": (1, 60_000),
+    "max_pull_msg_bytes": (1, 16_000_000),
+    "max_pull_msg_nums": (1, 1_000_000),
+    "max_stats_items": (100, 100_000_000),
+    "register_name_server_period": (100, 3_600_000),
+    "channel_expired_timeout": (1000, _DAY_MS),
+    "flush_consumer_offset_interval": (1, 3_600_000),
+    "flush_delay_offset_interval": (1, 3_600_000),
+    "timer_max_delay_sec": (1, 10 * 365 * 86_400),
+    "transaction_time_out": (1, _DAY_MS),
+    "transaction_check_max": (0, 1_000_000),
+    "transaction_check_interval": (100, _DAY_MS),
+    "flush_interval_commit_log": (1, 60_000),
+    "sync_flush_timeout": (1, 600_000),
+    "mapped_file_size_commit_log": (4096, _JAVA_INT),
+    "mapped_file_size_consume_queue": (20, _JAVA_INT),
+    "max_hash_slot_num": (1, 100_000_000),
+    "max_index_num": (2, 100_000_000),
+    "file_reserved_time": (1, 100 * 365 * 24),
+    "disk_max_used_space_ratio": (10, 95),
+    "clean_resource_interval": (100, _DAY_MS),
+    "loop_pause_warn_millis": (1, 60_000),
+    "loop_pause_log_millis": (1, 3_600_000),
+}
+"""The least and the most that each number may be.
+
+A message of ``max_message_size`` has to fit into one frame, 16 MiB, together with its record's head, its properties and
+the answer's header.
+"""
+
+_MAX_TEXT = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +132,8 @@ class BrokerConfig(TlsConfig):
     """Ours: most that one pull with a ``maxMsgBytes`` of its own gets; others get Apache's 256 KB."""
     max_pull_msg_nums: int = 65_536
     """Ours: as many messages for such a pull; others get Apache's 32."""
+    max_stats_items: int = 200_000
+    """Ours: counters of topics and groups that are kept; a topic has two, a group on a topic two more."""
 
     register_name_server_period: int = 30_000
     force_register: bool = True
@@ -138,28 +184,15 @@ class BrokerConfig(TlsConfig):
             raise ConfigError("flushDiskType", self.flush_disk_type, "use ASYNC_FLUSH or SYNC_FLUSH")
         if self.broker_id != 0:
             raise ConfigError("brokerId", self.broker_id, "this broker is always a master, whose id is 0")
-        for name, low, high in (
-            ("listen_port", 0, 65535),
-            ("metrics_prom_exporter_port", 0, 65535),
-            ("broker_permission", 0, 7),
-            ("default_topic_queue_nums", 1, 65536),
-            ("max_message_size", 1, 16 * 1024 * 1024),
-            ("max_pull_msg_bytes", 1, 16_000_000),
-            ("max_pull_msg_nums", 1, 1_000_000),
-            ("register_name_server_period", 100, 3_600_000),
-            ("channel_expired_timeout", 1000, 86_400_000),
-            ("disk_max_used_space_ratio", 10, 95),
-            ("transaction_check_interval", 100, 86_400_000),
-            ("flush_interval_commit_log", 1, 60_000),
-            ("sync_flush_timeout", 1, 600_000),
-            ("flush_consumer_offset_interval", 1, 3_600_000),
-            ("flush_delay_offset_interval", 1, 3_600_000),
-            ("clean_resource_interval", 100, 86_400_000),
-            ("loop_pause_warn_millis", 1, 60_000),
-            ("loop_pause_log_millis", 1, 3_600_000),
-        ):
+        for name, (low, high) in RANGES.items():
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(property_name(name), getattr(self, name), f"use {low} to {high}")
+        for field in dataclasses.fields(self):
+            text = getattr(self, field.name)
+            if isinstance(text, str) and (len(text) > _MAX_TEXT or not text.isprintable()):
+                raise ConfigError(
+                    property_name(field.name), text[:40], f"use at most {_MAX_TEXT} printable characters"
+                )
         parse_delay_levels(self.message_delay_level)
         self.delete_hours()
 
@@ -173,9 +206,12 @@ class BrokerConfig(TlsConfig):
 
     def delete_hours(self) -> frozenset[int]:
         try:
-            return frozenset(int(hour) for hour in self.delete_when.split(";"))
+            hours = frozenset(int(hour) for hour in self.delete_when.split(";") if hour.strip())
         except ValueError:
-            raise ConfigError("deleteWhen", self.delete_when, "use hours like 04 or 02;14") from None
+            hours = frozenset()
+        if not hours or not all(0 <= hour <= 23 for hour in hours):
+            raise ConfigError("deleteWhen", self.delete_when, "use hours from 00 to 23, like 04 or 02;14")
+        return hours
 
     def store_config(self, port: int, descriptors: DescriptorBudget) -> StoreConfig:
         """What the store needs of it; ``port`` is the one really listened on."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,19 @@ import msgspec
 from gimbalmq._clock import Clock
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.json_file import CoalescedSave, JsonFile
-from gimbalmq.errors import SubscriptionGroupNotExistError
+from gimbalmq.broker.values import check_topic, mend_group, mend_topic
+from gimbalmq.errors import InvalidParameterError, SubscriptionGroupNotExistError
 from gimbalmq.model import topics as names
 from gimbalmq.model.flags import PERM_INHERIT, PERM_READ, PERM_WRITE
 from gimbalmq.protocol.bodies import DataVersion, GroupConfig, GroupTable, TopicConfig, TopicTable
 
+log = logging.getLogger(__name__)
+
 UNIT_FLAG = 1
 UNIT_SUB_FLAG = 2
 _READ_WRITE = PERM_READ | PERM_WRITE
+MAX_OFFSET = (1 << 63) - 1
+_MOVES_LOGGED = 20
 
 
 def _next_version(version: DataVersion, clock: Clock) -> DataVersion:
@@ -49,6 +55,8 @@ class Topics:
         loaded = self._file.load(TopicTable.of)
         if loaded is not None:
             self._table = loaded.topic_config_table
+            for name, config in self._table.items():
+                mend_topic(name, config)
             self.version = loaded.data_version
         for config in _system_topics(self._live.now):
             self._table.setdefault(config.topic_name, config)
@@ -84,7 +92,15 @@ class Topics:
         return True
 
     def ensure(self, topic: str, queue_count: int, perm: int = _READ_WRITE, sys_flag: int = 0) -> TopicConfig:
-        """The topic as it is, or a new one of this shape."""
+        """The topic as it is, or a new one of this shape.
+
+        Raises:
+            InvalidParameterError: no topic can have that name, or that many queues; nothing has changed then.
+        """
+        problem = names.topic_problem(topic)
+        if problem is not None:
+            # Also if it is known: tables of other brokers have names that no folder can have.
+            raise InvalidParameterError(problem)
         found = self._table.get(topic)
         if found is None:
             found = TopicConfig(
@@ -94,6 +110,7 @@ class Topics:
                 perm=perm,
                 topic_sys_flag=sys_flag,
             )
+            check_topic(found)
             self.put(found)
         return found
 
@@ -178,6 +195,8 @@ class Groups:
         loaded = self._file.load(GroupTable.of)
         if loaded is not None:
             self._table = loaded.subscription_group_table
+            for name, settings in self._table.items():
+                mend_group(name, settings)
             self._forbidden = loaded.forbidden_table
             self.version = loaded.data_version
         for group in names.BUILT_IN_GROUPS:
@@ -203,7 +222,11 @@ class Groups:
     def require(self, group: str) -> GroupConfig:
         found = self.find(group)
         if found is None:
-            raise SubscriptionGroupNotExistError(f"subscription group [{group}] does not exist")
+            raise SubscriptionGroupNotExistError(
+                names.group_problem(group)
+                or f"subscription group [{group}] does not exist; create it, "
+                "or set autoCreateSubscriptionGroup=true"
+            )
         return found
 
     def known(self, group: str) -> GroupConfig | None:
@@ -282,19 +305,51 @@ class ConsumerOffsets:
             self._dirty = False
 
     def document(self) -> dict[str, object]:
-        return {
-            "offsetTable": {
-                f"{topic}@{group}": {str(queue): offset for queue, offset in sorted(offsets.items())}
-                for (topic, group), offsets in sorted(self._table.items())
-            }
-        }
+        return {"offsetTable": dict(self.rows())}
+
+    def rows(self) -> Iterator[tuple[str, dict[str, int]]]:
+        """The table as it is written, from a copy of its keys: it may change between two rows."""
+        for topic, group in sorted(self._table):
+            offsets = self._table.get((topic, group), {})
+            yield f"{topic}@{group}", {str(queue): offset for queue, offset in sorted(offsets.items())}
+
+    def clamp(self, newest: Callable[[str, int], int]) -> None:
+        """Moves offsets that are ahead of their queues back, so that nothing is skipped.
+
+        After a loss of power the log may lack its last messages, while the offsets of those who had consumed them are
+        on disk: new messages get the same offsets again.
+
+        Args:
+            newest: the offset behind a queue's last message, by topic and queue id.
+        """
+        moved = 0
+        for (topic, group), offsets in self._table.items():
+            for queue_id, offset in offsets.items():
+                end = newest(topic, queue_id)
+                if offset <= end:
+                    continue
+                offsets[queue_id] = end
+                self._dirty = True
+                moved += 1
+                if moved <= _MOVES_LOGGED:
+                    log.warning(
+                        "group %s had consumed queue %d of %s up to %d, which now ends at %d; moved back to there",
+                        group,
+                        queue_id,
+                        topic,
+                        offset,
+                        end,
+                    )
+        if moved > _MOVES_LOGGED:
+            log.warning("offsets of %d queues in all were ahead of the log and have been moved back", moved)
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
         """The stored offset, -1 where there is none."""
         return self._table.get((topic, group), {}).get(queue_id, -1)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        if (topic, group, queue_id) in self._resets:
+        """Takes an offset. One that no queue can have changes nothing, nor does any until a reset has been heard of."""
+        if (topic, group, queue_id) in self._resets or not 0 <= offset <= MAX_OFFSET:
             return
         offsets = self._table.get((topic, group))
         if offsets is None:

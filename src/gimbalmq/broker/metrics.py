@@ -1,19 +1,35 @@
-"""Prometheus metrics on a port of their own, read from the counters only when scraped."""
+"""Prometheus metrics on a port of their own, read from the counters only when scraped.
+
+The loop walks over its tables in steps and hands plain rows over; the thread of the scrape makes text of them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple
 
 from gimbalmq.broker.clients import Consumers, Producers
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.metadata import ConsumerOffsets, Topics
 from gimbalmq.broker.stats import Stats
+from gimbalmq.broker.steps import Steps
 from gimbalmq.errors import ConnectError
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.watchdog import LoopWatchdog
 
 _SCRAPE_SECONDS = 10.0
+_STEP = 2048
+
+
+class Family(NamedTuple):
+    """One metric: its rows are labels and a value each."""
+
+    kind: Literal["counter", "gauge"]
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    rows: list[tuple[tuple[str, ...], float]]
 
 
 class MetricsServer:
@@ -54,7 +70,8 @@ class MetricsServer:
 
             def collect(self) -> Iterable[object]:  # type: ignore[override]
                 # A scrape comes on a thread of its own; the tables are the loop's to read.
-                return asyncio.run_coroutine_threadsafe(owner._read(), loop).result(_SCRAPE_SECONDS)
+                families = asyncio.run_coroutine_threadsafe(owner.read(), loop).result(_SCRAPE_SECONDS)
+                return map(_family, families)
 
         registry = CollectorRegistry()
         registry.register(_Collector())
@@ -80,68 +97,75 @@ class MetricsServer:
             await asyncio.to_thread(self._stop)
             self._stop = None
 
-    async def _read(self) -> list[object]:
-        return list(self._collect())
-
-    def _collect(self) -> Iterable[object]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
+    async def read(self) -> list[Family]:
+        """All metrics as they are now."""
         store, stats = self._store, self._stats
+        steps = Steps(_STEP)
+        found: list[Family] = []
 
-        def gauge(name: str, text: str, value: float) -> object:
-            return GaugeMetricFamily(f"rocketmq_{name}", text, value=value)
+        def gauge(name: str, text: str, value: float) -> None:
+            found.append(Family("gauge", name, text, (), [((), value)]))
 
-        def by_topic(name: str, text: str, kind: str) -> object:
-            family = CounterMetricFamily(f"rocketmq_{name}", text, labels=["topic"])
-            for topic, counter in stats.items(kind).items():
-                family.add_metric([topic], counter.value)
-            return family
-
-        def by_group(name: str, text: str, kind: str) -> object:
-            family = CounterMetricFamily(f"rocketmq_{name}", text, labels=["topic", "consumer_group"])
+        async def by_key(name: str, text: str, kind: str, labels: tuple[str, ...]) -> None:
+            rows: list[tuple[tuple[str, ...], float]] = []
             for key, counter in stats.items(kind).items():
-                topic, _, group = key.partition("@")
-                family.add_metric([topic, group], counter.value)
-            return family
+                rows.append((tuple(key.split("@", len(labels) - 1)), counter.value))
+                await steps.did()
+            found.append(Family("counter", name, text, labels, rows))
 
-        yield by_topic("messages_in", "Messages stored", "TOPIC_PUT_NUMS")
-        yield by_topic("throughput_in", "Bytes stored", "TOPIC_PUT_SIZE")
-        yield by_group("messages_out", "Messages pulled", "GROUP_GET_NUMS")
-        yield by_group("throughput_out", "Bytes pulled", "GROUP_GET_SIZE")
-        yield by_group("send_back", "Messages sent back by consumers", "SNDBCK_PUT_NUMS")
-        yield gauge("topic_number", "Topics", len(self._topics))
-        yield gauge("consumer_groups_online", "Groups with a live member", len(self._consumers.groups()))
-        yield gauge("producer_groups_online", "Groups with a live member", len(self._producers.groups()))
-        yield gauge("held_pulls", "Pulls that wait for a message", len(self._long_poll))
-        yield gauge("storage_size", "Bytes in the commit log", self._log_bytes())
-        yield gauge(
+        topic, both = ("topic",), ("topic", "consumer_group")
+        await by_key("messages_in", "Messages stored", "TOPIC_PUT_NUMS", topic)
+        await by_key("throughput_in", "Bytes stored", "TOPIC_PUT_SIZE", topic)
+        await by_key("messages_out", "Messages pulled", "GROUP_GET_NUMS", both)
+        await by_key("throughput_out", "Bytes pulled", "GROUP_GET_SIZE", both)
+        await by_key("send_back", "Messages sent back by consumers", "SNDBCK_PUT_NUMS", both)
+        gauge("topic_number", "Topics", len(self._topics))
+        gauge("consumer_groups_online", "Groups with a live member", len(self._consumers.groups()))
+        gauge("producer_groups_online", "Groups with a live member", len(self._producers.groups()))
+        gauge("held_pulls", "Pulls that wait for a message", len(self._long_poll))
+        gauge("storage_size", "Bytes in the commit log", self._log_bytes())
+        gauge(
             "storage_flush_behind_bytes",
             "Bytes not yet synced",
             store.max_commitlog_offset - store.flushed_offset,
         )
-        yield gauge("storage_dispatch_behind_bytes", "Bytes not yet indexed", store.dispatch_behind_bytes)
-        yield gauge(
-            "storage_read_only", "1 while the store refuses writes", store.read_only_reason is not None
-        )
+        gauge("storage_dispatch_behind_bytes", "Bytes not yet indexed", store.dispatch_behind_bytes)
+        gauge("storage_read_only", "1 while the store refuses writes", store.read_only_reason is not None)
         if (watchdog := self._watchdog) is not None:
-            pauses = CounterMetricFamily("rocketmq_loop_pauses", "Turns of the event loop that took too long")
-            pauses.add_metric([], watchdog.pauses)
-            yield pauses
+            pauses = [((), float(watchdog.pauses))]
+            found.append(
+                Family("counter", "loop_pauses", "Turns of the event loop that took too long", (), pauses)
+            )
             seconds = watchdog.longest.seconds if watchdog.longest is not None else 0.0
-            yield gauge("loop_longest_pause_seconds", "The longest turn of the event loop", seconds)
-        lag = GaugeMetricFamily(
-            "rocketmq_consumer_lag_messages",
-            "Messages a group has not committed",
-            labels=["topic", "consumer_group"],
+            gauge("loop_longest_pause_seconds", "The longest turn of the event loop", seconds)
+        lags = await self._lags(steps)
+        found.append(
+            Family("gauge", "consumer_lag_messages", "Messages a group has not committed", both, lags)
         )
+        return found
+
+    async def _lags(self, steps: Steps) -> list[tuple[tuple[str, ...], float]]:
+        rows: list[tuple[tuple[str, ...], float]] = []
         for group in self._offsets.all_groups():
             for topic in self._offsets.topics_of(group):
                 behind = 0
-                for queue_id, offset in self._offsets.queues(group, topic).items():
-                    queue = store.find_queue(topic, queue_id)
+                offsets = self._offsets.queues(group, topic)
+                for queue_id, offset in offsets.items():
+                    queue = self._store.find_queue(topic, queue_id)
                     behind += max(0, queue.max_offset - offset) if queue is not None else 0
-                lag.add_metric([topic, group], behind)
-        yield lag
+                rows.append(((topic, group), behind))
+                await steps.did(1 + len(offsets))
+        return rows
 
     def _log_bytes(self) -> int:
         return self._store.max_commitlog_offset - self._store.min_commitlog_offset
+
+
+def _family(family: Family) -> object:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+    made = kind(f"rocketmq_{family.name}", family.text, labels=family.labels)
+    for labels, value in family.rows:
+        made.add_metric(labels, value)
+    return made

@@ -1,69 +1,120 @@
 """Counters and rates: what brokerStatus, statsAll and Prometheus show.
 
-A counter only grows. A sample of every counter is kept each ten seconds, and a rate is the
-difference of two samples; nothing is computed while messages flow.
+A counter only grows. Every ten seconds the counters that have grown since note their values, and a rate is the
+difference to what was noted some time ago. Nothing is computed while messages flow, and an idle counter notes nothing.
+
+What is noted gets thinner with age: each round for a minute, one a minute for an hour, one an hour for a day. Times of
+rounds are kept once for all counters.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+import logging
+from array import array
+from collections.abc import Callable, Iterator
 
 from gimbalmq._clock import Clock
 
+log = logging.getLogger(__name__)
+
 SAMPLE_SECONDS = 10.0
+MAX_ITEMS = 200_000
+"""Default of maxStatsItems."""
+
 _MINUTE, _HOUR, _DAY = 6, 360, 8640
-"""Windows in samples."""
+"""Windows in rounds."""
+
+_STEP = 2048
+"""Counters between two turns of the loop."""
+
+_ROUNDS = _DAY + _HOUR + 1
+_NOTES = 128
+"""As many notes are kept before old ones are thinned out; about 90 are left then."""
 
 
-@dataclass(slots=True)
 class Counter:
     """One thing counted: how many times, and how much."""
 
-    times: int = 0
-    value: int = 0
-    samples: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=_HOUR + 1))
-    hours: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=25))
+    __slots__ = ("born", "born_round", "noted", "notes", "times", "value")
+
+    def __init__(self, born: float = 0.0, born_round: int = 0) -> None:
+        self.times = 0
+        self.value = 0
+        self.born = born
+        self.born_round = born_round
+        self.noted = 0
+        """``times`` of the last note."""
+        self.notes: array[int] | None = None
+        """Round, times and value, again and again, oldest first."""
 
     def add(self, value: int = 1, times: int = 1) -> None:
         self.value += value
         self.times += times
 
-    def sample(self, now: float, hourly: bool) -> None:
-        self.samples.append((now, self.times, self.value))
-        if hourly:
-            self.hours.append((now, self.times, self.value))
+    def note(self, number: int) -> None:
+        """Notes the values of a round; to be called if they have changed since the last."""
+        self.noted = self.times
+        notes = self.notes
+        if notes is None:
+            notes = self.notes = array("q")
+        notes.extend((number, self.times, self.value))
+        if len(notes) > 3 * _NOTES:
+            self.notes = _thinned(notes, number)
 
-    def window(self, samples: int, now: float) -> dict[str, float | int]:
-        """Sum, rate and average over the last so many samples, up to this moment."""
-        history = self.hours if samples > _HOUR else self.samples
-        count = samples // _HOUR if samples > _HOUR else samples
-        if not history:
-            return {"avgpt": 0.0, "sum": 0, "tps": 0.0}
-        then, times, value = history[max(0, len(history) - 1 - count)]
-        seconds = max(now - then, 1e-3)
-        gained, calls = self.value - value, self.times - times
-        return {
-            "avgpt": round(gained / calls, 2) if calls else 0.0,
-            "sum": gained,
-            "tps": round(gained / seconds, 2),
-        }
+    def idle_since(self) -> int:
+        """The round in which it last grew."""
+        return self.notes[-3] if self.notes else self.born_round
+
+    def at(self, number: int) -> tuple[int, int]:
+        """Times and value when a round was noted."""
+        notes = self.notes or ()
+        for place in range(len(notes) - 3, -1, -3):
+            if notes[place] <= number:
+                return notes[place + 1], notes[place + 2]
+        return 0, 0
+
+
+def _thinned(notes: array[int], newest: int) -> array[int]:
+    """Only the notes that a window may still begin with."""
+    kept: array[int] = array("q")
+    for place in range(0, len(notes), 3):
+        number = notes[place]
+        following = notes[place + 3] if place + 3 < len(notes) else newest + 1
+        # A note holds from its round to the one before the next note's. Is there a round among them, a multiple of
+        # its age's unit, that a window begins with?
+        last = following - 1
+        age = newest - last
+        unit = 1 if age <= 2 * _MINUTE else _MINUTE if age <= _HOUR + _MINUTE else _HOUR
+        if age <= _ROUNDS and last // unit * unit >= number:
+            kept.extend(notes[place : place + 3])
+    return kept
 
 
 class Stats:
-    """All counters of a broker, by name and key (Java: BrokerStatsManager)."""
+    """All counters of a broker, by name and key (Java: BrokerStatsManager).
 
-    def __init__(self, clock: Clock) -> None:
+    Args:
+        max_items: so many counters are kept. Beyond, those idle for a day go, and if there are none, what is new is
+            counted in the totals only.
+    """
+
+    def __init__(self, clock: Clock, max_items: int = MAX_ITEMS) -> None:
         self._clock = clock
         self.boot_ms = clock.wall_ms()
-        self._items: dict[tuple[str, str], Counter] = {}
+        self._max_items = max_items
+        self._kinds: dict[str, dict[str, Counter]] = {}
         self._got: dict[tuple[str, str], tuple[Counter, Counter]] = {}
+        self._count = 0
         self._round = 0
-        self.put_total = Counter()
-        self.put_bytes = Counter()
-        self.get_found = Counter()
-        self.get_miss = Counter()
-        self.get_transferred = Counter()
+        self._round_times = array("d", bytes(8 * _ROUNDS))
+        self._nowhere: Counter | None = None
+        now = clock.monotonic()
+        self._round_times[0] = now
+        self.put_total = Counter(now)
+        self.put_bytes = Counter(now)
+        self.get_found = Counter(now)
+        self.get_miss = Counter(now)
+        self.get_transferred = Counter(now)
         self._broker = (
             self.put_total,
             self.put_bytes,
@@ -71,21 +122,37 @@ class Stats:
             self.get_miss,
             self.get_transferred,
         )
-        self.sample()
+
+    def __len__(self) -> int:
+        return self._count
 
     def item(self, name: str, key: str) -> Counter:
-        counter = self._items.get((name, key))
+        kind = self._kinds.get(name)
+        if kind is None:
+            kind = self._kinds[name] = {}
+        counter = kind.get(key)
         if counter is None:
-            counter = self._items[name, key] = Counter()
-            counter.sample(self._clock.monotonic(), hourly=True)
+            if self._count >= self._max_items:
+                return self._without_room()
+            counter = kind[key] = Counter(self._clock.monotonic(), self._round)
+            self._count += 1
         return counter
 
+    def _without_room(self) -> Counter:
+        if self._nowhere is None:
+            log.warning(
+                "%d statistics are kept, and no more: new topics and groups have none of their own; "
+                "raise maxStatsItems",
+                self._max_items,
+            )
+            self._nowhere = Counter()
+        return self._nowhere
+
     def find(self, name: str, key: str) -> Counter | None:
-        return self._items.get((name, key))
+        return self._kinds.get(name, {}).get(key)
 
     def items(self, name: str) -> dict[str, Counter]:
-        # A copy first: the metrics' thread asks this while the loop adds counters.
-        return {key: counter for (kind, key), counter in self._items.items() if kind == name}
+        return dict(self._kinds.get(name, {}))
 
     def put(self, topic: str, count: int, size: int) -> None:
         self.put_total.add(count, count)
@@ -99,7 +166,8 @@ class Stats:
         if counters is None:
             key = f"{topic}@{group}"
             counters = self.item("GROUP_GET_NUMS", key), self.item("GROUP_GET_SIZE", key)
-            self._got[topic, group] = counters
+            if counters[1] is not self._nowhere:
+                self._got[topic, group] = counters
         found, transferred, (nums, sizes) = self.get_found, self.get_transferred, counters
         found.times += 1
         found.value += 1
@@ -111,29 +179,77 @@ class Stats:
         sizes.value += size
 
     def forget_topic(self, topic: str) -> None:
+        self._forget(lambda key: key == topic or key.startswith(topic + "@"))
+
+    def forget_group(self, group: str) -> None:
+        self._forget(lambda key: key.endswith("@" + group))
+
+    def _forget(self, gone: Callable[[str], bool]) -> None:
         self._got.clear()
-        for key in list(self._items):
-            if key[1] == topic or key[1].startswith(topic + "@"):
-                del self._items[key]
+        for kind in self._kinds.values():
+            for key in [key for key in kind if gone(key)]:
+                del kind[key]
+                self._count -= 1
+        self._nowhere = None
 
     def sample(self) -> None:
-        """Called every ten seconds."""
-        now = self._clock.monotonic()
-        hourly = self._round % _HOUR == 0
-        self._round += 1
-        for counter in (*self._broker, *self._items.values()):
-            counter.sample(now, hourly)
+        """A round, at once."""
+        for _ in self.round():
+            pass
+
+    def round(self) -> Iterator[None]:
+        """A round, a step at a time; to be called every ten seconds."""
+        number = self._round + 1
+        self._round_times[number % _ROUNDS] = self._clock.monotonic()
+        self._round = number
+        for counter in self._broker:
+            if counter.times != counter.noted:
+                counter.note(number)
+        full = self._count >= self._max_items
+        for kind in list(self._kinds.values()):
+            idle: list[str] = []
+            for begun, (key, counter) in enumerate(list(kind.items())):
+                if counter.times != counter.noted:
+                    counter.note(number)
+                elif full and number - counter.idle_since() > _DAY + _HOUR:
+                    idle.append(key)
+                if begun % _STEP == _STEP - 1:
+                    yield
+            for key in idle:
+                if kind.pop(key, None) is not None:
+                    self._count -= 1
+            if idle:
+                self._got.clear()
+                self._nowhere = None
+
+    def _window(self, counter: Counter, rounds: int) -> dict[str, float | int]:
+        """Sum, rate and average over the last so many rounds, up to this moment."""
+        unit = 1 if rounds <= _MINUTE else _MINUTE if rounds <= _HOUR else _HOUR
+        first = (self._round - rounds) // unit * unit if unit < _HOUR else self._round // unit * unit - rounds
+        if first <= counter.born_round:
+            then, times, value = counter.born, 0, 0
+        else:
+            then = self._round_times[first % _ROUNDS]
+            times, value = counter.at(first)
+        seconds = max(self._clock.monotonic() - then, 1e-3)
+        gained, calls = counter.value - value, counter.times - times
+        return {
+            "avgpt": round(gained / calls, 2) if calls else 0.0,
+            "sum": gained,
+            "tps": round(gained / seconds, 2),
+        }
 
     def view(self, counter: Counter) -> dict[str, dict[str, float | int]]:
         """As VIEW_BROKER_STATS_DATA answers."""
-        now = self._clock.monotonic()
         return {
-            "statsDay": counter.window(_DAY, now),
-            "statsHour": counter.window(_HOUR, now),
-            "statsMinute": counter.window(_MINUTE, now),
+            "statsDay": self._window(counter, _DAY),
+            "statsHour": self._window(counter, _HOUR),
+            "statsMinute": self._window(counter, _MINUTE),
         }
+
+    def minute_rate(self, counter: Counter | None) -> float:
+        return 0.0 if counter is None else self._window(counter, _MINUTE)["tps"]
 
     def rates(self, counter: Counter) -> str:
         """Per second over 10 s, a minute and 10 minutes, as the runtime table writes them."""
-        now = self._clock.monotonic()
-        return " ".join(str(float(counter.window(samples, now)["tps"])) for samples in (1, _MINUTE, 60))
+        return " ".join(str(float(self._window(counter, rounds)["tps"])) for rounds in (1, _MINUTE, 60))

@@ -8,20 +8,34 @@ asked about the new one.
 
 State in memory: the offset the walk has reached and the ops seen ahead of it. Both are
 rebuilt from the op queue, whose own progress is kept as the offsets of a system group.
+The walk never waits longer than transactionTimeOut for one half, so what is ahead of it is what was
+sent in that time: one number for each half and each op.
+
+No half can stop the walk: one that cannot be read or stored anew is passed over, with a line in the log.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 
 from gimbalmq._clock import Clock
 from gimbalmq.broker.clients import Producers
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.delay import redelivery
 from gimbalmq.broker.metadata import ConsumerOffsets
-from gimbalmq.broker.writer import Draft, Placed, Writer
-from gimbalmq.errors import MessageIllegalError, ResponseError
+from gimbalmq.broker.steps import Steps
+from gimbalmq.broker.stored import stored_record
+from gimbalmq.broker.writer import MAX_PROPERTIES_BYTES, Draft, Placed, Writer
+from gimbalmq.errors import (
+    CorruptRecordError,
+    MessageIllegalError,
+    ResponseError,
+    RocketMQError,
+    StoreError,
+)
 from gimbalmq.model import properties as prop
 from gimbalmq.model import topics
 from gimbalmq.model.flags import TRANSACTION_COMMIT, TRANSACTION_MASK
@@ -37,6 +51,15 @@ log = logging.getLogger(__name__)
 COMMIT = 8
 ROLLBACK = 12
 _OP_TAG = "d"
+_CHECK_ROOM = len(prop.CHECK_TIMES) + 2 + 10
+"""Bytes that the count of checks may add to a half's properties."""
+_ENDED_KEPT = 65_536
+_STEP = 1024
+_PIECES_OF_CHECK = 16
+"""A half that is stored anew costs as much as so many that are only passed."""
+_OPS_STEP = 256
+_OFFSET_DIGITS = 19
+_NAMES_LOGGED = 10
 
 
 class Transactions:
@@ -61,15 +84,29 @@ class Transactions:
         self._clock = clock
         self._settled: set[int] = set()
         """Half offsets named by an op, at or ahead of the walk."""
-        self._ops: deque[tuple[int, frozenset[int]]] = deque()
-        """Ops read, oldest first, as (op offset, half offsets it names)."""
+        self._ended: dict[int, None] = {}
+        """Half offsets behind the walk that an op names, the last few: an end that comes twice is one end."""
+        self._ops: deque[int] = deque()
+        """The last half that each op names, for the ops that were read and are not done, oldest first."""
         self._op_read_to = 0
         self._walked_to = 0
 
     def load(self) -> None:
-        self._walked_to = max(0, self._offsets.get(topics.TRANS_GROUP, topics.HALF_TOPIC, 0))
-        self._op_read_to = max(0, self._offsets.get(topics.TRANS_GROUP, topics.OP_HALF_TOPIC, 0))
-        self._read_ops()
+        self._walked_to = self._progress(topics.HALF_TOPIC)
+        self._op_read_to = self._progress(topics.OP_HALF_TOPIC)
+        for _ in self._read_ops():
+            pass
+
+    def _progress(self, topic: str) -> int:
+        """How far a queue was walked. The log may have lost its end since: what comes there anew is not passed over."""
+        noted = max(0, self._offsets.get(topics.TRANS_GROUP, topic, 0))
+        queue = self._store.find_queue(topic, 0)
+        end = 0 if queue is None else queue.max_offset
+        if noted > end:
+            log.warning(
+                "%s was walked up to %d and now ends at %d; the walk goes on from there", topic, noted, end
+            )
+        return min(noted, end)
 
     # -- what clients ask --------------------------------------------------------------
 
@@ -80,15 +117,22 @@ class Transactions:
                 raise MessageIllegalError(
                     f"a transactional message cannot be delayed: send it without property {name}"
                 )
+        draft.properties.pop(prop.CHECK_TIMES, None)
         draft.properties[prop.REAL_TOPIC] = draft.topic
         draft.properties[prop.REAL_QUEUE_ID] = str(draft.queue_id)
+        size = len(prop.dump(draft.properties).encode())
+        if size > MAX_PROPERTIES_BYTES - _CHECK_ROOM:
+            raise MessageIllegalError(
+                f"the properties of the half message are {size} bytes with its real topic; at most "
+                f"{MAX_PROPERTIES_BYTES - _CHECK_ROOM} leave room for the count of checks: use shorter ones"
+            )
         draft.topic, draft.queue_id = topics.HALF_TOPIC, 0
         draft.sys_flag &= ~TRANSACTION_MASK
         return self._writer.put(draft)[0]
 
     def end(self, header: EndTransaction) -> None:
         """Commits or rolls back; raises ResponseError where the half does not fit the request."""
-        raw = self._store.record_at(header.commit_log_offset)
+        raw = stored_record(self._store, header.commit_log_offset)
         half = None if raw is None else decode_record(raw)
         if half is None or half.topic != topics.HALF_TOPIC:
             raise ResponseError("Find prepared transaction message failed")
@@ -96,10 +140,9 @@ class Transactions:
             raise ResponseError("The producer group wrong")
         if half.queue_offset != header.tran_state_table_offset:
             raise ResponseError("The transaction state table offset wrong")
-        if half.queue_offset in self._settled or half.queue_offset < self._walked_to:
-            # Settled already, or stored anew since: a repeated answer changes nothing twice.
-            if half.queue_offset in self._settled:
-                return
+        if half.queue_offset in self._settled or half.queue_offset in self._ended:
+            return
+        if half.queue_offset < self._walked_to:
             log.info("transaction at half offset %d ended after it was checked", half.queue_offset)
         drafts = []
         if header.commit_or_rollback == COMMIT:
@@ -113,8 +156,22 @@ class Transactions:
             drafts.append(draft)
         drafts.append(self._op(half.queue_offset))
         # Message and op become visible together or not at all.
-        self._writer.put(*drafts)
-        self._settled.add(half.queue_offset)
+        op = self._writer.put(*drafts)[-1]
+        self._settle(half.queue_offset)
+        if op.queue_offset == self._op_read_to:
+            self._ops.append(half.queue_offset)
+            self._op_read_to += 1
+
+    def _settle(self, half_offset: int) -> None:
+        if half_offset >= self._walked_to:
+            self._settled.add(half_offset)
+        else:
+            self._note_ended(half_offset)
+
+    def _note_ended(self, half_offset: int) -> None:
+        self._ended[half_offset] = None
+        if len(self._ended) > _ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
 
     def _op(self, half_offset: int) -> Draft:
         return Draft(
@@ -130,67 +187,140 @@ class Transactions:
 
     # -- the check ---------------------------------------------------------------------
 
-    def check(self) -> None:
-        """One round over the open halves."""
-        self._read_ops()
+    async def check(self) -> None:
+        """One round over the open halves, in steps; others have their turn between two."""
+        for _ in self._read_ops():
+            await asyncio.sleep(0)
         queue = self._store.find_queue(topics.HALF_TOPIC, 0)
         if queue is None:
             return
-        began = self._clock.wall_ms()
-        self._walked_to = max(self._walked_to, queue.min_offset)
-        while self._walked_to < queue.max_offset:
-            offset = self._walked_to
-            if offset not in self._settled:
-                raw = self._store.record_at_queue(topics.HALF_TOPIC, 0, offset)
-                if raw is not None and not self._check_one(decode_record(raw), began):
+        self._pass_deleted(queue.min_offset)
+        now = self._clock.wall_ms()
+        # Halves that this round stores anew are for the next one.
+        end = queue.max_offset
+        steps = Steps(_STEP)
+        tally = _Tally()
+        try:
+            while self._walked_to < end:
+                offset = self._walked_to
+                pieces = 1
+                if offset in self._settled:
+                    self._settled.discard(offset)
+                    self._note_ended(offset)
+                elif self._check_at(offset, now, tally):
+                    pieces = _PIECES_OF_CHECK
+                else:
                     break
-            self._settled.discard(offset)
-            self._walked_to += 1
-        while self._ops and all(half < self._walked_to for half in self._ops[0][1]):
-            self._ops.popleft()
-        op_done = self._ops[0][0] if self._ops else self._op_read_to
-        self._offsets.commit(topics.TRANS_GROUP, topics.HALF_TOPIC, 0, self._walked_to)
-        self._offsets.commit(topics.TRANS_GROUP, topics.OP_HALF_TOPIC, 0, op_done)
+                self._walked_to = offset + 1
+                self._note_progress()
+                await steps.did(pieces)
+        except StoreError as error:
+            log.warning("the check of transactions stops at half offset %d: %s", self._walked_to, error)
+        finally:
+            self._note_progress()
+            tally.report()
 
-    def _read_ops(self) -> None:
+    def _pass_deleted(self, first: int) -> None:
+        """Halves that retention has deleted are over."""
+        if first <= self._walked_to:
+            return
+        settled = {half for half in self._settled if half < first}
+        lost = first - self._walked_to - len(settled)
+        if lost:
+            log.warning(
+                "%d open transactions, half offsets %d to %d, were deleted with old files before they ended; "
+                "raise fileReservedTime or free the disk",
+                lost,
+                self._walked_to,
+                first - 1,
+            )
+        self._settled -= settled
+        self._walked_to = first
+
+    def _note_progress(self) -> None:
+        while self._ops and self._ops[0] < self._walked_to:
+            self._ops.popleft()
+        self._offsets.commit(topics.TRANS_GROUP, topics.HALF_TOPIC, 0, self._walked_to)
+        self._offsets.commit(topics.TRANS_GROUP, topics.OP_HALF_TOPIC, 0, self._op_read_to - len(self._ops))
+
+    def _read_ops(self) -> Iterator[None]:
+        """Takes in the ops that are in the queue and not in memory: after a start all that are not done, then none."""
         queue = self._store.find_queue(topics.OP_HALF_TOPIC, 0)
         if queue is None:
             return
-        self._op_read_to = max(self._op_read_to, queue.min_offset)
+        if self._op_read_to < queue.min_offset:
+            self._ops.clear()
+            self._op_read_to = queue.min_offset
+        read = 0
         while self._op_read_to < queue.max_offset:
-            raw = self._store.record_at_queue(topics.OP_HALF_TOPIC, 0, self._op_read_to)
-            if raw is not None:
+            record = self._record(topics.OP_HALF_TOPIC, self._op_read_to)
+            halves: list[int] = []
+            if record is not None:
                 # Apache 5.x names several halves in one op, separated by commas.
-                text = decode_record(raw).body.decode("ascii", "replace")
-                halves = frozenset(int(part) for part in text.split(",") if part.strip().isdigit())
-                self._settled.update(half for half in halves if half >= self._walked_to)
-                self._ops.append((self._op_read_to, halves))
+                parts = (part.strip() for part in record.body.decode("ascii", "replace").split(","))
+                halves = [int(part) for part in parts if part.isdigit() and len(part) < _OFFSET_DIGITS]
+            for half in halves:
+                self._settle(half)
+            self._ops.append(max(halves, default=-1))
             self._op_read_to += 1
+            read += 1
+            if read % _OPS_STEP == 0:
+                yield
 
-    def _check_one(self, half: Record, began: int) -> bool:
-        """True where the walk may go on behind this open half."""
-        if half.store_timestamp >= began:
-            return False
+    def _record(self, topic: str, queue_offset: int) -> Record | None:
+        """None if it cannot be read; the log says so."""
+        raw = self._store.record_at_queue(topic, 0, queue_offset)
+        if raw is not None:
+            try:
+                return decode_record(raw)
+            except CorruptRecordError as error:
+                log.error("queue offset %d of %s is passed over: %s", queue_offset, topic, error)
+        return None
+
+    def _check_at(self, offset: int, now: int, tally: _Tally) -> bool:
+        """True if the walk may go on behind this open half."""
+        half = self._record(topics.HALF_TOPIC, offset)
+        if half is None:
+            tally.unreadable += 1
+            return True
         config = self._live.now
-        checked = _int(half.properties.get(prop.CHECK_TIMES), 0)
-        age_ms = began - half.born_timestamp
+        checked = max(0, _int(half.properties.get(prop.CHECK_TIMES), 0))
+        age_ms = now - half.born_timestamp
         if checked >= config.transaction_check_max or age_ms > config.file_reserved_time * 3_600_000:
-            log.warning("transaction of %s given up after %d checks", half.properties, checked)
-            self._writer.put(self._again(half, topics.TRANS_CHECK_MAX_TOPIC))
+            self._give_up(half, tally)
             return True
         immunity = _int(half.properties.get(prop.CHECK_IMMUNITY_SECONDS), 0) * 1000
         # A client whose clock is ahead is asked at once: waiting would hold up all behind it.
         if 0 <= age_ms <= (immunity or config.transaction_time_out):
-            # One that asked for more time must not hold up those behind it.
-            if immunity and half.store_timestamp < began - config.transaction_time_out:
-                self._writer.put(self._again(half, topics.HALF_TOPIC))
+            # One that asked for more time must not hold up those behind it, nor may our clock when it is set back.
+            if immunity and not 0 <= now - half.store_timestamp <= config.transaction_time_out:
+                self._renew(self._again(half, topics.HALF_TOPIC), half, tally)
                 return True
             return False
         renewed = self._again(half, topics.HALF_TOPIC)
         renewed.properties[prop.CHECK_TIMES] = str(checked + 1)
-        place = self._writer.put(renewed)[0]
-        self._ask(half, renewed, place)
+        place = self._renew(renewed, half, tally)
+        if place is not None:
+            self._ask(half, renewed.properties, place.queue_offset, place.commitlog_offset, tally)
         return True
+
+    def _renew(self, renewed: Draft, half: Record, tally: _Tally) -> Placed | None:
+        try:
+            return self._writer.put(renewed)[0]
+        except MessageIllegalError as error:
+            # Only one of another broker, or of an earlier version: here ``prepare`` leaves room. Its producer is asked
+            # once, about its old place, and may end it there.
+            log.error("half message at %d cannot be stored anew: %s", half.commitlog_offset, error)
+            self._ask(half, half.properties, half.queue_offset, half.commitlog_offset, tally)
+            self._give_up(half, tally)
+            return None
+
+    def _give_up(self, half: Record, tally: _Tally) -> None:
+        tally.given_up.append(half.properties.get(prop.UNIQ_KEY) or f"at {half.commitlog_offset}")
+        try:
+            self._writer.put(self._again(half, topics.TRANS_CHECK_MAX_TOPIC))
+        except MessageIllegalError as error:
+            log.error("half message at %d is only in the log: %s", half.commitlog_offset, error)
 
     def _again(self, half: Record, topic: str) -> Draft:
         return Draft(
@@ -205,41 +335,78 @@ class Transactions:
             reconsume_times=half.reconsume_times,
         )
 
-    def _ask(self, half: Record, renewed: Draft, place: Placed) -> None:
+    def _ask(
+        self,
+        half: Record,
+        properties: Mapping[str, str],
+        queue_offset: int,
+        commitlog_offset: int,
+        tally: _Tally,
+    ) -> None:
         """Request 39 to one producer of the group; the record carries its real topic."""
         group = half.properties.get(prop.PRODUCER_GROUP, "")
         channel = self._producers.pick(group)
         if channel is None:
-            log.info("no producer of group %s is connected to be asked about a transaction", group)
+            tally.nobody[group] += 1
             return
-        properties = dict(renewed.properties)
         topic = properties.get(prop.REAL_TOPIC, half.topic)
         unique = properties.get(prop.UNIQ_KEY)
+        queue_id = _int(properties.get(prop.REAL_QUEUE_ID), 0)
         header = CheckTransactionState(
-            tran_state_table_offset=place.queue_offset,
-            commit_log_offset=place.commitlog_offset,
+            tran_state_table_offset=queue_offset,
+            commit_log_offset=commitlog_offset,
             msg_id=unique,
             transaction_id=unique,
-            offset_msg_id=offset_id(self._store_host, place.commitlog_offset),
+            offset_msg_id=offset_id(self._store_host, commitlog_offset),
             topic=topic,
             bname=self._live.now.broker_name,
         )
-        record = encode_record(
-            topic=topic,
-            body=half.body,
-            properties=prop.dump(properties).encode(),
-            queue_id=_int(properties.get(prop.REAL_QUEUE_ID), 0),
-            flag=half.flag,
-            queue_offset=place.queue_offset,
-            commitlog_offset=place.commitlog_offset,
-            sys_flag=half.sys_flag,
-            born_timestamp=half.born_timestamp,
-            born_host=half.born_host,
-            store_timestamp=half.store_timestamp,
-            store_host=half.store_host,
-            reconsume_times=half.reconsume_times,
-        )
-        channel.oneway(RemotingCommand(RequestCode.CHECK_TRANSACTION_STATE, header.to_ext(), record))
+        try:
+            record = encode_record(
+                topic=topic,
+                body=half.body,
+                properties=prop.dump(properties).encode(),
+                queue_id=queue_id if 0 <= queue_id < 1 << 31 else 0,
+                flag=half.flag,
+                queue_offset=queue_offset,
+                commitlog_offset=commitlog_offset,
+                sys_flag=half.sys_flag,
+                born_timestamp=half.born_timestamp,
+                born_host=half.born_host,
+                store_timestamp=half.store_timestamp,
+                store_host=half.store_host,
+                reconsume_times=half.reconsume_times,
+            )
+            channel.oneway(RemotingCommand(RequestCode.CHECK_TRANSACTION_STATE, header.to_ext(), record))
+        except RocketMQError as error:
+            log.error(
+                "%s cannot be asked about the half message at %d: %s",
+                channel.address,
+                commitlog_offset,
+                error,
+            )
+
+
+class _Tally:
+    """What a round tells the log: a line for each kind of thing, however many there were."""
+
+    def __init__(self) -> None:
+        self.unreadable = 0
+        self.given_up: list[str] = []
+        self.nobody: Counter[str] = Counter()
+
+    def report(self) -> None:
+        if self.unreadable:
+            log.error("%d half messages cannot be read and are passed over", self.unreadable)
+        if self.given_up:
+            log.warning(
+                "%d transactions are given up, as too old or asked about too often, and kept in %s: %s",
+                len(self.given_up),
+                topics.TRANS_CHECK_MAX_TOPIC,
+                ", ".join(self.given_up[:_NAMES_LOGGED]),
+            )
+        for group, count in self.nobody.most_common(_NAMES_LOGGED):
+            log.info("no producer of group %s is connected to be asked about %d transactions", group, count)
 
 
 def _int(text: str | None, default: int) -> int:

@@ -46,31 +46,48 @@ BUILT_IN_GROUPS = (
     TRANS_GROUP,
 )
 
+MAX_NAME_BYTES = 255
+"""A topic is a folder of the broker's, and file systems take names of so many bytes."""
 MAX_TOPIC_LENGTH = 127
-MAX_GROUP_LENGTH = 255
+MAX_GROUP_LENGTH = MAX_NAME_BYTES - len(RETRY_PREFIX)
+"""A group needs room for the longest topic made of its name. (Apache takes 255, and fails when the first message is
+retried.)"""
 _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+")
+_SHOWN = 80
+
+
+def _shown(name: str) -> str:
+    """A name as an error may show it: a hostile one is megabytes long, or no text at all."""
+    cut = name if len(name) <= _SHOWN else name[:_SHOWN] + "..."
+    return cut.encode("utf-8", "backslashreplace").decode()
 
 
 def topic_problem(topic: str) -> str | None:
-    """Why a name cannot be a topic; None where it can."""
+    """Why a name cannot be a topic; None if it can. Legal names are ASCII, so letters are bytes."""
     if not topic.strip():
         return "The specified topic is blank."
-    if not _LEGAL.fullmatch(topic):
-        return f"The specified topic[{topic}] contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
-    limit = 255 if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) else MAX_TOPIC_LENGTH
+    limit = MAX_NAME_BYTES if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) else MAX_TOPIC_LENGTH
     if len(topic) > limit:
-        return f"The specified topic is longer than topic max length {limit}."
+        return (
+            f"The specified topic[{_shown(topic)}] has {len(topic)} letters and is longer than topic max length "
+            f"{limit}; use a shorter name."
+        )
+    if not _LEGAL.fullmatch(topic):
+        return f"The specified topic[{_shown(topic)}] contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
     return None
 
 
 def group_problem(group: str) -> str | None:
-    """Why a name cannot be a group; None where it can."""
+    """Why a name cannot be a group; None if it can."""
     if not group.strip():
         return "The specified group is blank."
     if len(group) > MAX_GROUP_LENGTH:
-        return f"The specified group is longer than group max length {MAX_GROUP_LENGTH}."
+        return (
+            f"The specified group[{_shown(group)}] has {len(group)} letters and is longer than group max length "
+            f"{MAX_GROUP_LENGTH}; use a shorter name."
+        )
     if not _LEGAL.fullmatch(group):
-        return f"The specified group[{group}] contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
+        return f"The specified group[{_shown(group)}] contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
     return None
 
 

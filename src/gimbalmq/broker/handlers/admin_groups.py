@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+import msgspec
 from msgspec import field
 
 from gimbalmq.broker.clients import ConsumerGroup, Consumers, Member, Producers
@@ -13,6 +14,9 @@ from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.message_time import message_time
 from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.broker.stats import Stats
+from gimbalmq.broker.steps import Steps, json_object
+from gimbalmq.broker.stored import stored_record
+from gimbalmq.broker.values import check_group
 from gimbalmq.errors import (
     ConsumerNotOnlineError,
     InvalidParameterError,
@@ -23,7 +27,7 @@ from gimbalmq.errors import (
 )
 from gimbalmq.model.ids import ip_text, parse_offset_id
 from gimbalmq.model.queues import MessageQueue
-from gimbalmq.model.topics import group_problem, retry_topic
+from gimbalmq.model.topics import retry_topic
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import Body, ConsumerConnections, GroupConfig, ProducerConnections
 from gimbalmq.protocol.codes import RequestCode, ResponseCode, version_name
@@ -103,15 +107,21 @@ class GroupAdminHandlers:
 
     async def _store_groups(self, request: RemotingCommand, configs: list[GroupConfig]) -> Answer:
         for config in configs:
-            problem = group_problem(config.group_name)
-            if problem is not None:
-                raise InvalidParameterError(problem)
+            check_group(config)
         self._groups.put(*configs)
         await self._groups.saving.saved()
         return request.reply()
 
-    def all_groups(self, channel: Channel, request: RemotingCommand) -> Answer:
-        return request.reply(body=self._groups.table().dump())
+    async def all_groups(self, channel: Channel, request: RemotingCommand) -> Answer:
+        groups = self._groups.table()
+        version, steps = groups.data_version.dump(), Steps()
+        forbidden = await json_object(list(groups.forbidden_table.items()), steps)
+        settings = list(groups.subscription_group_table.items())
+        table = await json_object(((name, _settings(group)) for name, group in settings), steps)
+        return request.reply(
+            body=b'{"dataVersion":%b,"forbiddenTable":%b,"subscriptionGroupTable":%b}'
+            % (version, forbidden, table)
+        )
 
     def one_group(self, channel: Channel, request: RemotingCommand) -> Answer:
         name = headers.GroupField.from_ext(request.ext_fields).group
@@ -124,6 +134,7 @@ class GroupAdminHandlers:
         header = headers.GroupName.from_ext(request.ext_fields)
         self._groups.remove(header.group_name)
         self._locks.forget(header.group_name)
+        self._stats.forget_group(header.group_name)
         if header.clean_offset or header.remove_offset:
             self._offsets.forget_group(header.group_name)
         await self._groups.saving.saved()
@@ -132,6 +143,9 @@ class GroupAdminHandlers:
     async def forbid(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = headers.GroupForbidden.from_ext(request.ext_fields)
         if header.readable is not None:
+            self._groups.require(header.group)
+            if header.topic not in self._topics:
+                raise TopicNotExistError(f"topic[{header.topic}] not exist")
             self._groups.set_readable(header.group, header.topic, header.readable)
             await self._groups.saving.saved()
         readable = self._groups.may_read(header.group, header.topic)
@@ -140,32 +154,41 @@ class GroupAdminHandlers:
 
     # -- progress ----------------------------------------------------------------------
 
-    def progress(self, channel: Channel, request: RemotingCommand) -> Answer:
+    async def progress(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = headers.GetConsumeStats.from_ext(request.ext_fields)
         group = header.consumer_group
         chosen: Iterable[str] = self._offsets.topics_of(group)
         if header.topic:
             chosen = [header.topic]
         elif header.topic_list:
-            chosen = [topic for topic in header.topic_list.split(";") if topic]
-        return request.reply(body=fastjson.dumps(self._progress(group, chosen)))
+            chosen = {topic for topic in header.topic_list.split(";") if topic}
+        body, _ = await self._progress(group, chosen, Steps())
+        return request.reply(body=body)
 
-    def _progress(self, group: str, chosen: Iterable[str]) -> dict[str, object]:
-        online = self._consumers.group(group)
-        table: dict[str, dict[str, int]] = {}
+    async def _progress(self, group: str, chosen: Iterable[str], steps: Steps) -> tuple[bytes, int | None]:
+        """A group's progress as JSON, and how many messages it has before it; None if it has no queue here."""
+        behind: int | None = None
         rate = 0.0
-        for topic in sorted(chosen):
-            config = self._topics.find(topic)
-            if config is None:
-                continue
-            if online is not None and topic not in online.subscriptions and online.subscriptions:
-                continue
-            for queue_id in range(config.read_queue_nums):
-                table[self._key(topic, queue_id)] = self._queue_progress(group, topic, queue_id)
-            counter = self._stats.find("GROUP_GET_NUMS", f"{topic}@{group}")
-            if counter is not None:
-                rate += self._stats.view(counter)["statsMinute"]["tps"]
-        return {"consumeTps": rate, "offsetTable": table}
+
+        def rows() -> Iterator[tuple[str, dict[str, int]]]:
+            nonlocal behind, rate
+            for topic in sorted(chosen):
+                config = self._topics.find(topic)
+                online = self._consumers.group(group)
+                if config is None:
+                    continue
+                if online is not None and topic not in online.subscriptions and online.subscriptions:
+                    continue
+                counter = self._stats.find("GROUP_GET_NUMS", f"{topic}@{group}")
+                if counter is not None:
+                    rate += self._stats.view(counter)["statsMinute"]["tps"]
+                for queue_id in range(config.read_queue_nums):
+                    row = self._queue_progress(group, topic, queue_id)
+                    behind = (behind or 0) + row["brokerOffset"] - row["consumerOffset"]
+                    yield self._key(topic, queue_id), row
+
+        table = await json_object(rows(), steps)
+        return b'{"consumeTps":%b,"offsetTable":%b}' % (fastjson.dumps(rate), table), behind
 
     def _queue_progress(self, group: str, topic: str, queue_id: int) -> dict[str, int]:
         queue = self._store.find_queue(topic, queue_id)
@@ -186,55 +209,56 @@ class GroupAdminHandlers:
         host = self._store.config.store_host
         return f"{ip_text(host[:-4])}:{int.from_bytes(host[-4:], 'big')}"
 
-    def progress_of_all(self, channel: Channel, request: RemotingCommand) -> Answer:
-        found: list[dict[str, list[object]]] = []
+    async def progress_of_all(self, channel: Channel, request: RemotingCommand) -> Answer:
+        found: list[bytes] = []
         total = 0
+        steps = Steps()
         for group in sorted(self._offsets.all_groups()):
-            stats = self._progress(group, self._offsets.topics_of(group))
-            table = stats["offsetTable"]
-            assert isinstance(table, dict)
-            if table:
-                found.append({group: [stats]})
-                total += sum(row["brokerOffset"] - row["consumerOffset"] for row in table.values())
-        body = {
-            "brokerAddr": self._address(),
-            "consumeStatsList": found,
-            "totalDiff": total,
-            "totalInflightDiff": 0,
-        }
-        return request.reply(body=fastjson.dumps(body))
+            body, behind = await self._progress(group, self._offsets.topics_of(group), steps)
+            if behind is not None:
+                found.append(b"{%b:[%b]}" % (fastjson.dumps(group), body))
+                total += behind
+            await steps.did()
+        return request.reply(
+            body=b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d,"totalInflightDiff":0}'
+            % (fastjson.dumps(self._address()), b",".join(found), total)
+        )
 
-    def time_span(self, channel: Channel, request: RemotingCommand) -> Answer:
+    async def time_span(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = headers.GroupTopic.from_ext(request.ext_fields)
         config = self._topics.find(header.topic)
         if config is None:
             raise TopicNotExistError(f"topic[{header.topic}] not exist")
         spans = []
+        steps = Steps()
         for queue_id in range(config.write_queue_nums):
-            queue = self._store.find_queue(header.topic, queue_id)
-            newest = 0 if queue is None else queue.max_offset
-            oldest = 0 if queue is None else queue.min_offset
-            consumed = self._offsets.get(header.group, header.topic, queue_id)
-            last = message_time(self._store, header.topic, queue_id, newest - 1)
-            done = message_time(self._store, header.topic, queue_id, consumed - 1)
-            waiting = message_time(self._store, header.topic, queue_id, max(consumed, oldest))
-            spans.append(
-                {
-                    "consumeTimeStamp": max(0, done),
-                    "delayTime": max(0, last - waiting) if waiting > 0 and consumed < newest else 0,
-                    "maxTimeStamp": max(0, last),
-                    "messageQueue": {
-                        "brokerName": self._live.now.broker_name,
-                        "queueId": queue_id,
-                        "topic": header.topic,
-                    },
-                    "minTimeStamp": max(0, message_time(self._store, header.topic, queue_id, oldest)),
-                }
-            )
-        return request.reply(body=fastjson.dumps({"consumeTimeSpanSet": spans}))
+            spans.append(fastjson.dumps(self._queue_span(header, queue_id)))
+            await steps.did()
+        return request.reply(body=b'{"consumeTimeSpanSet":[%b]}' % b",".join(spans))
 
-    def all_offsets(self, channel: Channel, request: RemotingCommand) -> Answer:
-        return request.reply(body=fastjson.dumps(self._offsets.document()))
+    def _queue_span(self, header: headers.GroupTopic, queue_id: int) -> dict[str, object]:
+        queue = self._store.find_queue(header.topic, queue_id)
+        newest = 0 if queue is None else queue.max_offset
+        oldest = 0 if queue is None else queue.min_offset
+        consumed = self._offsets.get(header.group, header.topic, queue_id)
+        last = message_time(self._store, header.topic, queue_id, newest - 1)
+        done = message_time(self._store, header.topic, queue_id, consumed - 1)
+        waiting = message_time(self._store, header.topic, queue_id, max(consumed, oldest))
+        return {
+            "consumeTimeStamp": max(0, done),
+            "delayTime": max(0, last - waiting) if waiting > 0 and consumed < newest else 0,
+            "maxTimeStamp": max(0, last),
+            "messageQueue": {
+                "brokerName": self._live.now.broker_name,
+                "queueId": queue_id,
+                "topic": header.topic,
+            },
+            "minTimeStamp": max(0, message_time(self._store, header.topic, queue_id, oldest)),
+        }
+
+    async def all_offsets(self, channel: Channel, request: RemotingCommand) -> Answer:
+        table = await json_object(self._offsets.rows(), Steps())
+        return request.reply(body=b'{"offsetTable":%b}' % table)
 
     def correction(self, channel: Channel, request: RemotingCommand) -> Answer:
         """The smallest progress of some groups, for one that should not run ahead of them."""
@@ -250,6 +274,7 @@ class GroupAdminHandlers:
 
     def clone(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = headers.CloneGroupOffset.from_ext(request.ext_fields)
+        self._groups.require(header.dest_group)
         topics = [header.topic] if header.topic else self._offsets.topics_of(header.src_group)
         for topic in topics:
             if topic not in self._topics or topic == retry_topic(header.src_group):
@@ -312,7 +337,7 @@ class GroupAdminHandlers:
 
     # -- acting on groups --------------------------------------------------------------
 
-    def reset(self, channel: Channel, request: RemotingCommand) -> Answer:
+    async def reset(self, channel: Channel, request: RemotingCommand) -> Answer:
         """Moves a group to a moment or an offset; its pulls, those that wait included, are sent there."""
         header = headers.ResetOffset.from_ext(request.ext_fields)
         config = self._topics.find(header.topic)
@@ -328,6 +353,7 @@ class GroupAdminHandlers:
             )
         chosen = [header.queue_id or 0] if one else range(config.read_queue_nums)
         table: dict[str, int] = {}
+        steps = Steps()
         for queue_id in chosen:
             target = self._reset_target(header, queue_id)
             current = self._offsets.get(header.group, header.topic, queue_id)
@@ -337,7 +363,8 @@ class GroupAdminHandlers:
             self._offsets.reset(header.group, header.topic, queue_id, target)
             self._long_poll.wake_group(header.group, header.topic, queue_id)
             table[self._key(header.topic, queue_id)] = target
-        return request.reply(body=fastjson.dumps({"offsetTable": table}))
+            await steps.did(4)
+        return request.reply(body=b'{"offsetTable":%b}' % await json_object(table.items(), steps))
 
     def _reset_target(self, header: headers.ResetOffset, queue_id: int) -> int:
         queue = self._store.find_queue(header.topic, queue_id)
@@ -382,7 +409,7 @@ class GroupAdminHandlers:
             place = parse_offset_id(header.msg_id or "")
         except ValueError:
             raise InvalidParameterError(f"msgId {header.msg_id!r} is no offset message id") from None
-        record = self._store.record_at(place.commitlog_offset)
+        record = stored_record(self._store, place.commitlog_offset)
         if record is None:
             raise ResponseError(f"no message lies at the offset of {header.msg_id}")
         fields = dict(request.ext_fields or {}) | {"brokerName": self._live.now.broker_name}
@@ -408,3 +435,8 @@ class GroupAdminHandlers:
             raise ResponseError(
                 f"consumer {member.client_id} did not answer in time", code=ResponseCode.CONSUME_MSG_TIMEOUT
             ) from error
+
+
+def _settings(group: GroupConfig) -> dict[str, object]:
+    """Without what is None, as Java writes it."""
+    return {name: value for name, value in msgspec.to_builtins(group).items() if value is not None}

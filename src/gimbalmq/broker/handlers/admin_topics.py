@@ -11,8 +11,9 @@ from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.message_time import message_time
 from gimbalmq.broker.metadata import ConsumerOffsets, Topics, is_system_topic
 from gimbalmq.broker.stats import Stats
+from gimbalmq.broker.steps import Steps, json_object
+from gimbalmq.broker.values import check_topic
 from gimbalmq.errors import InvalidParameterError, TopicNotExistError
-from gimbalmq.model import topics as names
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import Body, TopicConfig, TopicList
@@ -21,8 +22,6 @@ from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers.management import CreateTopic, DeleteTopic, GroupField, QueryConsumeQueue
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.channel import Answer, Channel, Handlers
-
-_MAX_QUEUES = 65_536
 
 
 class TopicConfigList(Body):
@@ -91,19 +90,9 @@ class TopicAdminHandlers:
         return request.reply()
 
     def _check(self, config: TopicConfig) -> None:
-        problem = names.topic_problem(config.topic_name)
-        if problem is not None:
-            raise InvalidParameterError(problem)
+        check_topic(config)
         if is_system_topic(config.topic_name, self._live.now):
             raise InvalidParameterError(f"The topic[{config.topic_name}] is conflict with system topic.")
-        for what, count in (
-            ("readQueueNums", config.read_queue_nums),
-            ("writeQueueNums", config.write_queue_nums),
-        ):
-            if not 0 <= count <= _MAX_QUEUES:
-                raise InvalidParameterError(f"{what} is {count}; use 0 to {_MAX_QUEUES}")
-        if not 0 <= config.perm <= 15:
-            raise InvalidParameterError(f"perm is {config.perm}; use 2 (write), 4 (read) or 6 (both)")
 
     async def delete(self, channel: Channel, request: RemotingCommand) -> Answer:
         topic = DeleteTopic.from_ext(request.ext_fields).topic
@@ -120,8 +109,11 @@ class TopicAdminHandlers:
         await self._checkpoint()
         return request.reply()
 
-    def all_topics(self, channel: Channel, request: RemotingCommand) -> Answer:
-        return request.reply(body=self._topics.table().dump())
+    async def all_topics(self, channel: Channel, request: RemotingCommand) -> Answer:
+        version = self._topics.version.dump()
+        rows = ((config.topic_name, config) for config in self._topics.all())
+        table = await json_object(rows, Steps())
+        return request.reply(body=b'{"dataVersion":%b,"topicConfigTable":%b}' % (version, table))
 
     def one_topic(self, channel: Channel, request: RemotingCommand) -> Answer:
         topic = DeleteTopic.from_ext(request.ext_fields).topic
@@ -133,21 +125,23 @@ class TopicAdminHandlers:
             raise TopicNotExistError(f"topic[{topic}] not exist")
         return found
 
-    def stats(self, channel: Channel, request: RemotingCommand) -> Answer:
+    async def stats(self, channel: Channel, request: RemotingCommand) -> Answer:
         topic = DeleteTopic.from_ext(request.ext_fields).topic
         config = self._require(topic)
-        table: dict[str, dict[str, int]] = {}
-        for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
-            queue = self._store.find_queue(topic, queue_id)
-            newest = 0 if queue is None else queue.max_offset
-            table[fastjson.queue_text(MessageQueue(topic, self._live.now.broker_name, queue_id))] = {
-                "lastUpdateTimestamp": message_time(self._store, topic, queue_id, newest - 1),
-                "maxOffset": newest,
-                "minOffset": 0 if queue is None else queue.min_offset,
-            }
+        count = max(config.read_queue_nums, config.write_queue_nums)
+        table = await json_object((self._queue_stats(topic, queue_id) for queue_id in range(count)), Steps())
         counter = self._stats.find("TOPIC_PUT_NUMS", topic)
         rate = 0.0 if counter is None else self._stats.view(counter)["statsMinute"]["tps"]
-        return request.reply(body=fastjson.dumps({"offsetTable": table, "topicPutTps": rate}))
+        return request.reply(body=b'{"offsetTable":%b,"topicPutTps":%b}' % (table, fastjson.dumps(rate)))
+
+    def _queue_stats(self, topic: str, queue_id: int) -> tuple[str, dict[str, int]]:
+        queue = self._store.find_queue(topic, queue_id)
+        newest = 0 if queue is None else queue.max_offset
+        return fastjson.queue_text(MessageQueue(topic, self._live.now.broker_name, queue_id)), {
+            "lastUpdateTimestamp": message_time(self._store, topic, queue_id, newest - 1),
+            "maxOffset": newest,
+            "minOffset": 0 if queue is None else queue.min_offset,
+        }
 
     def system_topics(self, channel: Channel, request: RemotingCommand) -> Answer:
         found = [

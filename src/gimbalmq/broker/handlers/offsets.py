@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
+from gimbalmq.broker.metadata import MAX_OFFSET, ConsumerOffsets, Groups, Topics
 from gimbalmq.errors import (
     InvalidParameterError,
     QueryNotFoundError,
-    SubscriptionGroupNotExistError,
     TopicNotExistError,
 )
 from gimbalmq.protocol.codes import RequestCode
@@ -59,14 +58,21 @@ class OffsetHandlers:
 
     def update(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = UpdateConsumerOffset.from_ext(request.ext_fields)
-        if self._groups.find(header.consumer_group) is None:
-            raise SubscriptionGroupNotExistError(f"Group {header.consumer_group} not exist!")
-        if header.topic not in self._topics:
+        self._groups.require(header.consumer_group)
+        config = self._topics.find(header.topic)
+        if config is None:
             raise TopicNotExistError(f"Topic {header.topic} not exist!")
-        if header.queue_id < 0 or header.commit_offset < 0:
+        count = max(config.read_queue_nums, config.write_queue_nums)
+        # A queue beyond the count is one of a topic that had more: its last messages are still consumed.
+        known = (
+            0 <= header.queue_id < count or self._store.find_queue(header.topic, header.queue_id) is not None
+        )
+        if not known:
             raise InvalidParameterError(
-                f"queueId {header.queue_id} and commitOffset {header.commit_offset} must not be negative"
+                f"queueId[{header.queue_id}] is illegal, topic[{header.topic}] has queues 0 to {count - 1}"
             )
+        if not 0 <= header.commit_offset <= MAX_OFFSET:
+            raise InvalidParameterError(f"commitOffset is {header.commit_offset}; use 0 to {MAX_OFFSET}")
         self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return request.reply()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gimbalmq.broker.stored import stored_record
 from gimbalmq.broker.transactions import COMMIT, ROLLBACK, Transactions
 from gimbalmq.errors import QueryNotFoundError, ResponseError
 from gimbalmq.protocol.codes import RequestCode
@@ -32,7 +33,7 @@ class QueryHandlers:
 
     def by_id(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = ViewMessage.from_ext(request.ext_fields)
-        record = self._store.record_at(header.offset)
+        record = stored_record(self._store, header.offset)
         if record is None:
             raise ResponseError(f"can not find message by the offset, {header.offset}")
         return request.reply(body=record)

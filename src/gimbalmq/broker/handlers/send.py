@@ -25,6 +25,7 @@ from gimbalmq.broker.flush import GroupCommit
 from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.metadata import UNIT_FLAG, Groups, Topics
 from gimbalmq.broker.stats import Stats
+from gimbalmq.broker.stored import stored_record
 from gimbalmq.broker.transactions import Transactions
 from gimbalmq.broker.writer import MAX_PROPERTIES_BYTES, Draft, Placed, Writer
 from gimbalmq.errors import (
@@ -277,6 +278,7 @@ class SendHandlers:
             and 0 <= queue_id < max(config.write_queue_nums, config.read_queue_nums)
             and topic not in names.FORBIDDEN_TO_SEND
             and topic != names.TIMER_TOPIC
+            and names.topic_problem(topic) is None
             and not topic.startswith(names.RETRY_PREFIX)
         ):
             queue = self._plain[key] = self._store.queue(topic, queue_id)
@@ -649,17 +651,12 @@ class SendHandlers:
         """A consumer failed: store the message for its group again, later, or give it up."""
         header = SendBack.from_ext(request.ext_fields)
         config = self._live.now
-        group = self._groups.find(header.group)
-        if group is None:
-            raise SubscriptionGroupNotExistError(
-                f"subscription group not exist, {header.group}; create it, "
-                "or set autoCreateSubscriptionGroup=true"
-            )
+        group = self._groups.require(header.group)
         if not config.broker_permission & PERM_WRITE:
             raise NoPermissionError(f"the broker[{config.broker_ip1}] sending message is forbidden")
         if group.retry_queue_nums <= 0:
             return request.reply()
-        raw = self._store.record_at(header.offset)
+        raw = stored_record(self._store, header.offset)
         if raw is None:
             raise ResponseError(f"look message by offset failed, {header.offset}")
         record = decode_record(raw)

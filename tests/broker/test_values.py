@@ -1,0 +1,229 @@
+"""Wrong values are refused where they come in, and mended where a file has them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gimbalmq.broker.steps import Steps, json_object
+from gimbalmq.broker.values import MAX_QUEUES, MAX_RETRY_QUEUES
+from gimbalmq.model.queues import MessageQueue
+from gimbalmq.nameserver.registration import read_registration
+from gimbalmq.protocol import fastjson
+from gimbalmq.protocol.bodies import RegisterBrokerBody, TopicConfig
+from gimbalmq.protocol.codes import OUR_VERSION, RequestCode, ResponseCode
+from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.protocol.headers.nameserver import RegisterBroker
+from tests.broker.desk import Desk, open_desk, topic_fields
+from tests.support import run
+
+
+def _registers(desk: Desk) -> None:
+    """The broker's table is one that our name server takes."""
+    header = RegisterBroker(
+        broker_name="b", broker_addr="127.0.0.1:1", cluster_name="C", ha_server_addr="", broker_id=0
+    )
+    body = RegisterBrokerBody(topic_config_serialize_wrapper=desk.broker.topics.table()).dump()
+    read_registration(header, body, OUR_VERSION)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("retryQueueNums", -1),
+        ("retryQueueNums", MAX_RETRY_QUEUES + 1),
+        ("retryQueueNums", 2**31 - 1),
+        ("retryQueueNums", 10**40),
+        ("retryMaxTimes", -2),
+        ("retryMaxTimes", 2**31),
+        ("brokerId", -1),
+        ("whichBrokerWhenConsumeSlowly", -1),
+        ("consumeTimeoutMinute", -1),
+        ("consumeTimeoutMinute", 2**31),
+        ("groupSysFlag", -1),
+        ("attributes", {"a": "b" * 70_000}),
+    ],
+)
+def test_group_with_a_wrong_value_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    """-1 retry queues made a retry topic whose broker no name server registers; 2,147,483,647 hung every report."""
+
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            for text, code in (
+                ({"groupName": "g", key: value}, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP),
+                (
+                    {"groupConfigList": [{"groupName": "h"}, {"groupName": "g", key: value}]},
+                    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+                ),
+            ):
+                answer = await desk.client.ask(code, None, json.dumps(text).encode())
+                assert answer.code == ResponseCode.INVALID_PARAMETER
+                assert key in (answer.remark or "") and "use" in (answer.remark or "")
+            assert desk.broker.groups.known("g") is None and desk.broker.groups.known("h") is None
+            await desk.client.heartbeat(group="g")
+            _registers(desk)
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("readQueueNums", "-1"),
+        ("readQueueNums", str(MAX_QUEUES + 1)),
+        ("writeQueueNums", str(2**31 - 1)),
+        ("perm", "-1"),
+        ("perm", "8"),
+        ("topicSysFlag", "-1"),
+        ("topicFilterType", "NO_TAG"),
+        ("attributes", "+a=" + "b" * 70_000),
+    ],
+)
+def test_topic_with_a_wrong_value_is_refused(tmp_path: Path, key: str, value: str) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            ext = topic_fields("T") | {key: value}
+            answer = await desk.client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+            assert answer.code == ResponseCode.INVALID_PARAMETER
+            assert key in (answer.remark or "") and "use" in (answer.remark or "")
+            assert "T" not in desk.broker.topics
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "text", [b"NaN", b"Infinity", b"-Infinity", b"1e308", b'"many"', b"null", b"[1]", b"9" * 5000]
+)
+def test_text_that_is_no_number_is_refused_in_plain_words(tmp_path: Path, text: bytes) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            for code, body in (
+                (RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, b'{"groupName":"g","retryQueueNums":%b}'),
+                (
+                    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
+                    b'{"topicConfigList":[{"topicName":"T","readQueueNums":%b}]}',
+                ),
+            ):
+                answer = await desk.client.ask(code, None, body % text)
+                remark = answer.remark or ""
+                assert answer.code != 0 and ("JSON at character" in remark or "the body is no" in remark), (
+                    remark
+                )
+            assert desk.broker.groups.known("g") is None and "T" not in desk.broker.topics
+
+    run(work())
+
+
+def test_files_with_absurd_values_are_mended_and_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            await desk.create("T")
+            await desk.client.heartbeat(group="g")
+            await desk.client.send()
+            await desk.broker.close()
+            for name, table, row in (
+                (
+                    "topics.json",
+                    "topicConfigTable",
+                    {"readQueueNums": 2**31 - 1, "writeQueueNums": -7, "perm": 99},
+                ),
+                (
+                    "subscriptionGroup.json",
+                    "subscriptionGroupTable",
+                    {"retryQueueNums": -1, "retryMaxTimes": 10**30},
+                ),
+            ):
+                path = tmp_path / "config" / name
+                document = json.loads(path.read_text())
+                document[table]["T" if "T" in document[table] else "g"] |= row
+                path.write_text(json.dumps(document))
+            await desk.start()
+            topic, group = desk.broker.topics.find("T"), desk.broker.groups.known("g")
+            assert topic is not None and group is not None
+            assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (MAX_QUEUES, 0, 7)
+            assert (group.retry_queue_nums, group.retry_max_times) == (0, 2**31 - 1)
+            _registers(desk)
+            assert desk.bodies("T") == [b"body"]
+
+    run(work())
+    for words in ("readQueueNums of topic T of topics.json is 2147483647", "retryQueueNums of group g"):
+        assert words in caplog.text
+
+
+async def _turns_of(work: Awaitable[RemotingCommand]) -> tuple[RemotingCommand, int]:
+    """An answer, and how often the loop turned while it was made."""
+    turns = 0
+
+    async def watch() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    watcher = asyncio.create_task(watch())
+    try:
+        return await work, turns
+    finally:
+        watcher.cancel()
+
+
+def test_reports_on_a_topic_with_many_queues_are_made_in_steps(tmp_path: Path) -> None:
+    """With 65,536 queues each of them held the loop for most of a second."""
+
+    async def work() -> None:
+        queues = 4096
+        async with open_desk(tmp_path) as desk:
+            await desk.create("T", queues)
+            desk.broker.offsets.commit("g", "T", 5, 0)
+            desk.broker.groups.find("g")
+            reset = {"group": "g", "topic": "T", "timestamp": "0", "isForce": "true"}
+            for code, ext in (
+                (RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"}),
+                (RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g"}),
+                (RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"}),
+                (RequestCode.QUERY_CONSUME_TIME_SPAN, {"topic": "T", "group": "g"}),
+                (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset),
+            ):
+                answer, turns = await _turns_of(desk.client.ask(code, ext))
+                assert answer.code == 0 and bytes(answer.body).count(b'"queueId"') == queues
+                assert turns >= queues // 256, code
+
+    run(work())
+
+
+def test_encoding_in_steps_gives_what_encoding_at_once_gives() -> None:
+    async def work() -> None:
+        for count in (0, 1, 63, 64, 65, 700):
+            table = {
+                fastjson.queue_text(MessageQueue("T", "b", n)) if n % 2 else f"k{n}": {"a": n, "b": [n]}
+                for n in range(count)
+            }
+            assert await json_object(table.items(), Steps()) == fastjson.dumps(table)
+
+    run(work())
+
+
+def test_tables_of_topics_groups_and_offsets_are_whole(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            desk.broker.topics.put(*(TopicConfig(topic_name=f"t{n}") for n in range(300)))
+            for number in range(300):
+                desk.broker.groups.find(f"g{number}")
+                desk.broker.offsets.commit(f"g{number}", f"t{number}", 0, number)
+            shown = await desk.client.ok(RequestCode.GET_ALL_TOPIC_CONFIG)
+            assert fastjson.loads(bytes(shown.body)) == fastjson.loads(desk.broker.topics.table().dump())
+            shown = await desk.client.ok(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+            assert fastjson.loads(bytes(shown.body)) == fastjson.loads(desk.broker.groups.table().dump())
+            shown = await desk.client.ok(RequestCode.GET_ALL_CONSUMER_OFFSET)
+            assert fastjson.loads(bytes(shown.body)) == desk.broker.offsets.document()
+            everything = await desk.client.json(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
+            assert len(everything["consumeStatsList"]) == 300
+
+    run(work())
