@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from gimbalmq.errors import LocalProtocolError
+from gimbalmq.model import properties as prop
 from gimbalmq.model import topics as names
-from gimbalmq.model.ids import parse_offset_id
-from gimbalmq.model.record import decode_record
+from gimbalmq.model.ids import offset_id, parse_offset_id
+from gimbalmq.model.record import decode_record, encode_record
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.protocol.headers.messages import EndTransaction
+from gimbalmq.transport.channel import Channel
 from tests.broker.desk import Answer, Client, Desk, fields, open_desk
 from tests.support import ManualClock, run
 
@@ -355,3 +360,322 @@ def test_half_messages_that_are_refused(
             assert desk.broker.store.max_commitlog_offset == 0
 
     run(work())
+
+
+def _forged(offset: int, topic: str, queue_offset: int, **properties: str) -> bytes:
+    """A record as the body of a message may hold it, at its true place in the log."""
+    text = prop.dump(properties).encode()
+    return encode_record(
+        topic=topic, body=b"from nowhere", queue_offset=queue_offset, commitlog_offset=offset, properties=text
+    )
+
+
+def test_record_inside_a_body_is_no_half(tmp_path: Path) -> None:
+    """It used to be taken for one: any topic could be written, and another's transaction was settled by it."""
+
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            await desk.client.heartbeat(producer="pg")
+            victim = await _half(desk, b"victim")
+            store = desk.broker.store
+            for claim in (int(victim["tranStateTableOffset"]), 1, 7):
+                place = store.max_commitlog_offset + 88
+                forged = _forged(place, HALF, claim, REAL_TOPIC=OP, REAL_QID="0", PGROUP="evil")
+                await desk.client.send(body=forged)
+                assert store.record_at(place) is not None, "the bytes do check as a record"
+                end = {
+                    "producerGroup": "evil",
+                    "tranStateTableOffset": str(claim),
+                    "commitLogOffset": str(place),
+                }
+                answer = await _end(desk.client, end, COMMIT)
+                assert (answer.code, answer.remark) == (1, "Find prepared transaction message failed")
+                assert desk.messages(OP) == []
+                # Nor is it a message for anybody else.
+                shown = await desk.client.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(place)})
+                assert shown.code != 0
+                back = {"offset": str(place), "group": "g", "delayLevel": "-1"}
+                assert (await desk.client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back)).code != 0
+            clock.advance(7)
+            (question,) = await _asked(desk, desk.client)
+            assert decode_record(bytes(question.body)).body == b"victim"
+
+    run(work())
+
+
+def test_record_inside_a_body_is_not_given_to_a_consumer(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            await desk.create("T")
+            store = desk.broker.store
+            place = store.max_commitlog_offset + 88
+            await desk.client.send(body=_forged(place, "T", 0))
+            await desk.client.heartbeat(group="g")
+            desk.client.answers[309] = b"{}"
+            host = store.config.store_host
+            for offset, code in ((place, 1), (0, 0)):
+                ext = {"consumerGroup": "g", "clientId": "c1", "msgId": offset_id(host, offset)}
+                assert (await desk.client.ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext)).code == code
+
+    run(work())
+
+
+def test_half_without_room_for_the_count_of_checks_is_refused(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            refused: list[str] = []
+            for pad in range(32_767, 32_500, -1):
+                answer = await desk.client.send(
+                    properties={"TRAN_MSG": "true", "PGROUP": "pg", "pad": "p" * pad},
+                    bornTimestamp=clock.wall_ms(),
+                )
+                if answer.code == 0:
+                    break
+                assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+                refused.append(answer.remark or "")
+            assert "room for the count" in refused[-1]
+            # The largest that is taken can be checked as often as any other.
+            await desk.client.heartbeat(producer="pg")
+            for times in range(1, 16):
+                clock.advance(30)
+                assert len(await _asked(desk, desk.client)) == times
+            assert desk.messages(names.TRANS_CHECK_MAX_TOPIC) == []
+
+    run(work())
+
+
+def _put_half(desk: Desk, properties: dict[str, str], body: bytes = b"odd", born: int | None = None) -> None:
+    """A half as an earlier version, or another broker, may have stored it."""
+    store = desk.broker.store
+    text = prop.dump({"REAL_TOPIC": "T", "REAL_QID": "1", "PGROUP": "pg", **properties}).encode()
+    with store.group() as group:
+        host = store.config.store_host
+        born = desk.clock.wall_ms() if born is None else born
+        group.add(store.queue(HALF, 0), body, text, 0, 0, 0, born, host, 0, 0)
+
+
+def test_half_that_cannot_be_stored_anew_stops_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The walk used to stay at it for ever. Its producer is asked once, and a copy is kept with those given up."""
+
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            await desk.client.heartbeat(producer="pg")
+            _put_half(desk, {"UNIQ_KEY": "k", "pad": "p" * 32_705}, b"full")
+            await _half(desk, b"usual")
+            clock.advance(7)
+            full, usual = await _asked(desk, desk.client)
+            assert decode_record(bytes(usual.body)).body == b"usual"
+            assert [record.body for record in desk.messages(names.TRANS_CHECK_MAX_TOPIC)] == [b"full"]
+            # The one question is about its old place, and the answer counts.
+            assert fields(full)["tranStateTableOffset"] == "0"
+            assert (await _end(desk.client, _answer(full), COMMIT)).code == 0
+            assert desk.bodies("T", 1) == [b"full"]
+            clock.advance(7)
+            assert len(await _asked(desk, desk.client)) == 3, "the usual one again, and nothing else"
+
+    run(work())
+    assert "cannot be stored anew" in caplog.text and "1 transactions are given up" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"TRANSACTION_CHECK_TIMES": "-9999999"},
+        {"TRANSACTION_CHECK_TIMES": "many"},
+        {"TRANSACTION_CHECK_TIMES": "9" * 5000},
+        {"CHECK_IMMUNITY_TIME_IN_SECONDS": "9" * 400},
+        {"CHECK_IMMUNITY_TIME_IN_SECONDS": "-5"},
+        {"CHECK_IMMUNITY_TIME_IN_SECONDS": "soon"},
+        {"REAL_QID": "9" * 30},
+        {"REAL_QID": "-1"},
+        {"REAL_TOPIC": "x" * 20_000},
+        {"PGROUP": "nobody"},
+    ],
+)
+@pytest.mark.parametrize("born", [None, 1 << 62, -(1 << 62), 0])
+def test_absurd_half_stops_nobody(tmp_path: Path, properties: dict[str, str], born: int | None) -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            await desk.client.heartbeat(producer="pg")
+            _put_half(desk, properties, born=born)
+            await _half(desk, b"usual")
+            clock.advance(7)
+            questions = await _asked(desk, desk.client)
+            assert b"usual" in [decode_record(bytes(q.body)).body for q in questions]
+
+    run(work())
+
+
+def test_count_of_checks_is_the_brokers(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path, ManualClock()) as desk:
+            await desk.create("T")
+            await _half(desk, TRANSACTION_CHECK_TIMES="-1000000")
+            assert "TRANSACTION_CHECK_TIMES" not in desk.messages(HALF)[0].properties
+
+    run(work())
+
+
+def test_producer_that_cannot_be_asked_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            await desk.client.heartbeat(producer="pg")
+            for number in range(3):
+                await _half(desk, b"%d" % number)
+
+            def fail(_channel: Channel, _command: RemotingCommand) -> None:
+                raise LocalProtocolError("the frame is too large")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(Channel, "oneway", fail)
+                clock.advance(7)
+                await desk.broker.transactions.check()
+            assert len(desk.messages(HALF)) == 6
+            clock.advance(7)
+            assert len(await _asked(desk, desk.client)) == 3
+
+    run(work())
+
+
+def test_check_on_a_full_disk_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            await desk.client.heartbeat(producer="pg")
+            await _half(desk)
+            clock.advance(7)
+            desk.broker.store.read_only_reason = "the disk is full"
+            assert await _asked(desk, desk.client) == []
+            desk.broker.store.read_only_reason = None
+            assert len(await _asked(desk, desk.client)) == 1
+
+    run(work())
+
+
+def test_walk_that_is_ahead_of_a_log_that_lost_its_end(tmp_path: Path) -> None:
+    """Its offset is on disk, the halves are not: halves that come to their places are asked about."""
+
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            for topic in (HALF, OP):
+                desk.broker.offsets.commit(names.TRANS_GROUP, topic, 0, 50)
+            desk.broker.transactions.load()
+            await desk.client.heartbeat(producer="pg")
+            ends = [await _half(desk, b"%d" % number) for number in range(3)]
+            await _end(desk.client, ends[1], COMMIT)
+            clock.advance(7)
+            questions = await _asked(desk, desk.client)
+            assert [decode_record(bytes(q.body)).body for q in questions] == [b"0", b"2"]
+            offsets = desk.broker.offsets
+            assert offsets.get(names.TRANS_GROUP, HALF, 0) == 3 and offsets.get(names.TRANS_GROUP, OP, 0) == 1
+
+    run(work())
+
+
+def test_broker_whose_clock_was_set_back_checks_on(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            await desk.client.heartbeat(producer="pg")
+            await _half(desk, b"patient", CHECK_IMMUNITY_TIME_IN_SECONDS="100")
+            await _half(desk, b"usual")
+            clock.wall -= 3_600_000
+            assert len(await _asked(desk, desk.client)) == 2
+
+    run(work())
+
+
+def test_check_of_many_halves_comes_in_steps_and_ends_meanwhile_count(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            await _half(desk)
+            for number in range(300):
+                _put_half(desk, {"UNIQ_KEY": str(number)}, b"%d" % number)
+            clock.advance(7)
+            last = desk.messages(HALF)[-1]
+            transactions, turns = desk.broker.transactions, 0
+            check = asyncio.create_task(transactions.check())
+            while not check.done():
+                await asyncio.sleep(0)
+                turns += 1
+                if turns == 2:
+                    transactions.end(
+                        EndTransaction(
+                            producer_group="pg",
+                            tran_state_table_offset=last.queue_offset,
+                            commit_log_offset=last.commitlog_offset,
+                            commit_or_rollback=COMMIT,
+                        )
+                    )
+            await check
+            assert turns > 4
+            assert desk.bodies("T", 1) == [b"299"]
+            renewed = [record.body for record in desk.messages(HALF)[301:]]
+            assert len(renewed) == 300 and b"299" not in renewed
+            progress = desk.broker.offsets.get(names.TRANS_GROUP, HALF, 0)
+            assert progress == 301
+
+    run(work())
+
+
+def test_what_is_remembered_of_ended_transactions_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gimbalmq.broker.transactions._ENDED_KEPT", 4)
+
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            ends = [await _half(desk, b"%d" % number) for number in range(8)]
+            for end in ends:
+                await _end(desk.client, end, COMMIT)
+            clock.advance(7)
+            transactions = desk.broker.transactions
+            await transactions.check()
+            assert (len(transactions._settled), len(transactions._ops), len(transactions._ended)) == (0, 0, 4)
+            # An end that comes again soon after the walk has passed is still the same end.
+            assert (await _end(desk.client, ends[-1], COMMIT)).code == 0
+            assert len(desk.messages("T", 1)) == 8
+
+    run(work())
+
+
+def test_open_halves_that_retention_deleted_are_reported_and_passed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            ends = [await _half(desk, b"%d" % number) for number in range(4)]
+            await _end(desk.client, ends[1], ROLLBACK)
+            queue = desk.broker.store.find_queue(HALF, 0)
+            assert queue is not None
+            queue.min_offset = 3
+            await desk.client.heartbeat(producer="pg")
+            clock.advance(7)
+            (question,) = await _asked(desk, desk.client)
+            assert decode_record(bytes(question.body)).body == b"3"
+            assert not desk.broker.transactions._settled
+
+    run(work())
+    assert "2 open transactions, half offsets 0 to 2, were deleted" in caplog.text
