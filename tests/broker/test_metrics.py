@@ -82,3 +82,28 @@ def test_scrape_during_traffic(tmp_path: Path) -> None:
                 assert ("rocketmq_topic_number", ()) in await scrape
 
     run(work())
+
+
+def test_scrape_of_many_groups_comes_in_steps(tmp_path: Path) -> None:
+    """For each group the table of all was walked over, in one go: 10,000 groups held the loop for minutes."""
+
+    async def work() -> None:
+        groups = 3000
+        async with open_desk(tmp_path) as desk:
+            await desk.create("T")
+            await desk.client.send()
+            for number in range(groups):
+                desk.broker.offsets.commit(f"g{number}", "T", 0, 0)
+                desk.broker.stats.got("T", f"g{number}", 1, 10)
+            turns = 0
+            reading = asyncio.create_task(desk.broker.metrics.read())
+            while not reading.done():
+                await asyncio.sleep(0)
+                turns += 1
+            # Two counters and a lag for each group, whose one queue is a piece of work, too.
+            assert turns >= 4 * groups // 2048
+            families = {family.name: family for family in await reading}
+            assert len(families["messages_out"].rows) == len(families["consumer_lag_messages"].rows) == groups
+            assert (("T", "g7"), 1) in families["consumer_lag_messages"].rows
+
+    run(work())
