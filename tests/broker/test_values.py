@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,6 +20,8 @@ from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import RegisterBrokerBody, TopicConfig
 from gimbalmq.protocol.codes import OUR_VERSION, RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.protocol.headers import groups, management, messages
+from gimbalmq.protocol.headers.base import Header
 from gimbalmq.protocol.headers.nameserver import RegisterBroker
 from tests.broker.desk import Desk, open_desk, topic_fields
 from tests.support import run
@@ -227,3 +231,75 @@ def test_tables_of_topics_groups_and_offsets_are_whole(tmp_path: Path) -> None:
             assert len(everything["consumeStatsList"]) == 300
 
     run(work())
+
+
+_ODD = (
+    "",
+    "-1",
+    "0",
+    "1",
+    str(1 << 31),
+    str(1 << 63),
+    str(10**30),
+    "1e308",
+    "NaN",
+    "x",
+    "\u0661",
+    "ü" * 300,
+    "\0",
+    "true",
+)
+_ODD_BODIES = (
+    b"",
+    b"{}",
+    b"[]",
+    b"null",
+    b'"x"',
+    b"\xff\xfe",
+    b'{"a":' * 300,
+    b'{"groupName":1e400}',
+    b'{"consumerDataSet":[{"groupName":null}]}',
+    b'{"mqSet":[{"topic":"T","brokerName":"b","queueId":1e40}]}',
+    b'{"clientID":"c","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"subVersion":1e300}]}]}',
+    b"fileReservedTime=NaN",
+)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_odd_values_of_every_request_are_answered_in_the_protocols_words(
+    tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No handler meets a value that it has not thought of: that would be logged as a failed request."""
+    random = Random(seed)
+    names = sorted(
+        {
+            name
+            for module in (groups, management, messages)
+            for kind in vars(module).values()
+            if isinstance(kind, type) and issubclass(kind, Header)
+            for name in kind.__struct_encode_fields__
+        }
+    )
+
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            await desk.create("T")
+            await desk.client.send()
+            await desk.client.heartbeat(group="g")
+            for code in sorted(desk.broker.handlers.by_code):
+                for _ in range(4):
+                    few = random.random() < 0.5
+                    ext = {name: random.choice(("0", "1") if few else _ODD) for name in names}
+                    for odd in random.sample(names, 4):
+                        ext[odd] = random.choice(_ODD)
+                    for name in ("topic", "b", "group", "consumerGroup", "destGroup"):
+                        if random.random() < 0.7:
+                            ext[name] = "T" if name in ("topic", "b") else "g"
+                    request = RemotingCommand(code, ext, random.choice(_ODD_BODIES))
+                    await desk.client.pool.oneway(desk.broker.address, request)
+            await desk.client.ok(RequestCode.GET_BROKER_RUNTIME_INFO)
+            assert (await desk.client.send()).code == 0
+
+    run(work())
+    failed = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert not failed, [(record.getMessage(), record.exc_info) for record in failed]

@@ -132,10 +132,8 @@ class MetricsServer:
         gauge("storage_dispatch_behind_bytes", "Bytes not yet indexed", store.dispatch_behind_bytes)
         gauge("storage_read_only", "1 while the store refuses writes", store.read_only_reason is not None)
         if (watchdog := self._watchdog) is not None:
-            pauses = [((), float(watchdog.pauses))]
-            found.append(
-                Family("counter", "loop_pauses", "Turns of the event loop that took too long", (), pauses)
-            )
+            text = "Turns of the event loop that took too long"
+            found.append(Family("counter", "loop_pauses", text, (), [((), watchdog.pauses)]))
             seconds = watchdog.longest.seconds if watchdog.longest is not None else 0.0
             gauge("loop_longest_pause_seconds", "The longest turn of the event loop", seconds)
         lags = await self._lags(steps)

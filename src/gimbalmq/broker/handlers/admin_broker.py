@@ -19,6 +19,7 @@ from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.channel import Answer, Channel, Handlers
 from gimbalmq.transport.watchdog import LoopWatchdog
 
+_MAX_CHANGES_BYTES = 262_144
 _REFUSED_KEYS = ("configBlackList", "brokerConfigPath")
 
 
@@ -55,6 +56,11 @@ class BrokerAdminHandlers:
         handlers.add(RequestCode.GET_ALL_DELAY_OFFSET, self.delay_offsets)
 
     def update_config(self, channel: Channel, request: RemotingCommand) -> Answer:
+        if len(request.body) > _MAX_CHANGES_BYTES:
+            raise InvalidParameterError(
+                f"the properties are {len(request.body)} bytes; at most {_MAX_CHANGES_BYTES} are read: "
+                "change fewer at once"
+            )
         try:
             changes = properties_text.loads(bytes(request.body).decode())
         except ValueError as error:

@@ -106,8 +106,10 @@ class GroupAdminHandlers:
         return await self._store_groups(request, GroupConfigList.parse(request.body).group_config_list)
 
     async def _store_groups(self, request: RemotingCommand, configs: list[GroupConfig]) -> Answer:
+        steps = Steps()
         for config in configs:
             check_group(config)
+            await steps.did()
         self._groups.put(*configs)
         await self._groups.saving.saved()
         return request.reply()
@@ -260,16 +262,18 @@ class GroupAdminHandlers:
         table = await json_object(self._offsets.rows(), Steps())
         return request.reply(body=b'{"offsetTable":%b}' % table)
 
-    def correction(self, channel: Channel, request: RemotingCommand) -> Answer:
+    async def correction(self, channel: Channel, request: RemotingCommand) -> Answer:
         """The smallest progress of some groups, for one that should not run ahead of them."""
         header = headers.CorrectionOffset.from_ext(request.ext_fields)
         excluded = set((header.filter_groups or "").split(","))
         compared = self._offsets.queues(header.compare_group, header.topic)
         lowest: dict[str, int] = {}
+        steps = Steps()
         for group in self._offsets.groups_of(header.topic) - excluded:
             for queue_id, offset in self._offsets.queues(group, header.topic).items():
                 if queue_id in compared and compared[queue_id] < offset:
                     lowest[str(queue_id)] = min(offset, lowest.get(str(queue_id), offset))
+            await steps.did()
         return request.reply(body=fastjson.dumps({"correctionOffsets": lowest}))
 
     def clone(self, channel: Channel, request: RemotingCommand) -> Answer:

@@ -83,8 +83,10 @@ class TopicAdminHandlers:
 
     async def create_list(self, channel: Channel, request: RemotingCommand) -> Answer:
         configs = TopicConfigList.parse(request.body).topic_config_list
+        steps = Steps()
         for config in configs:
             self._check(config)
+            await steps.did()
         self._topics.put(*configs)
         await self._announced()
         return request.reply()
