@@ -206,3 +206,33 @@ def test_sent_back_is_counted(tmp_path: Path) -> None:
             assert body["statsMinute"]["sum"] == 1
 
     run(work())
+
+
+def test_retries_go_to_queues_that_the_retry_topic_has(tmp_path: Path) -> None:
+    """The group's number may have been raised since the topic was made: nobody pulls from other queues."""
+
+    async def work() -> None:
+        async with open_desk(tmp_path, ManualClock()) as desk:
+            first = await _one(desk)
+            await desk.client.heartbeat(group="g")
+            settings = GroupConfig(group_name="g", retry_queue_nums=1000)
+            await desk.client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, settings.dump())
+            for _ in range(5):
+                assert (await _send_back(desk, first)).code == 0
+            kept = desk.messages("SCHEDULE_TOPIC_XXXX", 2)
+            assert [record.properties["REAL_QID"] for record in kept] == ["0"] * 5
+
+    run(work())
+
+
+def test_statistics_of_messages_sent_back_are_of_topics(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path, ManualClock()) as desk:
+            await desk.create("T")
+            for number in range(5):
+                await desk.client.send(properties={"RETRY_TOPIC": f"anything-{number}"})
+                assert (await _send_back(desk, desk.messages("T")[number])).code == 0
+            counters = desk.broker.stats.items("SNDBCK_PUT_NUMS")
+            assert {key: counter.value for key, counter in counters.items()} == {"T@g": 5}
+
+    run(work())

@@ -331,10 +331,25 @@ def test_ops_of_apache_5_name_several_halves(tmp_path: Path) -> None:
             store = desk.broker.store
             with store.group() as group:
                 host = store.config.store_host
-                group.add(store.queue(OP, 0), b"0,2,", b"TAGS\x01d\x02", 100, 0, 0, 0, host, 0, 0)
+                group.add(
+                    store.queue(OP, 0),
+                    b"0,2,3,999999999999,%b," % (b"9" * 5000),
+                    b"TAGS\x01d\x02",
+                    100,
+                    0,
+                    0,
+                    0,
+                    host,
+                    0,
+                    0,
+                )
             clock.advance(7)
             (question,) = await _asked(desk, desk.client)
             assert fields(question)["tranStateTableOffset"] == "3"
+            # Offset 3 was not there when the op named it.
+            clock.advance(7)
+            assert fields((await _asked(desk, desk.client))[-1])["tranStateTableOffset"] == "4"
+            assert desk.broker.offsets.get(names.TRANS_GROUP, OP, 0) == 1
 
     run(work())
 

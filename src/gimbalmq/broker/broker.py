@@ -28,6 +28,7 @@ from gimbalmq.broker.metrics import MetricsServer
 from gimbalmq.broker.registration import Registration
 from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
 from gimbalmq.broker.transactions import Transactions
+from gimbalmq.broker.values import MAX_QUEUES
 from gimbalmq.broker.writer import Writer
 from gimbalmq.errors import ConfigError, ConnectError, StateError, StoreError
 from gimbalmq.model.ids import UniqueIdGenerator
@@ -233,7 +234,7 @@ class Broker:
         """A topic with messages but no configuration (a crash just after it was made) gets one."""
         for topic in self.store.topics():
             if topic not in self.topics:
-                count = max(self.store.queue_ids(topic), default=0) + 1
+                count = min(max(self.store.queue_ids(topic), default=0) + 1, MAX_QUEUES)
                 log.warning("topic %s has messages but no configuration; given %d queues", topic, count)
                 self.topics.put(TopicConfig(topic_name=topic, read_queue_nums=count, write_queue_nums=count))
 

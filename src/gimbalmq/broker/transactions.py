@@ -259,6 +259,8 @@ class Transactions:
                 # Apache 5.x names several halves in one op, separated by commas.
                 parts = (part.strip() for part in record.body.decode("ascii", "replace").split(","))
                 halves = [int(part) for part in parts if part.isdigit() and len(part) < _OFFSET_DIGITS]
+            # A half that is not there yet is none of theirs: the message that comes to its place is another.
+            halves = [half for half in halves if half < self._end_of_halves()]
             for half in halves:
                 self._settle(half)
             self._ops.append(max(halves, default=-1))
@@ -266,6 +268,10 @@ class Transactions:
             read += 1
             if read % _OPS_STEP == 0:
                 yield
+
+    def _end_of_halves(self) -> int:
+        queue = self._store.find_queue(topics.HALF_TOPIC, 0)
+        return 0 if queue is None else queue.max_offset
 
     def _record(self, topic: str, queue_offset: int) -> Record | None:
         """None if it cannot be read; the log says so."""

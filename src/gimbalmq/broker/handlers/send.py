@@ -677,8 +677,9 @@ class SendHandlers:
             properties.setdefault(prop.DLQ_ORIGIN_MESSAGE_ID, properties[prop.ORIGIN_MESSAGE_ID])
         else:
             topic = names.retry_topic(header.group)
-            self._topics.ensure(topic, group.retry_queue_nums)
-            queue_id = random.randrange(group.retry_queue_nums)
+            # The topic's own number, in case the group's has been raised since: nobody pulls from other queues.
+            made = self._topics.ensure(topic, group.retry_queue_nums)
+            queue_id = random.randrange(max(1, min(made.read_queue_nums, made.write_queue_nums)))
             properties[prop.DELAY] = str(header.delay_level or 3 + record.reconsume_times)
         self._writer.put(
             Draft(
@@ -694,6 +695,9 @@ class SendHandlers:
             )
         )
         original = properties[prop.RETRY_TOPIC]
+        if original not in self._topics:
+            # The client may have written anything there; statistics are of topics.
+            original = record.topic
         self._stats.item("SNDBCK_PUT_NUMS", f"{original}@{header.group}").add()
         return request.reply()
 
