@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gimbalmq.broker.config import RANGES
 from gimbalmq.broker.steps import Steps, json_object
 from gimbalmq.broker.values import MAX_QUEUES, MAX_RETRY_QUEUES
 from gimbalmq.model.queues import MessageQueue
@@ -23,7 +24,7 @@ from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers import groups, management, messages
 from gimbalmq.protocol.headers.base import Header
 from gimbalmq.protocol.headers.nameserver import RegisterBroker
-from tests.broker.desk import Desk, open_desk, topic_fields
+from tests.broker.desk import Desk, open_desk, pulled, topic_fields
 from tests.support import run
 
 
@@ -303,3 +304,22 @@ def test_odd_values_of_every_request_are_answered_in_the_protocols_words(
     run(work())
     failed = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert not failed, [(record.getMessage(), record.exc_info) for record in failed]
+
+
+def test_largest_message_that_can_be_allowed_can_be_pulled(tmp_path: Path) -> None:
+    """One that is taken and fits no frame would stop its queue for every consumer."""
+
+    async def work() -> None:
+        size = RANGES["max_message_size"][1]
+        async with open_desk(tmp_path, maxMessageSize=size) as desk:
+            await desk.create("T")
+            sent = await desk.client.send(body=bytes(size), properties={"pad": "p" * 32_600})
+            assert sent.code == 0
+            (found,) = pulled(await desk.client.pull())
+            assert len(found.body) == size
+            shown = await desk.client.ok(
+                RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(found.commitlog_offset)}
+            )
+            assert len(shown.body) > size
+
+    run(work())
