@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gimbalmq.errors import RemoteProtocolError
+from gimbalmq.errors import InvalidParameterError, RemoteProtocolError
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import BrokerData, ClusterInfo, DataVersion, TopicList, TopicRoute
@@ -183,3 +183,71 @@ def test_absent_values_are_left_out_of_bodies() -> None:
 def test_body_of_the_wrong_shape_is_refused_by_name() -> None:
     with pytest.raises(RemoteProtocolError, match="TopicList"):
         TopicList.parse(b'{"topicList":5}')
+
+
+@pytest.mark.parametrize("count", [0, 1, 199, 200, 201, 1000])
+def test_pieces_together_are_the_pretty_text(count: int) -> None:
+    table = {f"k{n}": {"a": n, "list": [1, {"x": "a\nb"}], "empty": {}} for n in range(count)}
+    for document in ({"version": {"n": 1}, "table": table, "none": {}, "z": 5}, {"table": table}, {}):
+        rows = {
+            key: fastjson.Rows(table.items()) if key == "table" else value for key, value in document.items()
+        }
+        assert b"".join(fastjson.pretty_pieces(rows)) == fastjson.dumps_pretty(document)
+
+
+_HOSTILE = {
+    "bare keys": b"{" + b",".join(b"%d:1" % n for n in range(200_000)) + b"}",
+    "array without end": b"[" + b"1," * 500_000,
+    "strings without end": b"{" + b'"\\' * 500_000,
+    "object keys": b"{" + b",".join(b'{"a":%d}:1' % n for n in range(100_000)) + b"}",
+    "references": b'{"a":{"$ref":"$.b"},"b":[' + b"1," * 500_000 + b"1]}",
+}
+
+
+@pytest.mark.parametrize("document", _HOSTILE.values(), ids=_HOSTILE)
+def test_long_document_of_the_dialect_is_refused_before_it_is_read(document: bytes) -> None:
+    """16 MB of it once stopped a server for 14 s."""
+    with pytest.raises(RemoteProtocolError, match=f"may have {fastjson.REQUEST_LIMIT} bytes here"):
+        fastjson.loads(document, limit=fastjson.REQUEST_LIMIT)
+    with pytest.raises(RemoteProtocolError, match=r"may have|is no TopicList"):
+        TopicList.of_request(document)
+
+
+def test_what_only_the_slow_scanner_reads_is_bounded_more_tightly() -> None:
+    within, beyond = (b"{1:1,," + b" " * n + b"2:2}" for n in (10, fastjson.REQUEST_LIMIT // 2))
+    assert fastjson.loads(within, limit=fastjson.REQUEST_LIMIT) == {"1": 1, "2": 2}
+    assert fastjson.loads(beyond) == {"1": 1, "2": 2}
+    with pytest.raises(RemoteProtocolError, match="more than bare keys"):
+        fastjson.loads(beyond, limit=fastjson.REQUEST_LIMIT)
+
+
+def test_string_without_end_costs_no_second_look() -> None:
+    """Quadratic, it would take minutes: the time limit of the test is the proof."""
+    with pytest.raises(RemoteProtocolError):
+        fastjson.loads(b"{" + b'"\\' * 1_000_000, limit=4_000_000)
+
+
+def test_files_of_the_dialect_are_read_whatever_their_length() -> None:
+    """topics.json and consumerOffset.json of Apache's broker may be of the dialect, and large."""
+    text = b'{"offsetTable":{' + b",".join(b'"T%d@g":{0:5,1:7}' % n for n in range(20_000)) + b"}}"
+    assert len(text) > fastjson.REQUEST_LIMIT
+    assert fastjson.loads(text)["offsetTable"]["T19999@g"] == {"0": 5, "1": 7}
+
+
+def test_request_has_a_bound_and_says_which() -> None:
+    with pytest.raises(InvalidParameterError, match="body of 101 bytes and may have 100"):
+        TopicList.of_request(b'{"topicList":["' + b"a" * 83 + b'"]}', limit=100)
+
+
+@given(values)
+def test_typed_and_untyped_reading_agree(value: Any) -> None:
+    text = fastjson.dumps({"topicList": value, "brokerAddr": "x"})
+    try:
+        quick: object = TopicList.parse(text)
+    except RemoteProtocolError:
+        quick = None
+    try:
+        slow: object = TopicList.of(fastjson.loads(text))
+    except RemoteProtocolError:
+        slow = None
+    assert quick == slow

@@ -96,7 +96,7 @@ class NameServerRequests:
         header = _header(request, headers.BrokerIdentity)
         if not request.body:
             raise InvalidParameterError("the request has no body; a DataVersion belongs there", code=1)
-        theirs = DataVersion.parse(request.body)
+        theirs = DataVersion.of_request(request.body, limit=65_536)
         changed = self._table.data_version_changed(header.cluster_name, header.broker_addr, theirs)
         self._table.touch(header.cluster_name, header.broker_addr, self._clock.monotonic())
         ours = self._table.data_version(header.cluster_name, header.broker_addr)
@@ -191,7 +191,9 @@ class NameServerRequests:
     def register_topic(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
         header = _header(request, headers.TopicOnly)
         if request.body:
-            self._table.register_topic(header.topic, TopicRoute.parse(request.body).queue_datas)
+            self._table.register_topic(
+                header.topic, TopicRoute.of_request(request.body, limit=65_536).queue_datas
+            )
         return request.reply()
 
     # -- KV and configuration --------------------------------------------------------

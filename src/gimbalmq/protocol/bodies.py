@@ -6,32 +6,75 @@ tolerant reader, so a body of either JSON dialect fits.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import field
 
-from gimbalmq.errors import RemoteProtocolError
+from gimbalmq.errors import InvalidParameterError, RemoteProtocolError
 from gimbalmq.protocol import fastjson
 
 T = TypeVar("T", bound="Body")
+
+REQUEST_BODY_BYTES = 2 * 1024 * 1024
+"""Most bytes of a JSON body in a request to a server, unless its handler says otherwise: read in some 10 ms."""
+
+
+@cache
+def _decoder(cls: type[T]) -> msgspec.json.Decoder[T]:
+    return msgspec.json.Decoder(cls, strict=False)
+
+
+def _wrong(cls: type[Body], error: msgspec.ValidationError) -> RemoteProtocolError:
+    return RemoteProtocolError(f"the body is no {cls.__name__}: {error}")
 
 
 class Body(msgspec.Struct, rename="camel", kw_only=True):
     """Base of all JSON bodies."""
 
     @classmethod
-    def parse(cls: type[T], data: bytes | bytearray | memoryview | str) -> T:
-        """Raises RemoteProtocolError where the text is no such body."""
-        raw = fastjson.loads(data if isinstance(data, str) else bytes(data))
-        return cls.of(raw)
+    def parse(
+        cls: type[T], data: bytes | bytearray | memoryview | str, *, dialect_limit: int | None = None
+    ) -> T:
+        """Reads a body; ``dialect_limit`` bounds one that is not standard JSON.
+
+        Raises:
+            RemoteProtocolError: the text is no such body.
+        """
+        text = data if isinstance(data, str) else bytes(data)
+        if not fastjson.has_references(text):
+            try:
+                decoder: msgspec.json.Decoder[T] = _decoder(cls)
+                return decoder.decode(text)
+            except msgspec.ValidationError as error:
+                raise _wrong(cls, error) from error
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                pass  # the other dialect, or no JSON at all
+        return cls.of(fastjson.loads(text, limit=dialect_limit))
+
+    @classmethod
+    def of_request(
+        cls: type[T], data: bytes | bytearray | memoryview, *, limit: int = REQUEST_BODY_BYTES
+    ) -> T:
+        """As ``parse``, for what anybody may send to a server: neither long nor slow to read.
+
+        Raises:
+            InvalidParameterError: it is longer than ``limit`` bytes.
+            RemoteProtocolError: the text is no such body.
+        """
+        if len(data) > limit:
+            raise InvalidParameterError(
+                f"the request has a body of {len(data)} bytes and may have {limit}: send it in parts", code=1
+            )
+        return cls.parse(data, dialect_limit=fastjson.REQUEST_LIMIT)
 
     @classmethod
     def of(cls: type[T], raw: Any) -> T:
         try:
             return msgspec.convert(raw, cls, strict=False)
         except msgspec.ValidationError as error:
-            raise RemoteProtocolError(f"the body is no {cls.__name__}: {error}") from error
+            raise _wrong(cls, error) from error
 
     def dump(self) -> bytes:
         """Compact JSON; what is None is left out, as Java does."""

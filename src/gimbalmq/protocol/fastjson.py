@@ -3,7 +3,9 @@
 Java writes them with fastjson, whose maps may have bare integers, or whole objects, as keys
 (``{0:5}``, ``{{"topic":"T"}:5}``), and which replaces a repeated object by
 ``{"$ref":"$.path"}``. Nearly all documents are standard, so they are tried with msgspec
-first; only what it refuses is read by the small scanner below.
+first. What it refuses is made standard by one regular expression (bare keys get their quotes)
+and tried again; only what is stranger still is read by the small scanner below. Both are slow
+beside msgspec, so a server bounds what it lets them see (``limit``).
 
 The reader gives an object key back as its compact JSON text; ``queue_key`` turns such a key,
 quoted or bare, into a MessageQueue. The writer quotes integer keys, which every Java reads, and
@@ -14,6 +16,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -29,24 +33,75 @@ _BARE = re.compile(r"[^\s:,{}\[\]\"']+")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?[LSBFD]?")
 _WORDS = {"true": True, "false": False, "null": None}
 _MAX_DEPTH = 64
+_STRANGE_KEY = re.compile(
+    r'"[^"\\]*(?:\\.[^"\\]*)*"?|(?<=[{,])[ \t\r\n]*([^\s:,{}\[\]"\'\\]+|\{[^{}]*\})[ \t\r\n]*(?=:)', re.DOTALL
+)
+"""A string, to pass over it, or (group 1) a key that is a bare word or an object.
+
+A string's end is optional: one without end would else be tried again from each of its quotes."""
+_SCANNER_SLOWNESS = 8
+"""So many times longer takes the scanner than the regular expression."""
+_ROWS_AT_ONCE = 200
+REQUEST_LIMIT = 64 * 1024
+"""Most bytes of a document in the dialect that a server reads from anybody: some milliseconds."""
 _OBJECT_KEY = re.compile(rb'("\{\\"(?:[^"\\]|\\.)*"):')
 """A key that is an object's text. A closing quote is never followed by a brace, so it starts there."""
 
 
-def loads(data: bytes | str) -> Any:
+def loads(data: bytes | str, *, limit: int | None = None) -> Any:
     """Parses a document of either dialect.
 
+    Args:
+        limit: most bytes of a document that is not standard JSON; None for those we trust.
+
     Raises:
-        RemoteProtocolError: it is neither.
+        RemoteProtocolError: it is neither, or longer than allowed.
     """
     try:
         value = _decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        text = data if isinstance(data, str) else _to_text(data)
-        value = _Scanner(text).document()
-    if ('"$ref"' in data) if isinstance(data, str) else (b'"$ref"' in data):
-        value = _resolve(value, value, [value])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        _check_length(data, limit, f"is not standard JSON ({error})")
+        value = _dialect(data if isinstance(data, str) else _to_text(data), limit)
+    if has_references(data):
+        _check_length(data, limit, "has references ($ref)")
+        try:
+            value = _resolve(value, value, [value])
+        except RecursionError:
+            raise RemoteProtocolError("the JSON is nested too deeply for its references") from None
     return value
+
+
+def has_references(data: bytes | str) -> bool:
+    return ('"$ref"' in data) if isinstance(data, str) else (b'"$ref"' in data)
+
+
+def _check_length(data: bytes | str, limit: int | None, what: str) -> None:
+    if limit is not None and len(data) > limit:
+        raise RemoteProtocolError(
+            f"the JSON of {len(data)} bytes {what}; such a document may have {limit} bytes here: "
+            "write all keys as strings"
+        )
+
+
+def _dialect(text: str, limit: int | None) -> Any:
+    try:
+        return _decode(_STRANGE_KEY.sub(_quoted, text))
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+        pass
+    _check_length(text, None if limit is None else limit // _SCANNER_SLOWNESS, "has more than bare keys")
+    return _Scanner(text).document()
+
+
+def _quoted(match: re.Match[str]) -> str:
+    key = match.group(1)
+    if key is None:
+        return match.group()
+    if key[0] != "{":
+        return f'"{key}"'
+    try:
+        return _encode(_encode(_decode(key)).decode()).decode()
+    except msgspec.MsgspecError:
+        return match.group()
 
 
 def dumps(value: Any) -> bytes:
@@ -62,6 +117,35 @@ def _bare(match: re.Match[bytes]) -> bytes:
 def dumps_pretty(value: Any) -> bytes:
     """For files people open."""
     return msgspec.json.format(_encode(value), indent=2)
+
+
+class Rows:
+    """A table of a document, row by row, for ``pretty_pieces``."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Iterable[tuple[str, object]]) -> None:
+        self.rows = rows
+
+
+def pretty_pieces(document: Mapping[str, object]) -> Iterator[bytes]:
+    """As ``dumps_pretty``, but in pieces that take a millisecond each: ``Rows`` may be many."""
+    opening = "{\n"
+    for key, value in document.items():
+        start = f"{opening}  {_encode(key).decode()}: "
+        opening = ",\n"
+        if not isinstance(value, Rows):
+            yield start.encode() + dumps_pretty(value).replace(b"\n", b"\n  ")
+            continue
+        rows = iter(value.rows)
+        separator = f"{start}{{\n".encode()
+        while chunk := dict(islice(rows, _ROWS_AT_ONCE)):
+            # One level deeper than it is, so that its lines are indented; that level's own lines are cut off.
+            text = dumps_pretty([chunk])
+            yield separator + text[len(b"[\n  {\n") : -len(b"\n  }\n]")]
+            separator = b",\n"
+        yield f"{start}{{}}".encode() if separator != b",\n" else b"\n  }"
+    yield b"{}" if opening == "{\n" else b"\n}"
 
 
 def queue_key(key: object) -> MessageQueue:

@@ -100,10 +100,10 @@ class GroupAdminHandlers:
     # -- settings ----------------------------------------------------------------------
 
     async def put(self, channel: Channel, request: RemotingCommand) -> Answer:
-        return await self._store_groups(request, [GroupConfig.parse(request.body)])
+        return await self._store_groups(request, [GroupConfig.of_request(request.body)])
 
     async def put_list(self, channel: Channel, request: RemotingCommand) -> Answer:
-        return await self._store_groups(request, GroupConfigList.parse(request.body).group_config_list)
+        return await self._store_groups(request, GroupConfigList.of_request(request.body).group_config_list)
 
     async def _store_groups(self, request: RemotingCommand, configs: list[GroupConfig]) -> Answer:
         steps = Steps()
@@ -393,7 +393,7 @@ class GroupAdminHandlers:
                 member, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, header.to_ext(), b""
             )
             if answer.code == 0 and answer.body:
-                status = fastjson.loads(bytes(answer.body))
+                status = fastjson.loads(bytes(answer.body), limit=fastjson.REQUEST_LIMIT)
                 table[member.client_id] = status.get("messageQueueTable", {})
         body = {"consumerTable": table, "messageQueueTable": {}}
         return request.reply(body=fastjson.dumps(body))

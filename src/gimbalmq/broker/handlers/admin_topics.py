@@ -82,7 +82,7 @@ class TopicAdminHandlers:
         return request.reply()
 
     async def create_list(self, channel: Channel, request: RemotingCommand) -> Answer:
-        configs = TopicConfigList.parse(request.body).topic_config_list
+        configs = TopicConfigList.of_request(request.body).topic_config_list
         steps = Steps()
         for config in configs:
             self._check(config)

@@ -64,7 +64,7 @@ class ClientHandlers:
         handlers.closed = self.disconnected
 
     def heartbeat(self, channel: Channel, request: RemotingCommand) -> Answer:
-        beat = Heartbeat.parse(request.body)
+        beat = Heartbeat.of_request(request.body)
         liveness = HeartbeatRequest.from_ext(request.ext_fields).liveness_millis
         if liveness is not None:
             low, high = LIVENESS_MILLIS
@@ -135,7 +135,7 @@ class ClientHandlers:
 
     def check_config(self, channel: Channel, request: RemotingCommand) -> Answer:
         """46: may a consumer subscribe like this?"""
-        wanted = CheckClientConfig.parse(request.body).subscription_data
+        wanted = CheckClientConfig.of_request(request.body).subscription_data
         if wanted.expression_type not in (None, "", "TAG"):
             raise ResponseError(
                 f"The broker does not support consumer to filter message by {wanted.expression_type}"
@@ -155,7 +155,7 @@ class ClientHandlers:
         return request.reply(body=ConsumerIdList(consumer_id_list=ids).dump())
 
     def lock(self, channel: Channel, request: RemotingCommand) -> Answer:
-        wanted = LockRequest.parse(request.body)
+        wanted = LockRequest.of_request(request.body)
         queues = _queues(wanted)
         take_over = LockQueues.from_ext(request.ext_fields).take_over
         if take_over:
@@ -176,7 +176,7 @@ class ClientHandlers:
         return request.reply(ext_fields=ext, body=answer.dump())
 
     def unlock(self, channel: Channel, request: RemotingCommand) -> Answer:
-        wanted = LockRequest.parse(request.body)
+        wanted = LockRequest.of_request(request.body)
         self._locks.unlock(wanted.consumer_group, wanted.client_id, _queues(wanted))
         return request.reply()
 
