@@ -40,6 +40,8 @@ BROKER_MEANINGS = {
     "store_path_root_dir": "folder of all data; the command's default is `~/.gimbalmq/store`",
     "broker_permission": "2 write + 4 read",
     "auto_create_topic_enable": "a send to an unknown topic creates it",
+    "max_topic_nums": "topics of this broker altogether; more are refused",
+    "max_subscription_group_nums": "consumer groups of this broker altogether; more are refused",
     "default_topic_queue_nums": "most queues a topic created that way gets",
     "auto_create_subscription_group": "an unknown consumer group is created when it appears",
     "notify_consumer_ids_changed_enable": "tell consumers at once when members of their group come or go",

@@ -19,6 +19,7 @@
     |  |- ServiceNotAvailableError 14                      retriable
     |  |- TopicNotExistError 17                            retriable, stale_route
     |  |- MessageIllegalError 13, NoPermissionError 16, SubscriptionGroupNotExistError 26
+    |  |- TableFullError 1                                 a bound of the server, named in the text
     |  |- InvalidParameterError 29, QueryNotFoundError 22, ConsumerNotOnlineError 206
     |  `- RequestCodeNotSupportedError 3
     |- SendFailedError                every attempt with its queue and cause
@@ -170,6 +171,12 @@ class InvalidParameterError(ResponseError):
 
 class ConsumerNotOnlineError(ResponseError):
     default_code = 206
+
+
+class TableFullError(ResponseError):
+    """A server has as many topics, groups or other entries as it may have; the text says how to go on."""
+
+    default_code = 1
 
 
 class FlowControlError(ResponseError):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
-import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gimbalmq.broker.json_file import CoalescedSave, JsonFile
-from gimbalmq.errors import StoreIOError
-from tests.support import run
+from gimbalmq.broker.json_file import JsonFile, Saving, TableThread
+from gimbalmq.errors import DiskFullError, StoreIOError
+from gimbalmq.store.files import Files
+from gimbalmq.testing.loop import run_virtual
+from tests.support import run, until
 
 
 def _same(document: Any) -> Any:
@@ -46,40 +49,93 @@ def test_unchanged_document_is_not_written(path: Path) -> None:
     assert path.stat().st_ino == before
 
 
-@pytest.mark.parametrize("crash_at", range(4))
-def test_crash_at_any_step_leaves_the_old_or_the_new(
-    path: Path, monkeypatch: pytest.MonkeyPatch, crash_at: int
-) -> None:
-    """Steps: sync and rename of the backup, sync and rename of the file."""
+class Crash(BaseException):
+    pass
+
+
+class FailingFiles(Files):
+    """Counts what changes the disk, and fails at one such step."""
+
+    def __init__(self, at: int, error: BaseException) -> None:
+        self.steps = 0
+        self._at = at
+        self._error = error
+
+    def _step(self) -> None:
+        self.steps += 1
+        if self.steps == self._at:
+            raise self._error
+
+    def write_at(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        self._step()
+        super().write_at(fd, data, position)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._step()
+        super().truncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        self._step()
+        super().sync(fd)
+
+    def sync_folder(self, folder: Path | str) -> None:
+        self._step()
+        super().sync_folder(Path(folder))
+
+    def replace(self, source: Path | str, target: Path | str) -> None:
+        self._step()
+        super().replace(source, target)
+
+
+_STEPS = 7  # truncate, two writes, sync, two renames, sync of the folder
+
+
+@pytest.mark.parametrize("crash_at", range(1, _STEPS + 2))
+def test_crash_at_any_step_leaves_the_old_or_the_new(path: Path, crash_at: int) -> None:
     file = JsonFile(path)
     file.save({"n": 0})
     file.save({"n": 1})
-    steps = 0
-
-    class Crash(BaseException):
+    crashing = JsonFile(path, FailingFiles(crash_at, Crash()))
+    assert crashing.load(_same) == {"n": 1}
+    try:
+        crashing.save({"n": 2})
+        assert crash_at == _STEPS + 1
+    except Crash:
         pass
-
-    def step(real: Any) -> Any:
-        def call(*arguments: Any) -> Any:
-            nonlocal steps
-            if steps == crash_at:
-                raise Crash
-            steps += 1
-            return real(*arguments)
-
-        return call
-
-    monkeypatch.setattr(os, "fsync", step(lambda *_: None))
-    monkeypatch.setattr(os, "replace", step(os.replace))
-    with pytest.raises(Crash):
-        file.save({"n": 2})
-    monkeypatch.undo()
-    assert JsonFile(path).load(_same) == {"n": 1}
+    assert JsonFile(path).load(_same) == {"n": 1 if crash_at < _STEPS else 2}
     # What the crash left lying about is no hindrance.
     survivor = JsonFile(path)
     survivor.load(_same)
     survivor.save({"n": 3})
     assert JsonFile(path).load(_same) == {"n": 3}
+
+
+@pytest.mark.parametrize("fail_at", range(1, _STEPS + 1))
+def test_refusal_of_the_disk_at_any_step_is_mended_by_the_next_save(path: Path, fail_at: int) -> None:
+    file = JsonFile(path)
+    file.save({"n": 0})
+    file.save({"n": 1})
+    failing = JsonFile(path, FailingFiles(fail_at, OSError(errno.ENOSPC, "No space left on device")))
+    failing.load(_same)
+    with pytest.raises(DiskFullError, match=r"topics\.json cannot be written: No space left"):
+        failing.save({"n": 2})
+    assert JsonFile(path).load(_same) in ({"n": 1}, {"n": 2})
+    failing.save({"n": 3})
+    assert JsonFile(path).load(_same) == {"n": 3}
+    failing.save({"n": 4})
+    assert json.loads(path.with_name("topics.json.bak").read_text()) == {"n": 3}
+
+
+def test_damaged_file_never_becomes_the_backup(path: Path) -> None:
+    file = JsonFile(path)
+    file.save({"n": 1})
+    file.save({"n": 2})
+    path.write_text("{")
+    crashing = JsonFile(path, FailingFiles(5, Crash()))  # the rename that gives the new text its name
+    assert crashing.load(_same) == {"n": 1}
+    with pytest.raises(Crash):
+        crashing.save({"n": 3})
+    assert JsonFile(path).load(_same) == {"n": 1}
 
 
 @pytest.mark.parametrize("damage", [b"", b"  \n", b'{"n": ', b"\xff\xfe", b"[1, 2]", None])
@@ -127,12 +183,12 @@ def test_many_changes_cost_one_write(path: Path) -> None:
         writes = 0
         state = {"n": 0}
 
-        def document() -> object:
+        def document() -> dict[str, object]:
             nonlocal writes
             writes += 1
             return dict(state)
 
-        saving = CoalescedSave(JsonFile(path), document, delay=0.001)
+        saving = Saving(path, document, delay=0.001)
         for number in range(1000):
             state["n"] = number
             saving.soon()
@@ -141,16 +197,17 @@ def test_many_changes_cost_one_write(path: Path) -> None:
         assert json.loads(path.read_text()) == {"n": 999}
         state["n"] = 5
         saving.soon()
-        saving.now()
+        await saving.finish()
         assert json.loads(path.read_text()) == {"n": 5}
-        saving.now()
+        await saving.finish()
+        assert writes == 2
 
     run(work())
 
 
 def test_those_who_wait_hear_of_a_failure_and_a_later_save_mends_it(path: Path) -> None:
     async def work() -> None:
-        saving = CoalescedSave(JsonFile(path), lambda: {"n": 1}, delay=0.001)
+        saving = Saving(path, lambda: {"n": 1}, delay=0.001)
         path.mkdir(parents=True)
         with pytest.raises(StoreIOError, match="cannot be written"):
             await saving.saved()
@@ -159,5 +216,80 @@ def test_those_who_wait_hear_of_a_failure_and_a_later_save_mends_it(path: Path) 
         await saving.saved()
         assert asyncio.get_running_loop().time() - began < 4, "not only at the next try of the failed one"
         assert json.loads(path.read_text()) == {"n": 1}
+
+    run(work())
+
+
+def test_failed_save_is_tried_again_by_itself(path: Path) -> None:
+    async def work(_clock: object) -> None:
+        failing = TableThread(
+            FailingFiles(4, OSError(errno.EIO, "Input/output error"))
+        )  # the sync of the file
+        saving = Saving(path, lambda: {"n": 1}, failing)
+        with pytest.raises(StoreIOError, match="Input/output error"):
+            await saving.saved()
+        assert not path.exists()
+        await asyncio.sleep(6)
+        assert json.loads(path.read_text()) == {"n": 1}
+        failing.close()
+
+    run_virtual(work)
+
+
+class GatedFiles(Files):
+    """A disk whose sync takes until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.syncing = threading.Event()
+
+    def sync(self, fd: int) -> None:
+        self.syncing.set()
+        assert self.gate.wait(30)
+
+
+def test_disk_that_does_not_answer_does_not_stop_the_loop(path: Path) -> None:
+    """Once each save was two syncs on the event loop."""
+
+    async def work() -> None:
+        files = GatedFiles()
+        thread = TableThread(files)
+        state = {"n": 1}
+        saving = Saving(path, lambda: dict(state), thread, delay=0)
+        first = asyncio.ensure_future(saving.saved())
+        await until(files.syncing.is_set)
+        # The loop turns although the disk stands still; what changes now is for the next write.
+        state["n"] = 2
+        second = asyncio.ensure_future(saving.saved())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not first.done() and not second.done()
+        files.gate.set()
+        await asyncio.gather(first, second)
+        assert json.loads(path.read_text()) == {"n": 2}
+        assert json.loads(path.with_name("topics.json.bak").read_text()) == {"n": 1}
+        thread.close()
+
+    run(work())
+
+
+def test_shutdown_during_a_write_waits_for_it_and_saves_the_rest(path: Path) -> None:
+    async def work() -> None:
+        files = GatedFiles()
+        thread = TableThread(files)
+        state = {"n": 1}
+        saving = Saving(path, lambda: dict(state), thread, delay=0)
+        saving.soon()
+        await until(files.syncing.is_set)
+        state["n"] = 2
+        saving.soon()
+        ending = asyncio.ensure_future(saving.finish())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not ending.done()
+        files.gate.set()
+        await ending
+        assert json.loads(path.read_text()) == {"n": 2}
+        thread.close()
 
     run(work())

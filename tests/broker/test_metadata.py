@@ -12,7 +12,8 @@ import pytest
 from gimbalmq.broker.broker import Broker
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
-from gimbalmq.errors import StoreIOError, SubscriptionGroupNotExistError
+from gimbalmq.errors import StoreIOError, SubscriptionGroupNotExistError, TableFullError
+from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import GroupConfig, TopicConfig
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.testing import LocalCluster
@@ -190,7 +191,7 @@ def test_both_indexes_of_offsets_follow_every_change(tmp_path: Path) -> None:
     offsets.note_pull("g1", "A", 0, 9)
     offsets.commit("g3", "A", 0, 7)
     assert offsets.get("g1", "A", 0) == 1 and offsets.get("g3", "A", 0) == 7
-    offsets.save()
+    run(offsets.finish())
     again = ConsumerOffsets(tmp_path)
     again.load()
     for table in (offsets, again):
@@ -203,3 +204,60 @@ def test_both_indexes_of_offsets_follow_every_change(tmp_path: Path) -> None:
         table.forget_topic("A")
         assert table.all_groups() == set() and table.take_reset("g2", "A", 1) is None
         assert table.document() == {"offsetTable": {}}
+
+
+def test_topics_beyond_the_bound_are_refused_and_all_others_go_on(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path, maxTopicNums=100, maxSubscriptionGroupNums=100) as desk:
+            topics, groups = desk.broker.topics, desk.broker.groups
+            await desk.client.send("old")
+            while len(topics) < 100:
+                topics.ensure(f"filler-{len(topics)}", 1)
+            version = topics.version
+            answer = await desk.client.send("new")
+            assert answer.code == 1 and "maxTopicNums is 100" in (answer.remark or "")
+            assert topics.version == version and "new" not in topics
+            for refused in (
+                lambda: topics.put(TopicConfig(topic_name="old"), TopicConfig(topic_name="new")),
+                lambda: topics.ensure("%RETRY%g", 1),
+            ):
+                with pytest.raises(TableFullError, match="delete topics that nobody needs or raise it"):
+                    refused()
+            assert (await desk.client.send("old")).code == 0
+            topics.put(TopicConfig(topic_name="old", perm=4))
+            topics.adopt(TopicConfig(topic_name="has messages"))
+            topics.remove("filler-50")
+            topics.remove("filler-51")
+            topics.ensure("new", 1)
+            while groups.known("last") is None:
+                groups.find(f"filler-{len(groups.table().subscription_group_table)}")
+                if len(groups.table().subscription_group_table) == 99:
+                    groups.put(GroupConfig(group_name="last"))
+            with pytest.raises(TableFullError, match="maxSubscriptionGroupNums is 100"):
+                groups.find("too-many")
+            assert groups.find("last") is not None
+            assert groups.find("no good") is None
+
+    run(work())
+
+
+def test_tables_are_written_in_small_pieces_while_they_change(tmp_path: Path) -> None:
+    """Megabytes of offsets once were one step of the loop; now no piece has more than some hundred rows."""
+
+    async def work() -> None:
+        offsets = ConsumerOffsets(tmp_path)
+        for topic in range(1000):
+            for queue in range(4):
+                offsets.commit("g", f"topic-{topic}", queue, 1)
+        pieces = fastjson.pretty_pieces(offsets._rows())
+        first = next(pieces)
+        assert len(first) < 50_000
+        offsets.commit("new", "topic-new", 0, 1)
+        offsets.commit("g", "topic-999", 4, 1)
+        offsets.forget_topic("topic-998")
+        text = b"".join([first, *pieces])
+        table = json.loads(text)["offsetTable"]
+        assert len(table) == 1000 and "topic-new@new" not in table
+        assert table["topic-999@g"] == {"0": 1, "1": 1, "2": 1, "3": 1, "4": 1}
+
+    run(work())

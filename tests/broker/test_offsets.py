@@ -241,10 +241,13 @@ def test_ends_of_a_queue_and_offset_by_time(tmp_path: Path) -> None:
 
 
 def test_offsets_in_the_file_are_apaches(tmp_path: Path) -> None:
-    offsets = ConsumerOffsets(tmp_path)
-    offsets.commit("g", "T", 1, 7)
-    offsets.commit("g", "T", 0, 5)
-    offsets.save()
+    async def save() -> None:
+        offsets = ConsumerOffsets(tmp_path)
+        offsets.commit("g", "T", 1, 7)
+        offsets.commit("g", "T", 0, 5)
+        await offsets.finish()
+
+    run(save())
     text = (tmp_path / "consumerOffset.json").read_text()
     assert json.loads(text) == {"offsetTable": {"T@g": {"0": 5, "1": 7}}}
     (tmp_path / "consumerOffset.json").write_text(

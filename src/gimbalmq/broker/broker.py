@@ -21,6 +21,7 @@ from gimbalmq.broker.handlers.offsets import OffsetHandlers
 from gimbalmq.broker.handlers.pull import PullHandlers
 from gimbalmq.broker.handlers.query import QueryHandlers
 from gimbalmq.broker.handlers.send import SendHandlers
+from gimbalmq.broker.json_file import TableThread
 from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
@@ -128,9 +129,10 @@ class Broker:
         self.recovery = self.store.load()
         try:
             self.stats = Stats(clock, config.max_stats_items)
-            self.topics = Topics(folder, live, clock)
-            self.groups = Groups(folder, live, clock)
-            self.offsets = ConsumerOffsets(folder)
+            self._tables = TableThread()
+            self.topics = Topics(folder, live, clock, self._tables)
+            self.groups = Groups(folder, live, clock, self._tables)
+            self.offsets = ConsumerOffsets(folder, self._tables)
             self.consumers = Consumers(clock)
             self.producers = Producers(clock)
             self.locks = QueueLocks(clock)
@@ -236,7 +238,9 @@ class Broker:
             if topic not in self.topics:
                 count = min(max(self.store.queue_ids(topic), default=0) + 1, MAX_QUEUES)
                 log.warning("topic %s has messages but no configuration; given %d queues", topic, count)
-                self.topics.put(TopicConfig(topic_name=topic, read_queue_nums=count, write_queue_nums=count))
+                self.topics.adopt(
+                    TopicConfig(topic_name=topic, read_queue_nums=count, write_queue_nums=count)
+                )
 
     async def _start_fast_port(self, config: BrokerConfig) -> None:
         """Old clients send to port - 2; without it everybody else still works."""
@@ -298,9 +302,9 @@ class Broker:
         )
         self.store.delete_expired(self._clock.wall_ms())
 
-    def _save_delays(self) -> None:
-        self.delays.save()
-        self.timers.save()
+    async def _save_delays(self) -> None:
+        await self._tables.run(self.delays.save)
+        await self._tables.run(self.timers.save)
 
     def _expire_clients(self) -> None:
         seconds = self.live.now.channel_expired_timeout / 1000
@@ -319,15 +323,16 @@ class Broker:
         self.long_poll.wake_all()
         await self._stop_serving()
         for save in (
-            self.topics.saving.now,
-            self.groups.saving.now,
-            self.offsets.save,
+            self.topics.saving.finish,
+            self.groups.saving.finish,
+            self.offsets.finish,
             self._save_delays,
         ):
             try:
-                save()
+                await save()
             except StoreError as error:
                 log.error("shutdown: %s", error)
+        self._tables.close()
         self.store.close()
 
     async def abandon(self) -> None:
@@ -341,11 +346,12 @@ class Broker:
         self._started = False
         await self.metrics.close()
         self.topics.changed = None
-        for saving in (self.topics.saving, self.groups.saving):
-            saving.abandon()
+        for saving in (self.topics.saving, self.groups.saving, self.offsets):
+            await saving.abandon()
         for server in (self._server, self._fast_server):
             server.abort_all()
         await self._stop_serving()
+        self._tables.close()
         self.store.abandon()
 
     async def _stop_serving(self) -> None:

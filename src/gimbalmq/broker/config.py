@@ -67,6 +67,8 @@ RANGES = {
     "metrics_prom_exporter_port": (0, 65535),
     "broker_permission": (0, 7),
     "default_topic_queue_nums": (1, 65536),
+    "max_topic_nums": (100, 10_000_000),
+    "max_subscription_group_nums": (100, 10_000_000),
     "max_message_size": (1, 16 * 1024 * 1024 - 64 * 1024),
     "short_polling_time_mills": (1, 60_000),
     "max_pull_msg_bytes": (1, 16_000_000),
@@ -120,6 +122,10 @@ class BrokerConfig(TlsConfig):
     auto_create_topic_enable: bool = True
     default_topic_queue_nums: int = 8
     auto_create_subscription_group: bool = True
+    max_topic_nums: int = 100_000
+    """Ours: topics altogether, made by whomever; so many are known to have sound costs."""
+    max_subscription_group_nums: int = 100_000
+    """Ours: groups altogether."""
     notify_consumer_ids_changed_enable: bool = True
     reject_transaction_message: bool = False
     trace_topic_enable: bool = False

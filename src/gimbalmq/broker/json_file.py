@@ -1,35 +1,46 @@
 """Metadata files that survive a crash as the old text or the new one, never as half of either.
 
-Written aside, synced, renamed; the text before stays beside it as ``.bak``, as Apache's
-broker keeps it and as it reads back when the file itself is missing or empty.
+A text is written aside and synced; then the file becomes its own ``.bak``, and the new text takes
+its name. At every moment the file or its ``.bak`` is whole, and both we and Apache's broker read
+the ``.bak`` when the file is missing.
+
+Nothing of that happens on the event loop: one thread writes all tables of a broker, a piece of a
+table at a time, so that neither a slow disk nor a table of megabytes stops anybody.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gimbalmq.errors import ProtocolError, StoreIOError
+from gimbalmq.errors import ProtocolError, StoreError, StoreIOError
 from gimbalmq.protocol import fastjson
+from gimbalmq.store.files import Files, store_error
 
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 5.0
 
 T = TypeVar("T")
+Document = Mapping[str, object]
+"""What a file holds; large tables in it are ``fastjson.Rows``, which another thread can read."""
 
 
 class JsonFile:
     """One document under ``config/``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: Files | None = None) -> None:
         self.path = path
+        self._files = files or Files()
+        self._aside = path.with_name(path.name + ".tmp")
         self._backup = path.with_name(path.name + ".bak")
-        self._last: bytes | None = None
+        self._digest: bytes | None = None
+        """Of the text in the file; None if the file is missing or damaged, so that it must not become the backup."""
 
     def load(self, read: Callable[[Any], T]) -> T | None:
         """What ``read`` makes of the document, or of its backup, or None where there is neither.
@@ -52,7 +63,8 @@ class JsonFile:
             except (ProtocolError, ValueError, TypeError, AttributeError) as error:
                 problem = problem or error
                 continue
-            self._last = text
+            if path is self.path:
+                self._digest = hashlib.blake2b(text).digest()
             return document
         if problem is not None:
             raise StoreIOError(
@@ -60,88 +72,172 @@ class JsonFile:
             ) from problem
         return None
 
-    def save(self, document: object) -> None:
-        """Raises StoreIOError; the old file is still whole then."""
-        text = fastjson.dumps_pretty(document)
-        if text == self._last:
-            return
+    def save(self, document: Document) -> None:
+        """Durable when it returns; a text that is in the file already is not written again.
+
+        Raises:
+            StoreError: the disk refused; the file or its backup is still whole.
+        """
+        files = self._files
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self._last is not None:
-                _write(self._backup, self._last)
-            _write(self.path, text)
+            if not self.path.parent.exists():
+                files.make_folder(self.path.parent)
+                files.sync_folder(self.path.parent.parent)
+            digest = self._write_aside(document)
+            if digest == self._digest:
+                files.remove(self._aside)
+                return
+            if self._digest is not None:
+                self._digest = None
+                files.replace(self.path, self._backup)
+            files.replace(self._aside, self.path)
+            files.sync_folder(self.path.parent)
         except OSError as error:
-            raise StoreIOError(f"{self.path} cannot be written: {error.strerror}") from error
-        self._last = text
+            raise store_error(error, f"{self.path} cannot be written") from error
+        self._digest = digest
+
+    def _write_aside(self, document: Document) -> bytes:
+        files = self._files
+        digest = hashlib.blake2b()
+        fd = files.open(self._aside, create=True)
+        try:
+            files.truncate(fd, 0)
+            position = 0
+            for piece in fastjson.pretty_pieces(document):
+                # Each write lets other threads run, so the loop waits for one piece at most.
+                files.write_at(fd, piece, position)
+                position += len(piece)
+                digest.update(piece)
+            if digest.digest() != self._digest:
+                files.sync(fd)
+        finally:
+            files.close(fd)
+        return digest.digest()
 
 
-def _write(path: Path, text: bytes) -> None:
-    aside = path.with_name(path.name + ".tmp")
-    with aside.open("wb") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+class TableThread:
+    """The one thread that writes the tables of a broker, one after the other."""
+
+    def __init__(self, files: Files | None = None) -> None:
+        self.files = files or Files()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="tables")
+
+    async def run(self, work: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def close(self) -> None:
+        """Ends the thread after what it was given."""
+        self._executor.shutdown(wait=True)
 
 
-class CoalescedSave:
-    """Many changes, one write: a thousand topics made at once cost one file, not a thousand."""
+class Saving:
+    """Keeps a file up to date: many changes, one write; a thousand new topics cost one file, not a thousand."""
 
-    def __init__(self, file: JsonFile, document: Callable[[], object], delay: float = 0.02) -> None:
-        self._file = file
+    def __init__(
+        self,
+        path: Path,
+        document: Callable[[], Document],
+        thread: TableThread | None = None,
+        *,
+        delay: float = 0.02,
+    ) -> None:
+        self.file = JsonFile(path, None if thread is None else thread.files)
         self._document = document
+        self._thread = thread
         self._delay = delay
-        self._scheduled: asyncio.TimerHandle | None = None
-        self._failed = False
-        self._waiters: list[asyncio.Future[None]] = []
+        self._changes = self._written = 0
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._wake: asyncio.Event | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._ending = False
 
     def soon(self) -> None:
         """The change will be in the file shortly."""
-        if self._scheduled is not None and self._failed:
+        self._changes += 1
+        if self._task is None and not self._ending:
+            self._wake = asyncio.Event()
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(), name=f"save {self.file.path.name}"
+            )
+        elif self._wake is not None:
             # Whoever asks now need not wait for the next try of the last failure.
-            self._scheduled.cancel()
-            self._scheduled = None
-        if self._scheduled is None:
-            self._failed = False
-            self._scheduled = asyncio.get_running_loop().call_later(self._delay, self._run)
+            self._wake.set()
 
     async def saved(self) -> None:
-        """Returns when the change is in the file; raises StoreIOError where it cannot be."""
+        """Returns when the change is durable; raises StoreError if it cannot be."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
         self.soon()
+        self._waiters.append((self._changes, waiter))
         await waiter
 
-    def now(self) -> None:
-        """Writes at once, for shutdown; raises StoreIOError."""
-        if self._scheduled is not None:
-            self._scheduled.cancel()
-            self._scheduled = None
-        self._file.save(self._document())
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._waiters.clear()
+    async def finish(self) -> None:
+        """Writes what is not in the file yet, for shutdown; raises StoreError."""
+        await self._end()
+        if self._written != self._changes:
+            await self._write()
 
-    def abandon(self) -> None:
-        """Forgets what was to be written."""
-        if self._scheduled is not None:
-            self._scheduled.cancel()
-            self._scheduled = None
+    async def abandon(self) -> None:
+        """Forgets what was to be written; a write that has begun is waited for."""
+        await self._end()
 
-    def _run(self) -> None:
-        self._scheduled = None
-        waiters, self._waiters = self._waiters, []
+    async def _end(self) -> None:
+        self._ending = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        assert self._wake is not None
+        pause = self._delay
         try:
-            self._file.save(self._document())
-        except StoreIOError as error:
-            log.error("%s; tried again in %g s", error, _RETRY_SECONDS)
-            for waiter in waiters:
-                if not waiter.done():
+            while self._written != self._changes:
+                if pause == self._delay:
+                    await asyncio.sleep(pause)
+                else:
+                    try:
+                        async with asyncio.timeout(pause):
+                            await self._wake.wait()
+                    except TimeoutError:
+                        pass
+                self._wake.clear()
+                try:
+                    await self._write()
+                    pause = self._delay
+                except StoreError as error:
+                    pause = _RETRY_SECONDS
+                    log.error("%s; tried again in %g s", error, pause)
+        finally:
+            self._task = None
+
+    async def _write(self) -> None:
+        covered = self._changes
+        document = self._document()
+        writing = asyncio.ensure_future(self._in_thread(document))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # The thread cannot be stopped; two must never write one file.
+            await asyncio.gather(writing, return_exceptions=True)
+            raise
+        except Exception as error:
+            self._release(covered, error)
+            raise
+        self._written = covered
+        self._release(covered, None)
+
+    async def _in_thread(self, document: Document) -> None:
+        if self._thread is None:
+            await asyncio.to_thread(self.file.save, document)
+        else:
+            await self._thread.run(lambda: self.file.save(document))
+
+    def _release(self, covered: int, error: Exception | None) -> None:
+        waiting, self._waiters = self._waiters, []
+        for change, waiter in waiting:
+            if change > covered:
+                self._waiters.append((change, waiter))
+            elif not waiter.done():
+                if error is None:
+                    waiter.set_result(None)
+                else:
                     waiter.set_exception(error)
-            self._failed = True
-            self._scheduled = asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._run)
-            return
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)

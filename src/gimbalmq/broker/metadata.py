@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
 from gimbalmq._clock import Clock
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
-from gimbalmq.broker.json_file import CoalescedSave, JsonFile
+from gimbalmq.broker.json_file import Document, Saving, TableThread
 from gimbalmq.broker.values import check_topic, mend_group, mend_topic
-from gimbalmq.errors import InvalidParameterError, SubscriptionGroupNotExistError
+from gimbalmq.errors import InvalidParameterError, SubscriptionGroupNotExistError, TableFullError
 from gimbalmq.model import topics as names
 from gimbalmq.model.flags import PERM_INHERIT, PERM_READ, PERM_WRITE
 from gimbalmq.protocol.bodies import DataVersion, GroupConfig, GroupTable, TopicConfig, TopicTable
+from gimbalmq.protocol.fastjson import Rows
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +36,27 @@ def _next_version(version: DataVersion, clock: Clock) -> DataVersion:
     )
 
 
+def _view(table: dict[str, T]) -> Rows:
+    """The table as it is now; two lists cost less than a pair for each row."""
+    return Rows(zip(list(table), list(table.values()), strict=True))
+
+
 class Topics:
     """The broker's topics (Java: TopicConfigManager).
+
+    A configuration in the table is never changed, only replaced: the thread that writes the file
+    and registrations on their way read it meanwhile.
 
     Attributes:
         generation: grows with every change, so that caches of others know when to forget.
     """
 
-    def __init__(self, folder: Path, live: LiveConfig, clock: Clock) -> None:
+    def __init__(
+        self, folder: Path, live: LiveConfig, clock: Clock, thread: TableThread | None = None
+    ) -> None:
         self._live = live
         self._clock = clock
-        self._file = JsonFile(folder / "topics.json")
-        self.saving = CoalescedSave(self._file, self._document)
+        self.saving = Saving(folder / "topics.json", self._document, thread)
         self._table: dict[str, TopicConfig] = {}
         self.version = DataVersion(timestamp=clock.wall_ms())
         self.generation = 0
@@ -52,7 +64,7 @@ class Topics:
         """Told of every change, so that the name servers learn of it at once."""
 
     def load(self) -> None:
-        loaded = self._file.load(TopicTable.of)
+        loaded = self.saving.file.load(TopicTable.of)
         if loaded is not None:
             self._table = loaded.topic_config_table
             for name, config in self._table.items():
@@ -61,8 +73,8 @@ class Topics:
         for config in _system_topics(self._live.now):
             self._table.setdefault(config.topic_name, config)
 
-    def _document(self) -> object:
-        return msgspec.to_builtins(self.table())
+    def _document(self) -> Document:
+        return {"dataVersion": self.version, "topicConfigTable": _view(self._table)}
 
     def table(self) -> TopicTable:
         return TopicTable(data_version=self.version, topic_config_table=self._table)
@@ -80,7 +92,25 @@ class Topics:
         return self._table.get(topic)
 
     def put(self, *configs: TopicConfig) -> None:
-        """Creates or changes topics; the files and the name servers follow by themselves."""
+        """Creates or changes topics; the files and the name servers follow by themselves.
+
+        Raises:
+            TableFullError: there are maxTopicNums already; then none of these was taken.
+        """
+        new = {config.topic_name for config in configs} - self._table.keys()
+        limit = self._live.now.max_topic_nums
+        if new and len(self._table) + len(new) > limit:
+            raise TableFullError(
+                f"topic {min(new)} is not created: this broker has {len(self._table)} topics and maxTopicNums "
+                f"is {limit}; delete topics that nobody needs or raise it"
+            )
+        self._take(configs)
+
+    def adopt(self, config: TopicConfig) -> None:
+        """Takes a topic of which there are messages, however many there are."""
+        self._take([config])
+
+    def _take(self, configs: Iterable[TopicConfig]) -> None:
         for config in configs:
             self._table[config.topic_name] = config
         self._touch(list(configs))
@@ -96,6 +126,7 @@ class Topics:
 
         Raises:
             InvalidParameterError: no topic can have that name, or that many queues; nothing has changed then.
+            TableFullError: there are maxTopicNums already.
         """
         problem = names.topic_problem(topic)
         if problem is not None:
@@ -132,10 +163,9 @@ class Topics:
         for topic in ordered:
             config = self._table.get(topic)
             if config is not None and not config.order:
-                config.order = True
-                changed.append(config)
+                changed.append(replace(config, order=True))
         if changed:
-            self._touch(changed)
+            self._take(changed)
 
     def _touch(self, configs: list[TopicConfig]) -> None:
         self.version = _next_version(self.version, self._clock)
@@ -180,19 +210,23 @@ def is_system_topic(topic: str, config: BrokerConfig) -> bool:
 
 
 class Groups:
-    """Settings of consumer groups (Java: SubscriptionGroupManager)."""
+    """Settings of consumer groups (Java: SubscriptionGroupManager).
 
-    def __init__(self, folder: Path, live: LiveConfig, clock: Clock) -> None:
+    As in ``Topics``, settings in the table are replaced, never changed.
+    """
+
+    def __init__(
+        self, folder: Path, live: LiveConfig, clock: Clock, thread: TableThread | None = None
+    ) -> None:
         self._live = live
         self._clock = clock
-        self._file = JsonFile(folder / "subscriptionGroup.json")
-        self.saving = CoalescedSave(self._file, lambda: msgspec.to_builtins(self.table()))
+        self.saving = Saving(folder / "subscriptionGroup.json", self._document, thread)
         self._table: dict[str, GroupConfig] = {}
         self._forbidden: dict[str, dict[str, int]] = {}
         self.version = DataVersion(timestamp=clock.wall_ms())
 
     def load(self) -> None:
-        loaded = self._file.load(GroupTable.of)
+        loaded = self.saving.file.load(GroupTable.of)
         if loaded is not None:
             self._table = loaded.subscription_group_table
             for name, settings in self._table.items():
@@ -202,6 +236,13 @@ class Groups:
         for group in names.BUILT_IN_GROUPS:
             self._table.setdefault(group, GroupConfig(group_name=group))
 
+    def _document(self) -> Document:
+        return {
+            "dataVersion": self.version,
+            "forbiddenTable": Rows([(group, dict(masks)) for group, masks in self._forbidden.items()]),
+            "subscriptionGroupTable": _view(self._table),
+        }
+
     def table(self) -> GroupTable:
         return GroupTable(
             data_version=self.version,
@@ -210,7 +251,11 @@ class Groups:
         )
 
     def find(self, group: str) -> GroupConfig | None:
-        """A group's settings; an unknown group gets the defaults where that is allowed."""
+        """A group's settings; an unknown group gets the defaults where that is allowed.
+
+        Raises:
+            TableFullError: it would be, but there are maxSubscriptionGroupNums already.
+        """
         found = self._table.get(group)
         if found is None and names.group_problem(group) is None:
             allowed = self._live.now.auto_create_subscription_group
@@ -234,6 +279,18 @@ class Groups:
         return self._table.get(group)
 
     def put(self, *configs: GroupConfig) -> None:
+        """Creates or changes groups.
+
+        Raises:
+            TableFullError: there are maxSubscriptionGroupNums already; then none of these was taken.
+        """
+        new = {config.group_name for config in configs} - self._table.keys()
+        limit = self._live.now.max_subscription_group_nums
+        if new and len(self._table) + len(new) > limit:
+            raise TableFullError(
+                f"group {min(new)} is not created: this broker has {len(self._table)} groups and "
+                f"maxSubscriptionGroupNums is {limit}; delete groups that nobody needs or raise it"
+            )
         for config in configs:
             self._table[config.group_name] = config
         self._touch()
@@ -279,8 +336,8 @@ class ConsumerOffsets:
     accepted but change nothing, and that pull is sent to the reset place.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._file = JsonFile(folder / "consumerOffset.json")
+    def __init__(self, folder: Path, thread: TableThread | None = None) -> None:
+        self._saving = Saving(folder / "consumerOffset.json", self._rows, thread, delay=0)
         self._table: dict[tuple[str, str], dict[int, int]] = {}
         self._by_group: dict[str, dict[str, dict[int, int]]] = {}
         self._by_topic: dict[str, dict[str, dict[int, int]]] = {}
@@ -290,7 +347,7 @@ class ConsumerOffsets:
         self._dirty = False
 
     def load(self) -> None:
-        for (topic, group), offsets in (self._file.load(_read_offsets) or {}).items():
+        for (topic, group), offsets in (self._saving.file.load(_read_offsets) or {}).items():
             self._enter(topic, group, offsets)
 
     def _enter(self, topic: str, group: str, offsets: dict[int, int]) -> dict[int, int]:
@@ -300,9 +357,28 @@ class ConsumerOffsets:
         return offsets
 
     def save(self) -> None:
+        """What was committed so far will be in the file shortly."""
         if self._dirty:
-            self._file.save(self.document())
             self._dirty = False
+            self._saving.soon()
+
+    async def finish(self) -> None:
+        """Saves for the last time; raises StoreError."""
+        self.save()
+        await self._saving.finish()
+
+    async def abandon(self) -> None:
+        await self._saving.abandon()
+
+    def _rows(self) -> Document:
+        # The thread copies each inner table, in one step of the interpreter, when it comes to it.
+        tables = zip(list(self._table), list(self._table.values()), strict=True)
+        return {
+            "offsetTable": Rows(
+                (f"{topic}@{group}", dict(sorted(offsets.copy().items())))
+                for (topic, group), offsets in tables
+            )
+        }
 
     def document(self) -> dict[str, object]:
         return {"offsetTable": dict(self.rows())}
