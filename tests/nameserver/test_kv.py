@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from gimbalmq.errors import ConfigError, StoreIOError
+from gimbalmq.errors import ConfigError, InvalidParameterError, StoreIOError, TableFullError
 from gimbalmq.nameserver.kv import KvConfig
+from tests.support import run, until
 
 
 def test_table_survives_a_restart_in_java_s_form(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "kvConfig.json"
     kv = KvConfig(str(path))
     kv.load()
-    kv.put("ORDER_TOPIC_CONFIG", "T", "broker-a:4;broker-b:4")
-    kv.put("ORDER_TOPIC_CONFIG", "U", "broker-a:1")
-    kv.put("other", "主题", "x")
-    assert kv.delete("ORDER_TOPIC_CONFIG", "U")
+    run(kv.put("ORDER_TOPIC_CONFIG", "T", "broker-a:4;broker-b:4"))
+    run(kv.put("ORDER_TOPIC_CONFIG", "U", "broker-a:1"))
+    run(kv.put("other", "主题", "x"))
+    assert run(kv.delete("ORDER_TOPIC_CONFIG", "U"))
     assert json.loads(path.read_bytes()) == {
         "configTable": {"ORDER_TOPIC_CONFIG": {"T": "broker-a:4;broker-b:4"}, "other": {"主题": "x"}}
     }
@@ -43,17 +46,17 @@ def test_missing_and_empty_files_are_empty_tables(tmp_path: Path) -> None:
 def test_name_space_stays_when_its_last_key_goes() -> None:
     kv = KvConfig()
     kv.load()
-    kv.put("n", "k", "v")
-    assert kv.delete("n", "k")
+    run(kv.put("n", "k", "v"))
+    assert run(kv.delete("n", "k"))
     assert kv.namespace("n") == {}
-    assert not kv.delete("n", "k")
-    assert not kv.delete("m", "k")
+    assert not run(kv.delete("n", "k"))
+    assert not run(kv.delete("m", "k"))
     assert kv.get("n", "k") is None
 
 
 def test_answers_are_copies() -> None:
     kv = KvConfig()
-    kv.put("n", "k", "v")
+    run(kv.put("n", "k", "v"))
     found = kv.namespace("n")
     assert found is not None
     found.clear()
@@ -81,7 +84,7 @@ def test_change_that_cannot_be_written_does_not_happen(tmp_path: Path) -> None:
     folder.write_text("a file where a folder belongs")
     kv = KvConfig(str(folder / "kvConfig.json"))
     with pytest.raises(StoreIOError, match=r"kvConfig\.json"):
-        kv.put("n", "k", "v")
+        run(kv.put("n", "k", "v"))
     assert kv.get("n", "k") is None
 
 
@@ -90,13 +93,68 @@ def test_failed_replacement_leaves_the_old_file_and_no_other(
 ) -> None:
     path = tmp_path / "kvConfig.json"
     kv = KvConfig(str(path))
-    kv.put("n", "k", "old")
+    run(kv.put("n", "k", "old"))
 
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(StoreIOError, match="No space left"):
-        kv.put("n", "k", "new")
+        run(kv.put("n", "k", "new"))
     assert kv.get("n", "k") == "old"
     assert os.listdir(tmp_path) == ["kvConfig.json"]
+
+
+def test_table_is_bounded(tmp_path: Path) -> None:
+    async def work() -> None:
+        kv = KvConfig(str(tmp_path / "kvConfig.json"), max_entries=3, max_bytes=1000)
+        for number in range(3):
+            await kv.put(f"n{number}", "k", "v")
+        with pytest.raises(TableFullError, match="maxKvConfigNums is 3"):
+            await kv.put("n3", "k", "v")
+        await kv.put("n2", "k", "other")
+        with pytest.raises(TableFullError, match="maxKvConfigSize is 1000"):
+            await kv.put("n2", "k", "x" * 1000)
+        for texts in (("n" * 40_000, "k", "v"), ("n", "k" * 40_000, "v"), ("n", "k", "v" * 40_000)):
+            with pytest.raises(InvalidParameterError, match="40000 characters; 32767 are allowed"):
+                await kv.put(*texts)
+        assert await kv.delete("n0", "k")
+        await kv.put("n3", "k", "v")
+        assert kv.body("n2") == b'{"table":{"k":"other"}}' and kv.body("nowhere") is None
+
+    run(work())
+
+
+def test_changes_at_once_are_all_kept(tmp_path: Path) -> None:
+    """The file is written by a thread; two changes never write it, or start from one table, at the same time."""
+
+    async def work() -> None:
+        path = tmp_path / "kvConfig.json"
+        kv = KvConfig(str(path))
+        await asyncio.gather(*(kv.put("n", f"k{number}", "v") for number in range(20)))
+        assert kv.namespace("n") == {f"k{number}": "v" for number in range(20)}
+        assert json.loads(path.read_bytes())["configTable"]["n"] == kv.namespace("n")
+
+    run(work())
+
+
+def test_disk_that_does_not_answer_does_not_stop_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        gate, syncing = threading.Event(), threading.Event()
+
+        def slow(_fd: int) -> None:
+            syncing.set()
+            assert gate.wait(30)
+
+        monkeypatch.setattr(os, "fsync", slow)
+        kv = KvConfig(str(tmp_path / "kvConfig.json"))
+        putting = asyncio.ensure_future(kv.put("n", "k", "v"))
+        await until(syncing.is_set)
+        assert kv.get("n", "k") is None
+        gate.set()
+        await putting
+        assert kv.get("n", "k") == "v"
+
+    run(work())

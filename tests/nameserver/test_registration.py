@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gimbalmq.errors import RemoteProtocolError, ResponseError
-from gimbalmq.nameserver import registration as module
-from gimbalmq.nameserver.registration import Registration, read_registration
+from gimbalmq.errors import InvalidParameterError, RemoteProtocolError, ResponseError
+from gimbalmq.nameserver.registration import ReadingLimits, Registration, read_registration, reading
 from gimbalmq.protocol.bodies import DataVersion, TopicConfig
-from gimbalmq.protocol.headers.nameserver import RegisterBroker
+from gimbalmq.protocol.headers.nameserver import PART_OF_A_TABLE, RegisterBroker
 from tests.golden.frames import decode, exchanges
 
 VERSION = DataVersion(counter=3, state_version=1, timestamp=99)
@@ -149,10 +149,10 @@ def test_broken_compressed_body_is_a_protocol_error(body: bytes) -> None:
         read(body)
 
 
-def test_bomb_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_INFLATED_BYTES", 1000)
+def test_bomb_is_not_inflated() -> None:
+    limits = ReadingLimits(inflated_bytes=1000)
     with pytest.raises(RemoteProtocolError, match="past 1000 bytes"):
-        read(zlib.compress(bytes(100_000)))
+        read_registration(header(compressed=True), zlib.compress(bytes(100_000)), 479, limits)
 
 
 @given(st.binary(max_size=200), st.booleans(), st.sampled_from([0, 36, 37, 409, 413, 479]))
@@ -162,3 +162,96 @@ def test_random_bodies_are_read_or_refused(body: bytes, compressed: bool, versio
             read(data, version, compressed=compressed)
         except (RemoteProtocolError, ResponseError):
             pass
+
+
+# -- many and malicious --------------------------------------------------------------
+
+
+def _plain(count: int, **more: object) -> bytes:
+    """As Java writes it, attributes included."""
+    table = {
+        f"topic-{n}": {
+            "attributes": {"+message.type": "NOR}{MAL"},
+            "order": False,
+            "perm": 6,
+            "topicName": f"topic-{n}",
+            "readQueueNums": n,
+            "writeQueueNums": n,
+            "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": 0,
+        }
+        for n in range(count)
+    }
+    wrapper = {"dataVersion": {"counter": 3}, "mappingDataVersion": {}, "topicConfigTable": table, **more}
+    return json.dumps({"filterServerList": [], "topicConfigSerializeWrapper": wrapper}).encode()
+
+
+def test_long_table_is_read_in_steps_and_is_the_same() -> None:
+    mapping = {"bname": "a", "topic": "S"}
+    body = _plain(3_000, topicQueueMappingInfoMap={"S": mapping})
+    steps = sum(1 for _ in reading(header(crc=zlib.crc32(body) & 0x7FFFFFFF), body, 479))
+    assert steps > 20
+    found = read(body, compressed=False)
+    assert len(found.topics) == 3_000 and found.topics["topic-2999"].read_queue_nums == 2999
+    assert found.data_version == DataVersion(counter=3) and found.queue_mappings == {"S": mapping}
+    wrapper = json.loads(body)["topicConfigSerializeWrapper"]
+    assert read(json.dumps(wrapper).encode(), 36, compressed=False).topics == found.topics
+    small = read(_plain(5), compressed=False)
+    assert small.topics == {name: found.topics[name] for name in small.topics}
+
+
+def test_long_table_without_topics_or_with_nulls_is_read() -> None:
+    padding = " " * 200_000
+    empty = f'{{"topicConfigSerializeWrapper":{{"topicConfigTable":{{{padding}}}}}}}'.encode()
+    assert read(empty, compressed=False).topics == {}
+    nulls = _plain(1).replace(
+        b'"topicConfigTable": {', b'"topicConfigTable": {"n": null, ' + padding.encode()
+    )
+    assert list(read(nulls, compressed=False).topics) == ["topic-0"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda body: body[:-3],
+        lambda body: body[: len(body) // 2],
+        lambda body: body.replace(b'"topic-1500": {', b'"topic-1500": [', 1),
+        lambda body: body.replace(b'"topic-1500": {', b"topic-1500: {", 1),
+        lambda body: body.replace(b'"readQueueNums": 1500,', b'"readQueueNums": "x",', 1),
+        lambda body: body.replace(b'"topicConfigTable"', b'"topics"', 1),
+        lambda body: body.replace(b'"topic-1500": {', b'"topic-1500": {"a":{"b":{}},', 1),
+        lambda body: body + b"x",
+        lambda body: b"[" * len(body),
+        lambda body: b'{"topicConfigTable":{' + b'"\\' * len(body),
+        lambda body: b'{"topicConfigTable":{"a":{' + b'"b",' * len(body),
+        lambda body: b'{"topicConfigTable":{"a":{' + b'{"b"}' * len(body),
+    ],
+)
+def test_long_table_that_is_broken_is_refused_quickly(damage: Callable[[bytes], bytes]) -> None:
+    """No expression tries a text twice: a quadratic one would take minutes here."""
+    with pytest.raises(RemoteProtocolError):
+        read(damage(_plain(3_000)), compressed=False)
+
+
+def test_bounds_of_one_registration() -> None:
+    few = ReadingLimits(topics=100)
+    with pytest.raises(RemoteProtocolError, match="maxTopicNums of this name server is 100"):
+        read_registration(header(), _plain(3_000), 479, few)
+    # The count stands before the topics, so a false one costs nothing.
+    with pytest.raises(RemoteProtocolError, match="2147483647 topics or more"):
+        read(zlib.compress(block(VERSION.dump()) + struct.pack(">i", 2**31 - 1)))
+    with pytest.raises(RemoteProtocolError, match="200001 topics"):
+        read(packed(*["T 1 1 6 S"] * 200_001, mappings=[]))
+    with pytest.raises(InvalidParameterError, match="600 characters"):
+        read(packed("x" * 600 + " 1 1 6 S", mappings=[]))
+    with pytest.raises(InvalidParameterError, match="clusterName has 600"):
+        Registration(cluster="c" * 600, broker_name="a", broker_addr="h:1")
+    with pytest.raises(RemoteProtocolError, match="bytes of queue mappings"):
+        read(packed(mappings=[{"topic": f"S{n}", "x": "y" * 50_000} for n in range(60)]))
+
+
+def test_part_of_a_table_says_so_and_keeps_no_mapping() -> None:
+    body = _plain(2, topicQueueMappingInfoMap={PART_OF_A_TABLE: {"bname": "a"}})
+    found = read(body, compressed=False)
+    assert found.part and found.queue_mappings == {}
+    assert not read(_plain(2), compressed=False).part

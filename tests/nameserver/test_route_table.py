@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gimbalmq.errors import InvalidParameterError, ResponseError
+from gimbalmq.errors import InvalidParameterError, ResponseError, TableFullError
+from gimbalmq.nameserver.registration import Registration, read_registration
 from gimbalmq.nameserver.route_table import (
+    ROWS_AT_ONCE,
     UNIT,
     UNIT_SUBSCRIPTION,
     GoneBroker,
     RegisterResult,
     RouteTable,
+    TableLimits,
 )
+from gimbalmq.nameserver.steps import Steps, at_once
 from gimbalmq.protocol.bodies import BrokerData, DataVersion, QueueData, TopicConfig
-from tests.nameserver.broker_double import one_topic, registration, topics
+from gimbalmq.protocol.headers.nameserver import RegisterBroker
+from tests.nameserver.broker_double import one_topic, register_request, registration, topics
+
+
+def listed(topics: Steps[list[str]]) -> list[str]:
+    return sorted(at_once(topics))
 
 
 def perms(table: RouteTable, topic: str) -> dict[str, int]:
@@ -42,7 +53,7 @@ def test_first_registration_makes_routes_for_all_topics() -> None:
     assert route.queue_datas == [
         QueueData(broker_name="broker-a", perm=6, read_queue_nums=4, write_queue_nums=4)
     ]
-    assert table.all_topics().topic_list == ["SELF_TEST_TOPIC", "T", "TBW102"]
+    assert listed(table.all_topics()) == ["SELF_TEST_TOPIC", "T", "TBW102"]
 
 
 def test_route_joins_the_queues_of_all_brokers() -> None:
@@ -126,10 +137,10 @@ def test_slave_gives_no_queues_and_learns_its_master() -> None:
     table = RouteTable()
     slave = registration(broker_id=1, address="10.0.0.9:1", table=topics(S=4), acting=None, ha="10.0.0.9:2")
     assert table.register(slave, now=0.0) == RegisterResult()
-    assert table.all_topics().topic_list == []
+    assert listed(table.all_topics()) == []
     table.register(registration(table=topics(T=4)), now=0.0)
     assert table.register(slave, now=0.0) == RegisterResult("10.0.0.1:10911", "10.0.0.1:10912")
-    assert table.all_topics().topic_list == ["SELF_TEST_TOPIC", "T", "TBW102"]
+    assert listed(table.all_topics()) == ["SELF_TEST_TOPIC", "T", "TBW102"]
     assert table.members("broker-a") == {0: "10.0.0.1:10911", 1: "10.0.0.9:1"}
 
 
@@ -230,8 +241,10 @@ def test_broker_without_name_cluster_or_address_is_refused_by_value(field: str, 
 
 
 def test_negative_queue_count_is_refused_by_name() -> None:
+    request = register_request(table=topics(T=-1))
+    header = RegisterBroker.from_ext(request.ext_fields)
     with pytest.raises(InvalidParameterError, match="'T' has -1 read"):
-        registration(table=topics(T=-1))
+        read_registration(header, bytes(request.body), request.version)
 
 
 # -- sections 3 and 4: going ---------------------------------------------------------
@@ -245,7 +258,7 @@ def test_unregistered_broker_takes_its_name_its_topics_and_its_cluster_along() -
     table.unregister("C", "b", "10.0.0.2:1")
     assert queues(table, "T") == {"a": 4}
     assert table.route("U") is None
-    assert "U" not in table.all_topics().topic_list
+    assert "U" not in listed(table.all_topics())
     assert table.cluster_info().cluster_addr_table == {"C": ["a"], "D": ["x"]}
     table.unregister("C", "a", "10.0.0.1:10911")
     assert table.cluster_info().cluster_addr_table == {"D": ["x"]}
@@ -289,7 +302,7 @@ def test_silent_broker_expires_after_its_time_and_not_before() -> None:
     assert table.expire(10.1) == [GoneBroker("C", "10.0.0.2:1", "two")]
     assert table.expire(120.0) == []
     assert table.expire(120.1) == [GoneBroker("C", "10.0.0.1:10911", "one")]
-    assert table.all_topics().topic_list == []
+    assert listed(table.all_topics()) == []
     assert table.cluster_info().broker_addr_table == {}
 
 
@@ -443,9 +456,9 @@ def test_topic_lists() -> None:
     table = RouteTable()
     table.register(registration("a", table=topics(T=4)), now=0.0)
     table.register(registration("b", cluster="D", address="10.0.0.2:1", table=topics(U=4)), now=0.0)
-    assert table.topics_of_cluster("C").topic_list == ["SELF_TEST_TOPIC", "T", "TBW102"]
-    assert table.topics_of_cluster("D").topic_list == ["SELF_TEST_TOPIC", "TBW102", "U"]
-    assert table.topics_of_cluster("nowhere").topic_list == []
+    assert listed(table.topics_of_cluster("C")) == ["SELF_TEST_TOPIC", "T", "TBW102"]
+    assert listed(table.topics_of_cluster("D")) == ["SELF_TEST_TOPIC", "TBW102", "U"]
+    assert listed(table.topics_of_cluster("nowhere")) == []
     system = table.system_topics()
     assert system.topic_list == ["C", "D", "a", "b"]
     assert system.broker_addr == "10.0.0.1:10911"
@@ -461,9 +474,9 @@ def test_unit_lists_go_by_the_flags() -> None:
         ),
         now=0.0,
     )
-    assert table.unit_topics(UNIT).topic_list == ["both", "unit"]
-    assert table.unit_topics(UNIT_SUBSCRIPTION).topic_list == ["both", "sub"]
-    assert table.unit_topics(UNIT_SUBSCRIPTION, unwanted=UNIT).topic_list == ["sub"]
+    assert listed(table.unit_topics(UNIT)) == ["both", "unit"]
+    assert listed(table.unit_topics(UNIT_SUBSCRIPTION)) == ["both", "sub"]
+    assert listed(table.unit_topics(UNIT_SUBSCRIPTION, unwanted=UNIT)) == ["sub"]
 
 
 def test_deleted_topic_goes_everywhere_or_in_one_cluster() -> None:
@@ -476,7 +489,7 @@ def test_deleted_topic_goes_everywhere_or_in_one_cluster() -> None:
     table.delete_topic("T", "D")
     assert table.route("T") is None
     table.delete_topic("U")
-    assert "U" not in table.all_topics().topic_list
+    assert "U" not in listed(table.all_topics())
     table.delete_topic("U")
 
 
@@ -546,7 +559,123 @@ def test_tables_agree_after_any_history(history: list[tuple[str, int, int, int]]
         for broker in info.broker_addr_table.values():
             assert broker.broker_addrs
             assert len(set(broker.broker_addrs.values())) == len(broker.broker_addrs)
-        for topic in table.all_topics().topic_list:
+        for topic in listed(table.all_topics()):
             route = table.route(topic)
             assert route is not None
             assert {queue.broker_name for queue in route.queue_datas} <= set(info.broker_addr_table)
+
+
+# -- many and malicious --------------------------------------------------------------
+
+
+def _crowd(count: int, name: str = "a", address: str = "10.0.0.1:1", version: int = 1) -> Registration:
+    table = topics() | {
+        f"topic-{number:06d}": TopicConfig(topic_name=f"topic-{number:06d}") for number in range(count)
+    }
+    return registration(name, address=address, version=version, table=table)
+
+
+def test_updates_and_deletions_of_a_broker_wipe_nothing_where_missing_topics_are_deleted() -> None:
+    """Two topics changed at once, or a deletion (an empty table), once removed all other routes of the broker."""
+    table = RouteTable()
+    table.register(registration(table=topics(orders=4, billing=4)), now=0.0, delete_missing_topics=True)
+    for version, changed in enumerate((one_topic("x") | one_topic("y"), {}, one_topic("z")), start=2):
+        table.register(registration(version=version, table=changed), now=0.0, delete_missing_topics=True)
+        assert queues(table, "orders") == queues(table, "billing") == {"broker-a": 4}
+    part = replace(registration(version=5, table=topics(w=1)), part=True)
+    table.register(part, now=0.0, delete_missing_topics=True)
+    assert queues(table, "orders") == {"broker-a": 4} and queues(table, "w") == {"broker-a": 1}
+    table.register(registration(version=6, table=topics(orders=4)), now=0.0, delete_missing_topics=True)
+    assert listed(table.all_topics()) == ["SELF_TEST_TOPIC", "TBW102", "orders"]
+
+
+def test_registration_and_lists_go_in_steps() -> None:
+    table = RouteTable()
+    steps = 0
+    for _ in table.registering(_crowd(5_000), now=0.0):
+        steps += 1
+    assert steps >= 5_000 // ROWS_AT_ONCE
+    assert sum(1 for _ in table.topics_of_cluster("C")) >= 5_000 // ROWS_AT_ONCE
+    assert sum(1 for _ in table.unit_topics(UNIT)) >= 5_000 // ROWS_AT_ONCE
+
+
+def test_version_of_a_table_is_told_when_all_of_it_is_there() -> None:
+    table = RouteTable()
+    work = table.registering(_crowd(5_000, version=7), now=0.0)
+    next(work)
+    assert table.data_version_changed("C", "10.0.0.1:1", DataVersion(counter=7, timestamp=5))
+    for _ in work:
+        pass
+    assert not table.data_version_changed("C", "10.0.0.1:1", DataVersion(counter=7, timestamp=5))
+
+
+def test_broker_that_goes_while_it_registers_leaves_nothing() -> None:
+    table = RouteTable()
+    work = table.registering(_crowd(5_000), now=0.0, connection="line")
+    next(work)
+    assert table.connection_lost("line") == [GoneBroker("C", "10.0.0.1:1", "line")]
+    with pytest.raises(ResponseError, match="went away while it registered"):
+        for _ in work:
+            pass
+    while table.sweep():
+        pass
+    assert listed(table.all_topics()) == []
+
+
+def test_broker_of_many_topics_goes_at_once_and_its_topics_are_swept_in_steps() -> None:
+    table = RouteTable()
+    later = []
+    table.swept_later = lambda: later.append(True)
+    table.register(_crowd(20_000), now=0.0, connection="one")
+    table.register(_crowd(10, "b", "10.0.0.2:1"), now=0.0, connection="two")
+    table.connection_lost("one")
+    assert later, "the rest is for later steps"
+    # Nobody sees what is not swept yet.
+    assert len(listed(table.all_topics())) == 12
+    assert table.route("topic-000000") is not None and queues(table, "topic-000000") == {"b": 16}
+    assert [table.route(f"topic-{number:06d}") for number in range(10, 20_000)] == [None] * 19_990
+    # The broker is back before the sweep ends; what it brings stays.
+    table.register(_crowd(15, version=2), now=0.0, connection="three")
+    sweeps = 0
+    while table.sweep():
+        sweeps += 1
+    assert sweeps >= 2
+    assert len(listed(table.all_topics())) == 17
+    assert queues(table, "topic-000014") == {"a": 16} and queues(table, "topic-000000") == {"a": 16, "b": 16}
+    assert table.wipe_write_perm("a") == 17
+
+
+def test_bounds_refuse_what_is_too_much_and_change_nothing() -> None:
+    table = RouteTable()
+    table.limits = TableLimits(brokers=2, topics=10, routes=15)
+    table.register(_crowd(5), now=0.0)
+    before = listed(table.all_topics())
+    with pytest.raises(TableFullError, match="maxTopicNums is 10"):
+        table.register(_crowd(9, "b", "10.0.0.2:1"), now=0.0)
+    with pytest.raises(TableFullError, match="maxRouteNums is 15"):
+        table.register(_crowd(8, "b", "10.0.0.2:1"), now=0.0)
+    assert listed(table.all_topics()) == before and list(table.cluster_info().broker_addr_table) == ["a"]
+    table.register(registration("b", address="10.0.0.2:1"), now=0.0)
+    with pytest.raises(TableFullError, match="maxBrokerNums is 2"):
+        table.register(registration("c", address="10.0.0.3:1"), now=0.0)
+    table.register(_crowd(8, version=2), now=0.0)
+    with pytest.raises(TableFullError, match="maxTopicNums is 10"):
+        table.register_topic("one more", [QueueData(broker_name="a")])
+    with pytest.raises(InvalidParameterError, match="600 characters"):
+        table.register_topic("x" * 600, [QueueData(broker_name="a")])
+    table.register_topic("topic-000001", [QueueData(broker_name="b")])
+    # What goes makes room.
+    table.unregister("C", "a", "10.0.0.1:1")
+    table.register(_crowd(8, "c", "10.0.0.3:1"), now=0.0)
+
+
+def test_queue_mappings_are_bounded_altogether() -> None:
+    table = RouteTable()
+    refused = 0
+    for version in range(1, 12):
+        mappings = {f"S{version}-{n}": {"bname": f"{n}", "x": "y" * 100_000} for n in range(20)}
+        try:
+            table.register(replace(registration(version=version), queue_mappings=mappings), now=0.0)
+        except TableFullError:
+            refused += 1
+    assert refused == 3

@@ -13,6 +13,7 @@ import pytest
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.errors import ConfigError, ConnectError, ResponseError, StateError, TopicRouteNotFoundError
 from gimbalmq.nameserver import NameServer, NameServerConfig
+from gimbalmq.nameserver.steps import at_once
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import DataVersion, KvTable, RegisterBrokerBody, TopicConfig, TopicTable
 from gimbalmq.protocol.codes import OUR_VERSION, RequestCode
@@ -91,7 +92,7 @@ def names(answer: RemotingCommand) -> list[str]:
     assert answer.code == 0, answer
     found = json.loads(bytes(answer.body))["topicList"]
     assert isinstance(found, list)
-    return found
+    return sorted(found)
 
 
 # -- registration --------------------------------------------------------------------
@@ -162,7 +163,7 @@ def test_expiry_loop_looks_by_itself() -> None:
         async with desk(NameServerConfig(port=0, scan_interval=0.01), clock) as at:
             await at.register(table=topics(T=4))
             clock.advance(121.0)
-            await until(lambda: not at.server.table.all_topics().topic_list)
+            await until(lambda: not at_once(at.server.table.all_topics()))
 
     run(work())
 
@@ -237,7 +238,11 @@ def test_typed_calls_of_our_own_broker_fit() -> None:
             assert await rpc.query_data_version(at.pool, address, identity, DataVersion(counter=2))
             info = await rpc.cluster_info(at.pool, address)
             assert info.broker_addr_table["broker-a"].broker_addrs == {0: A}
-            assert (await rpc.all_topics(at.pool, address)).topic_list == ["SELF_TEST_TOPIC", "T", "TBW102"]
+            assert sorted((await rpc.all_topics(at.pool, address)).topic_list) == [
+                "SELF_TEST_TOPIC",
+                "T",
+                "TBW102",
+            ]
             assert await rpc.get_kv(at.pool, address, "ORDER_TOPIC_CONFIG", "T") == "broker-a:4"
             await rpc.delete_kv(at.pool, address, "ORDER_TOPIC_CONFIG", "T")
             assert await rpc.get_kv(at.pool, address, "ORDER_TOPIC_CONFIG", "T") is None
@@ -720,5 +725,63 @@ def test_many_clients_poll_while_brokers_report() -> None:
 
             await asyncio.gather(report(), *(poll() for _ in range(20)))
             assert await at.queues("T") == {"broker-a": 39}
+
+    run(work())
+
+
+# -- many and malicious --------------------------------------------------------------
+
+
+def test_large_registration_lets_others_have_their_turn() -> None:
+    async def work() -> None:
+        async with desk() as at:
+            await at.register()
+            crowd = {f"topic-{n}": TopicConfig(topic_name=f"topic-{n}") for n in range(10_000)}
+            other = ChannelPool()
+            registering = asyncio.ensure_future(
+                at.register("broker-b", "10.0.0.2:1", table=topics() | crowd, pool=other)
+            )
+            turns = 0
+            while not registering.done():
+                assert (await at.route("TBW102")).code == 0
+                turns += 1
+            assert (await registering).code == 0
+            assert turns > 20, "the small requests did not wait for the large one"
+            assert await at.queues("topic-9999") == {"broker-b": 16}
+            # Over one connection they are taken in the order they came.
+            first = asyncio.ensure_future(
+                at.register("broker-b", "10.0.0.2:1", version=2, table=topics() | crowd, pool=other)
+            )
+            second = asyncio.ensure_future(
+                at.register("broker-b", "10.0.0.2:1", version=3, table=one_topic("topic-9999", 3), pool=other)
+            )
+            assert [(await answer).code for answer in (first, second)] == [0, 0]
+            assert await at.queues("topic-9999") == {"broker-b": 3}
+            await other.close()
+            while await at.queues("topic-9999"):
+                pass
+            await until(lambda: len(at_once(at.server.table.all_topics())) == 2)
+
+    run(work())
+
+
+def test_what_fills_the_name_server_is_refused_with_the_option_to_raise() -> None:
+    async def work() -> None:
+        config = NameServerConfig(port=0, max_topic_nums=100, max_broker_nums=1, max_kv_config_nums=1)
+        async with desk(config) as at:
+            await at.register()
+            crowd = {f"topic-{n}": TopicConfig(topic_name=f"topic-{n}") for n in range(200)}
+            refused = await at.register(version=2, table=crowd)
+            assert refused.code == 1 and "maxTopicNums is 100" in (refused.remark or "")
+            refused = await at.register("b", "10.0.0.2:1")
+            assert refused.code == 1 and "maxBrokerNums is 1" in (refused.remark or "")
+            put = {"namespace": "n", "key": "k", "value": "v"}
+            assert (await at.ask(100, put)).code == 0
+            refused = await at.ask(100, put | {"key": "l"})
+            assert refused.code == 1 and "maxKvConfigNums is 1" in (refused.remark or "")
+            refused = await at.ask(217, {"topic": "T"}, b"{" + b"1:1," * 100_000)
+            assert refused.code == 1 and "may have 65536" in (refused.remark or "")
+            assert (await at.ask(318, {}, b"maxBrokerNums=2")).code == 0
+            assert (await at.register("b", "10.0.0.2:1")).code == 0
 
     run(work())

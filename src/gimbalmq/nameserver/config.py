@@ -33,6 +33,12 @@ class NameServerConfig(TlsConfig):
         wait_for_service: seconds that takes.
         idle_timeout: seconds without a byte either way after which a connection is closed.
         config_black_list: further properties that a request may not change.
+        max_broker_nums: addresses of brokers altogether; more are refused.
+        max_topic_nums: topics altogether, and in one registration; more are refused.
+        max_route_nums: topics of brokers altogether, a topic on two brokers counted twice; more are refused.
+        max_inflated_registration_size: bytes that a compressed registration may unpack to.
+        max_kv_config_nums: entries of the KV table; more are refused.
+        max_kv_config_size: characters of the KV table; more are refused.
 
     Those of ``TlsConfig`` besides; it makes no connections, but believes the certificate of a broker that was
     given the same keys.
@@ -54,6 +60,12 @@ class NameServerConfig(TlsConfig):
     wait_for_service: float = 45.0
     idle_timeout: float = 120.0
     config_black_list: tuple[str, ...] = ()
+    max_broker_nums: int = 1_000
+    max_topic_nums: int = 200_000
+    max_route_nums: int = 1_000_000
+    max_inflated_registration_size: int = 32 * 1024 * 1024
+    max_kv_config_nums: int = 10_000
+    max_kv_config_size: int = 4 * 1024 * 1024
 
     def __post_init__(self) -> None:
         TlsConfig.__post_init__(self)
@@ -63,6 +75,16 @@ class NameServerConfig(TlsConfig):
             seconds = getattr(self, option)
             if not seconds > 0:
                 raise ConfigError(option, seconds, "use seconds above 0")
+        for option, low, high in (
+            ("max_broker_nums", 1, 100_000),
+            ("max_topic_nums", 100, 10_000_000),
+            ("max_route_nums", 100, 100_000_000),
+            ("max_inflated_registration_size", 65_536, 1 << 30),
+            ("max_kv_config_nums", 1, 1_000_000),
+            ("max_kv_config_size", 1024, 15_000_000),
+        ):
+            if not low <= getattr(self, option) <= high:
+                raise ConfigError(option, getattr(self, option), f"use {low} to {high}")
         if not self.wait_for_service >= 0:
             raise ConfigError("wait_for_service", self.wait_for_service, "use 0 or more seconds")
         for option in ("kv_config_path", "config_store_path"):
@@ -169,8 +191,14 @@ _PROPERTIES: dict[str, _Property] = {
         else _Property(option, _optional_text, _write_text)
         for option, key in TLS_PROPERTY_NAMES.items()
     },
+    "maxBrokerNums": _Property("max_broker_nums", _integer, _write_text),
+    "maxTopicNums": _Property("max_topic_nums", _integer, _write_text),
+    "maxRouteNums": _Property("max_route_nums", _integer, _write_text),
+    "maxInflatedRegistrationSize": _Property("max_inflated_registration_size", _integer, _write_text),
+    "maxKvConfigNums": _Property("max_kv_config_nums", _integer, _write_text),
+    "maxKvConfigSize": _Property("max_kv_config_size", _integer, _write_text),
 }
-"""RocketMQ's name of each option. Only brokerChannelExpiredTime is ours: in Java it is a constant."""
+"""RocketMQ's name of each option. brokerChannelExpiredTime, a constant in Java, and the bounds (max...) are ours."""
 
 assert {known.option for known in _PROPERTIES.values()} == {field.name for field in fields(NameServerConfig)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TypeVar
 
 from gimbalmq._clock import Clock
@@ -13,23 +14,34 @@ from gimbalmq.errors import (
 )
 from gimbalmq.nameserver.answers import dump_bare, dump_standard
 from gimbalmq.nameserver.kv import ORDER_TOPIC_CONFIG, KvConfig
-from gimbalmq.nameserver.registration import read_registration
-from gimbalmq.nameserver.route_table import UNIT, UNIT_SUBSCRIPTION, RouteTable, members_body
+from gimbalmq.nameserver.registration import ReadingLimits, reading
+from gimbalmq.nameserver.route_table import (
+    UNIT,
+    UNIT_SUBSCRIPTION,
+    RouteTable,
+    TableLimits,
+    members_body,
+)
 from gimbalmq.nameserver.settings import Settings
-from gimbalmq.protocol.bodies import Body, DataVersion, KvTable, TopicList, TopicRoute
+from gimbalmq.nameserver.steps import Steps, in_steps
+from gimbalmq.protocol import fastjson
+from gimbalmq.protocol.bodies import DataVersion, TopicRoute
 from gimbalmq.protocol.codes import V4_9_4, RequestCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers import nameserver as headers
 from gimbalmq.protocol.headers.base import Header
-from gimbalmq.transport.channel import Channel, Handlers
+from gimbalmq.transport.channel import Channel, Handler, Handlers
 
 H = TypeVar("H", bound=Header)
+
+_SMALL_BODY_BYTES = 65_536
+"""Most bytes of a body that names one thing."""
 
 _FAQ = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 
 class NameServerRequests:
-    """The handlers and what they work on; none of them waits for anything."""
+    """The handlers and what they work on."""
 
     def __init__(self, table: RouteTable, kv: KvConfig, settings: Settings, clock: Clock) -> None:
         self._table = table
@@ -37,10 +49,15 @@ class NameServerRequests:
         self._settings = settings
         self._clock = clock
         self._started = clock.monotonic()
+        self._registering: dict[Channel, asyncio.Lock] = {}
+
+    def disconnected(self, channel: Channel) -> None:
+        self._registering.pop(channel, None)
+        self._table.connection_lost(channel)
 
     def install(self, handlers: Handlers) -> None:
         code = RequestCode
-        for number, handler in {
+        table: dict[int, Handler] = {
             code.PUT_KV_CONFIG: self.put_kv,
             code.GET_KV_CONFIG: self.get_kv,
             code.DELETE_KV_CONFIG: self.delete_kv,
@@ -64,28 +81,34 @@ class NameServerRequests:
             code.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
             code.UPDATE_NAMESRV_CONFIG: self.update_config,
             code.GET_NAMESRV_CONFIG: self.get_config,
-        }.items():
+        }
+        for number, handler in table.items():
             handlers.add(number, handler)
 
     # -- brokers ---------------------------------------------------------------------
 
-    def register_broker(self, channel: Channel, request: RemotingCommand) -> RemotingCommand:
+    async def register_broker(self, channel: Channel, request: RemotingCommand) -> RemotingCommand:
         header = _header(request, headers.RegisterBroker)
         config = self._settings.config
-        result = self._table.register(
-            read_registration(header, bytes(request.body), request.version),
-            now=self._clock.monotonic(),
-            connection=channel,
-            default_expiry=config.broker_expiry,
-            delete_missing_topics=config.delete_topic_with_broker_registration,
-        )
+        self._table.limits = TableLimits(config.max_broker_nums, config.max_topic_nums, config.max_route_nums)
+        limits = ReadingLimits(config.max_topic_nums, config.max_inflated_registration_size)
+        # Others have their turns in between, but a broker's next word waits for its last.
+        async with self._registering.setdefault(channel, asyncio.Lock()):
+            registration = await in_steps(reading(header, bytes(request.body), request.version, limits))
+            result = await in_steps(
+                self._table.registering(
+                    registration,
+                    now=self._clock.monotonic(),
+                    connection=channel,
+                    default_expiry=config.broker_expiry,
+                    delete_missing_topics=config.delete_topic_with_broker_registration,
+                )
+            )
         reply = headers.RegisterBrokerReply(
             ha_server_addr=result.ha_server_addr, master_addr=result.master_addr
         )
-        order = self._kv.namespace(ORDER_TOPIC_CONFIG) if config.return_order_topic_config_to_broker else None
-        return request.reply(
-            ext_fields=reply.to_ext(), body=b"" if order is None else KvTable(table=order).dump()
-        )
+        order = self._kv.body(ORDER_TOPIC_CONFIG) if config.return_order_topic_config_to_broker else None
+        return request.reply(ext_fields=reply.to_ext(), body=order or b"")
 
     def unregister_broker(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
         header = _header(request, headers.BrokerIdentity)
@@ -96,7 +119,7 @@ class NameServerRequests:
         header = _header(request, headers.BrokerIdentity)
         if not request.body:
             raise InvalidParameterError("the request has no body; a DataVersion belongs there", code=1)
-        theirs = DataVersion.of_request(request.body, limit=65_536)
+        theirs = DataVersion.of_request(request.body, limit=_SMALL_BODY_BYTES)
         changed = self._table.data_version_changed(header.cluster_name, header.broker_addr, theirs)
         self._table.touch(header.cluster_name, header.broker_addr, self._clock.monotonic())
         ours = self._table.data_version(header.cluster_name, header.broker_addr)
@@ -155,29 +178,35 @@ class NameServerRequests:
 
     # -- topics ----------------------------------------------------------------------
 
-    def all_topics(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+    async def all_topics(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
         if not self._settings.config.enable_all_topic_list:
             raise ResponseError("disable")
-        return _listed(request, self._table.all_topics())
+        return await self._listed(request, self._table.all_topics())
 
-    def topics_of_cluster(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+    async def topics_of_cluster(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
         self._check_topic_lists()
-        return _listed(request, self._table.topics_of_cluster(_header(request, headers.ClusterOnly).cluster))
+        cluster = _header(request, headers.ClusterOnly).cluster
+        return await self._listed(request, self._table.topics_of_cluster(cluster))
 
     def system_topics(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
-        return _listed(request, self._table.system_topics())
+        return request.reply(body=self._table.system_topics().dump())
 
-    def unit_topics(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+    async def unit_topics(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
         self._check_topic_lists()
-        return _listed(request, self._table.unit_topics(UNIT))
+        return await self._listed(request, self._table.unit_topics(UNIT))
 
-    def unit_subscription_topics(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+    async def unit_subscription_topics(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
         self._check_topic_lists()
-        return _listed(request, self._table.unit_topics(UNIT_SUBSCRIPTION))
+        return await self._listed(request, self._table.unit_topics(UNIT_SUBSCRIPTION))
 
-    def unit_subscription_only_topics(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+    async def unit_subscription_only_topics(
+        self, _channel: Channel, request: RemotingCommand
+    ) -> RemotingCommand:
         self._check_topic_lists()
-        return _listed(request, self._table.unit_topics(UNIT_SUBSCRIPTION, unwanted=UNIT))
+        return await self._listed(request, self._table.unit_topics(UNIT_SUBSCRIPTION, unwanted=UNIT))
+
+    async def _listed(self, request: RemotingCommand, topics: Steps[list[str]]) -> RemotingCommand:
+        return request.reply(body=fastjson.dumps({"topicList": await in_steps(topics)}))
 
     def _check_topic_lists(self) -> None:
         if not self._settings.config.enable_topic_list:
@@ -191,18 +220,24 @@ class NameServerRequests:
     def register_topic(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
         header = _header(request, headers.TopicOnly)
         if request.body:
+            config = self._settings.config
+            self._table.limits = TableLimits(
+                config.max_broker_nums, config.max_topic_nums, config.max_route_nums
+            )
             self._table.register_topic(
-                header.topic, TopicRoute.of_request(request.body, limit=65_536).queue_datas
+                header.topic, TopicRoute.of_request(request.body, limit=_SMALL_BODY_BYTES).queue_datas
             )
         return request.reply()
 
     # -- KV and configuration --------------------------------------------------------
 
-    def put_kv(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+    async def put_kv(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
         header = _header(request, headers.KvConfig)
         if not header.namespace or not header.key:
             raise InvalidParameterError("namespace or key is null", code=1)
-        self._kv.put(header.namespace, header.key, header.value)
+        config = self._settings.config
+        self._kv.max_entries, self._kv.max_bytes = config.max_kv_config_nums, config.max_kv_config_size
+        await self._kv.put(header.namespace, header.key, header.value)
         return request.reply()
 
     def get_kv(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
@@ -212,24 +247,24 @@ class NameServerRequests:
             raise QueryNotFoundError(f"No config item, Namespace: {header.namespace} Key: {header.key}")
         return request.reply(ext_fields=headers.KvReply(value=value).to_ext())
 
-    def delete_kv(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+    async def delete_kv(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
         header = _header(request, headers.KvConfig)
-        self._kv.delete(header.namespace, header.key)
+        await self._kv.delete(header.namespace, header.key)
         return request.reply()
 
     def get_kv_namespace(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
         header = _header(request, headers.KvConfig)
-        table = self._kv.namespace(header.namespace)
-        if table is None:
+        body = self._kv.body(header.namespace)
+        if body is None:
             raise QueryNotFoundError(f"No config item, Namespace: {header.namespace}")
-        return _listed(request, KvTable(table=table))
+        return request.reply(body=body)
 
-    def update_config(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+    async def update_config(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
         try:
             text = bytes(request.body).decode()
         except UnicodeDecodeError as error:
             raise InvalidParameterError(f"the properties are not UTF-8: {error}", code=1) from error
-        self._settings.update(text)
+        await self._settings.update(text)
         return request.reply()
 
     def get_config(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
@@ -238,7 +273,3 @@ class NameServerRequests:
 
 def _header(request: RemotingCommand, cls: type[H]) -> H:
     return cls.from_ext(request.ext_fields)
-
-
-def _listed(request: RemotingCommand, body: TopicList | Body) -> RemotingCommand:
-    return request.reply(body=body.dump())

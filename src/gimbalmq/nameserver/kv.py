@@ -2,28 +2,52 @@
 
 Name spaces of keys and values, in practice the order configuration of topics. Every change
 rewrites the file whole: to a temporary one beside it, which then takes its name, so that a
-crash leaves the old table or the new one and never half of either.
+crash leaves the old table or the new one and never half of either. A thread does that, one
+change after the other.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 from pathlib import Path
 
-from gimbalmq.errors import ConfigError, RemoteProtocolError, StoreIOError
+from gimbalmq.errors import (
+    ConfigError,
+    InvalidParameterError,
+    RemoteProtocolError,
+    StoreIOError,
+    TableFullError,
+)
 from gimbalmq.protocol import fastjson
+from gimbalmq.protocol.bodies import KvTable
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 """Name space whose keys are topics and whose values are ``brokerName:queueNums;...``."""
 
+MAX_TEXT_CHARACTERS = 32_767
+"""Of a name space, a key or a value: what one field of a header carries."""
+
 
 class KvConfig:
-    """The table and its file (Java: KVConfigManager)."""
+    """The table and its file (Java: KVConfigManager).
 
-    def __init__(self, path: str | None = None) -> None:
+    Attributes:
+        max_entries: keys of all name spaces together; ``put`` adds no more.
+        max_bytes: characters of all their names and values together; likewise.
+    """
+
+    def __init__(
+        self, path: str | None = None, *, max_entries: int = 10_000, max_bytes: int = 4 << 20
+    ) -> None:
         self._path = None if path is None else Path(path)
         self._table: dict[str, dict[str, str]] = {}
+        self._bodies: dict[str, bytes] = {}
+        self._entries = self._bytes = 0
+        self._changing = asyncio.Lock()
+        self.max_entries = max_entries
+        self.max_bytes = max_bytes
 
     def load(self) -> None:
         """Reads the file, where there is one.
@@ -42,7 +66,16 @@ class KvConfig:
                 "kvConfigPath", str(self._path), f"cannot be read: {error.strerror or error}"
             ) from error
         if data.strip():
-            self._table = _parse(data, str(self._path))
+            self._take(_parse(data, str(self._path)))
+
+    def _take(self, table: dict[str, dict[str, str]]) -> None:
+        self._table = table
+        self._bodies.clear()
+        self._entries = sum(len(entries) for entries in table.values())
+        self._bytes = sum(
+            len(space) + sum(len(key) + len(value) for key, value in entries.items())
+            for space, entries in table.items()
+        )
 
     def get(self, namespace: str, key: str) -> str | None:
         return self._table.get(namespace, {}).get(key)
@@ -52,23 +85,63 @@ class KvConfig:
         table = self._table.get(namespace)
         return None if table is None else dict(table)
 
-    def put(self, namespace: str, key: str, value: str) -> None:
-        """Raises StoreIOError, and changes nothing, where the file cannot be written."""
-        self._replace(namespace, {**self._table.get(namespace, {}), key: value})
-
-    def delete(self, namespace: str, key: str) -> bool:
-        """Whether the key was there; its name space stays, as in Java."""
+    def body(self, namespace: str) -> bytes | None:
+        """One name space as the body of an answer; None where nothing was ever put there."""
         table = self._table.get(namespace)
-        if table is None or key not in table:
-            return False
-        self._replace(namespace, {name: value for name, value in table.items() if name != key})
-        return True
+        if table is None:
+            return None
+        found = self._bodies.get(namespace)
+        if found is None:
+            found = self._bodies[namespace] = KvTable(table=table).dump()
+        return found
 
-    def _replace(self, namespace: str, table: dict[str, str]) -> None:
+    async def put(self, namespace: str, key: str, value: str) -> None:
+        """Sets a value.
+
+        Raises:
+            InvalidParameterError: one of the texts is too long.
+            TableFullError: the table would grow beyond its bounds.
+            StoreIOError: the file cannot be written; nothing has changed then.
+        """
+        for what, text in (("namespace", namespace), ("key", key), ("value", value)):
+            if len(text) > MAX_TEXT_CHARACTERS:
+                raise InvalidParameterError(
+                    f"the {what} has {len(text)} characters; {MAX_TEXT_CHARACTERS} are allowed", code=1
+                )
+        async with self._changing:
+            table = self._table.get(namespace, {})
+            if key not in table and self._entries >= self.max_entries:
+                raise TableFullError(
+                    f"key {key[:100]} is not put: there are {self._entries} and maxKvConfigNums is "
+                    f"{self.max_entries}; delete some or raise it"
+                )
+            grown = self._bytes + len(namespace) + len(key) + len(value)
+            if grown > self.max_bytes:
+                raise TableFullError(
+                    f"key {key[:100]} is not put: the table would have {grown} characters and maxKvConfigSize "
+                    f"is {self.max_bytes}; delete some or raise it"
+                )
+            await self._replace(namespace, {**table, key: value})
+
+    async def delete(self, namespace: str, key: str) -> bool:
+        """Whether the key was there; its name space stays, as in Java.
+
+        Raises:
+            StoreIOError: the file cannot be written; nothing has changed then.
+        """
+        async with self._changing:
+            table = self._table.get(namespace)
+            if table is None or key not in table:
+                return False
+            await self._replace(namespace, {name: value for name, value in table.items() if name != key})
+            return True
+
+    async def _replace(self, namespace: str, table: dict[str, str]) -> None:
         changed = {**self._table, namespace: table}
         if self._path is not None:
-            write_atomically(self._path, fastjson.dumps({"configTable": changed}))
-        self._table = changed
+            path = self._path
+            await asyncio.to_thread(lambda: write_atomically(path, fastjson.dumps({"configTable": changed})))
+        self._take(changed)
 
 
 def _parse(data: bytes, path: str) -> dict[str, dict[str, str]]:

@@ -11,23 +11,56 @@ no body                an empty table
 
 from __future__ import annotations
 
+import re
+import sys
 import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from msgspec import field as struct_field
 
 from gimbalmq.errors import InvalidParameterError, RemoteProtocolError, ResponseError
+from gimbalmq.nameserver.steps import Steps, at_once
 from gimbalmq.protocol import fastjson
-from gimbalmq.protocol.bodies import Body, DataVersion, TopicConfig, TopicTable
+from gimbalmq.protocol.bodies import REQUEST_BODY_BYTES, Body, DataVersion, TopicConfig, TopicTable
 from gimbalmq.protocol.codes import V3_0_11, V5_0_0
-from gimbalmq.protocol.headers.nameserver import RegisterBroker
-
-MAX_INFLATED_BYTES = 256 * 1024 * 1024
-"""A compressed table larger than this is refused: no real one comes near."""
+from gimbalmq.protocol.headers.nameserver import PART_OF_A_TABLE, RegisterBroker
 
 ZLIB_BYTE = 0x78
 """First of every zlib stream with the usual window; JSON never begins so."""
+
+MAX_NAME_CHARACTERS = 512
+"""Of a cluster, broker, zone, address or topic; Apache's own bounds are 127 and 255."""
+
+_AT_ONCE_BYTES = 128 * 1024
+"""JSON up to this size is read in one step."""
+
+_ROWS_AT_ONCE = 200
+_BYTES_AT_ONCE = 512 * 1024
+_INFLATE_BYTES = 64 * 1024
+
+_TABLE = re.compile(rb'"topicConfigTable"\s*:\s*\{')
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_FLAT = rb"(?:[^{}\"]++|" + _STRING + rb")*+"
+_ENTRY = re.compile(
+    rb"\s*+("
+    + _STRING
+    + rb")\s*+:\s*+(\{(?:"
+    + rb"[^{}\"]++|"
+    + _STRING
+    + rb"|\{"
+    + _FLAT
+    + rb"\})*+\}|null)\s*+(,?)",
+    re.DOTALL,
+)
+"""One topic of a table: its name, its configuration (objects in it have no objects in them), and a comma.
+
+No part of it is tried twice, so hostile text takes no longer than any other."""
+_END = re.compile(rb"\s*+\}")
+
+_read_topic = msgspec.json.Decoder(TopicConfig, strict=False).decode
+_read_name = msgspec.json.Decoder(str).decode
 
 
 class _MappedTopicTable(TopicTable):
@@ -40,6 +73,14 @@ class _RegisterBody(Body):
     topic_config_serialize_wrapper: _MappedTopicTable = struct_field(default_factory=_MappedTopicTable)
 
 
+@dataclass(frozen=True, slots=True)
+class ReadingLimits:
+    """What one registration may bring."""
+
+    topics: int = 200_000
+    inflated_bytes: int = 32 * 1024 * 1024
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
     """One broker's announcement.
@@ -48,6 +89,7 @@ class Registration:
         enable_acting_master: None where the broker is too old to say.
         expiry: seconds of silence it asks to be allowed; None leaves that to the name server.
         queue_mappings: by topic, of static topics.
+        part: whether the broker says that it has more topics than these.
     """
 
     cluster: str
@@ -61,6 +103,7 @@ class Registration:
     data_version: DataVersion = field(default_factory=DataVersion)
     topics: dict[str, TopicConfig] = field(default_factory=dict)
     queue_mappings: dict[str, Any] = field(default_factory=dict)
+    part: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -73,25 +116,54 @@ class Registration:
         host, colon, port = self.broker_addr.rpartition(":")
         if not (host and colon and port.isdecimal() and int(port) <= 65535):
             raise InvalidParameterError(f"brokerAddr {self.broker_addr!r} is not of the form ip:port", code=1)
-        for name, topic in self.topics.items():
-            if topic.read_queue_nums < 0 or topic.write_queue_nums < 0:
+        for name, text in (
+            ("clusterName", self.cluster),
+            ("brokerName", self.broker_name),
+            ("brokerAddr", self.broker_addr),
+            ("haServerAddr", self.ha_server_addr),
+            ("zoneName", self.zone_name or ""),
+        ):
+            if len(text) > MAX_NAME_CHARACTERS:
                 raise InvalidParameterError(
-                    f"topic {name!r} has {topic.read_queue_nums} read and {topic.write_queue_nums} write "
-                    "queues; neither may be negative",
-                    code=1,
+                    f"{name} has {len(text)} characters; {MAX_NAME_CHARACTERS} are allowed", code=1
                 )
 
 
-def read_registration(header: RegisterBroker, body: bytes, version: int) -> Registration:
-    """Header and body of request 103, sent by a broker of this version.
+def read_registration(
+    header: RegisterBroker, body: bytes, version: int, limits: ReadingLimits | None = None
+) -> Registration:
+    """Header and body of request 103, sent by a broker of this version; see ``reading``."""
+    return at_once(reading(header, body, version, limits))
+
+
+def reading(
+    header: RegisterBroker, body: bytes, version: int, limits: ReadingLimits | None = None
+) -> Steps[Registration]:
+    """Header and body of request 103 in small steps: a table may have tens of thousands of topics.
 
     Raises:
         ResponseError: the check sum is wrong.
-        RemoteProtocolError: the body cannot be read.
+        RemoteProtocolError: the body cannot be read, or brings more than it may.
+        InvalidParameterError: a value is out of range.
     """
-    if header.body_crc32 and zlib.crc32(body) & 0x7FFFFFFF != header.body_crc32:
-        raise ResponseError("crc32 not match")
-    table = _read_table(header, body, version)
+    limits = limits or ReadingLimits()
+    if header.body_crc32:
+        check_sum = 0
+        for start in range(0, len(body), _BYTES_AT_ONCE):
+            check_sum = zlib.crc32(memoryview(body)[start : start + _BYTES_AT_ONCE], check_sum)
+            yield
+        if check_sum & 0x7FFFFFFF != header.body_crc32:
+            raise ResponseError("crc32 not match")
+    table = yield from _read_table(header, body, version, limits)
+    topics: dict[str, TopicConfig] = {}
+    for number, (key, topic) in enumerate(table.topic_config_table.items()):
+        name = topic.topic_name or key
+        _check_topic(name, topic)
+        # Every broker brings the same names: one copy of each serves all.
+        topics[sys.intern(name)] = topic
+        if number % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1:
+            yield
+    mappings = table.topic_queue_mapping_info_map
     return Registration(
         cluster=header.cluster_name,
         broker_name=header.broker_name,
@@ -102,45 +174,129 @@ def read_registration(header: RegisterBroker, body: bytes, version: int) -> Regi
         enable_acting_master=header.enable_acting_master,
         expiry=None if header.heartbeat_timeout_millis is None else header.heartbeat_timeout_millis / 1000,
         data_version=table.data_version,
-        topics={topic.topic_name or key: topic for key, topic in table.topic_config_table.items()},
-        queue_mappings=table.topic_queue_mapping_info_map,
+        topics=topics,
+        queue_mappings={topic: mapping for topic, mapping in mappings.items() if topic != PART_OF_A_TABLE},
+        part=PART_OF_A_TABLE in mappings,
     )
 
 
-def _read_table(header: RegisterBroker, body: bytes, version: int) -> _MappedTopicTable:
+def _check_topic(name: str, topic: TopicConfig) -> None:
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise InvalidParameterError(
+            f"topic {name[:40]!r}... has {len(name)} characters; {MAX_NAME_CHARACTERS} are allowed", code=1
+        )
+    if topic.read_queue_nums < 0 or topic.write_queue_nums < 0:
+        raise InvalidParameterError(
+            f"topic {name!r} has {topic.read_queue_nums} read and {topic.write_queue_nums} write "
+            "queues; neither may be negative",
+            code=1,
+        )
+
+
+def _read_table(
+    header: RegisterBroker, body: bytes, version: int, limits: ReadingLimits
+) -> Steps[_MappedTopicTable]:
     if not body:
         return _MappedTopicTable()
-    if version < V3_0_11:
-        return _MappedTopicTable.parse(body)
     # Apache 5.x brokers with compressedRegister compress the body and say in the header that it is not.
-    if header.compressed or body[0] == ZLIB_BYTE:
-        return _inflate(body, with_mappings=version >= V5_0_0)
-    return _RegisterBody.parse(body).topic_config_serialize_wrapper
+    if version >= V3_0_11 and (header.compressed or body[0] == ZLIB_BYTE):
+        return (yield from _inflate(body, with_mappings=version >= V5_0_0, limits=limits))
+    topics: dict[str, TopicConfig] | None = None
+    if len(body) > _AT_ONCE_BYTES:
+        topics, body = yield from _cut_topics(body, limits)
+    if version < V3_0_11:
+        table = _MappedTopicTable.of_request(body)
+    else:
+        table = _RegisterBody.of_request(body).topic_config_serialize_wrapper
+    if topics is not None:
+        table.topic_config_table = topics
+    return table
 
 
-def _inflate(body: bytes, *, with_mappings: bool) -> _MappedTopicTable:
+def _cut_topics(body: bytes, limits: ReadingLimits) -> Steps[tuple[dict[str, TopicConfig], bytes]]:
+    """The topics of a long body, read a few at a time, and the body without them."""
+    start = _TABLE.search(body)
+    if start is None:
+        raise RemoteProtocolError(f"the registration of {len(body)} bytes has no topicConfigTable")
+    topics: dict[str, TopicConfig] = {}
+    position, count = start.end(), 0
+    while entry := _ENTRY.match(body, position):
+        try:
+            name = _read_name(entry.group(1))
+            if entry.group(2) != b"null":
+                topics[name] = _read_topic(entry.group(2))
+        except msgspec.MsgspecError as error:
+            raise RemoteProtocolError(
+                f"topic {entry.group(1)[:40]!r} of the registration cannot be read: {error}"
+            ) from error
+        position = entry.end()
+        count += 1
+        _check_count(count, "topic", limits)
+        if count % _ROWS_AT_ONCE == 0:
+            yield
+        if not entry.group(3):
+            break
+    end = _END.match(body, position)
+    if end is None:
+        raise RemoteProtocolError(
+            f"the registration is no JSON at byte {position}, near {body[position : position + 20]!r}"
+        )
+    return topics, body[: start.end()] + body[end.end() - 1 :]
+
+
+def _check_count(count: int, what: str, limits: ReadingLimits) -> None:
+    if count > limits.topics:
+        raise RemoteProtocolError(
+            f"the registration has {count} {what}s or more; maxTopicNums of this name server is {limits.topics}"
+        )
+
+
+def _inflate(body: bytes, *, with_mappings: bool, limits: ReadingLimits) -> Steps[_MappedTopicTable]:
     inflater = zlib.decompressobj()
-    try:
-        data = inflater.decompress(body, MAX_INFLATED_BYTES)
-    except zlib.error as error:
-        raise RemoteProtocolError(f"the compressed registration cannot be inflated: {error}") from error
-    if inflater.unconsumed_tail:
-        raise RemoteProtocolError(f"the compressed registration inflates past {MAX_INFLATED_BYTES} bytes")
+    data = bytearray()
+    for start in range(0, len(body), _INFLATE_BYTES):
+        rest = body[start : start + _INFLATE_BYTES]
+        while rest:
+            try:
+                data += inflater.decompress(rest, _BYTES_AT_ONCE)
+            except zlib.error as error:
+                raise RemoteProtocolError(
+                    f"the compressed registration cannot be inflated: {error}"
+                ) from error
+            if len(data) > limits.inflated_bytes:
+                raise RemoteProtocolError(
+                    f"the compressed registration inflates past {limits.inflated_bytes} bytes; register in "
+                    "parts, or raise maxInflatedRegistrationSize of the name server"
+                )
+            rest = inflater.unconsumed_tail
+            yield
     reader = _Reader(data)
-    version = DataVersion.parse(reader.block("data version"))
-    topics = [_topic_from_text(reader.text("topic")) for _ in range(reader.count("topic"))]
+    version = DataVersion.of_request(reader.block("data version"))
+    topics: dict[str, TopicConfig] = {}
+    for number in range(reader.count("topic", limits)):
+        topic = _topic_from_text(reader.text("topic"))
+        topics[topic.topic_name] = topic
+        if number % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1:
+            yield
     reader.block("filter server list")
     mappings: dict[str, Any] = {}
     if with_mappings:
-        for _ in range(reader.count("queue mapping")):
-            mapping = fastjson.loads(reader.block("queue mapping"))
+        size = 0
+        for number in range(reader.count("queue mapping", limits)):
+            text = reader.block("queue mapping")
+            size += len(text)
+            if size > REQUEST_BODY_BYTES:
+                raise RemoteProtocolError(
+                    f"the registration has more than {REQUEST_BODY_BYTES} bytes of queue mappings"
+                )
+            mapping = fastjson.loads(text, limit=fastjson.REQUEST_LIMIT)
             if not isinstance(mapping, dict) or not isinstance(mapping.get("topic"), str):
-                raise RemoteProtocolError(f"queue mapping {mapping!r} names no topic")
+                raise RemoteProtocolError(f"queue mapping {str(mapping)[:100]} names no topic")
             mappings[mapping["topic"]] = mapping
+            if number % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1:
+                yield
     return _MappedTopicTable(
-        data_version=version,
-        topic_config_table={topic.topic_name: topic for topic in topics},
-        topic_queue_mapping_info_map=mappings,
+        data_version=version, topic_config_table=topics, topic_queue_mapping_info_map=mappings
     )
 
 
@@ -156,7 +312,7 @@ def _topic_from_text(text: str) -> TopicConfig:
             topic_filter_type=filter_type,
         )
     except ValueError:
-        raise RemoteProtocolError(f"topic {text!r} is not 'name reads writes perm filter'") from None
+        raise RemoteProtocolError(f"topic {text[:100]!r} is not 'name reads writes perm filter'") from None
     # The attributes are not for us; what a broker sends there cannot spoil its registration.
     return topic
 
@@ -166,14 +322,15 @@ class _Reader:
 
     __slots__ = ("_data", "_position")
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
+    def __init__(self, data: bytearray) -> None:
+        self._data = memoryview(data)
         self._position = 0
 
-    def count(self, what: str) -> int:
+    def count(self, what: str, limits: ReadingLimits) -> int:
         number = int.from_bytes(self._take(4, f"count of {what}s"), "big", signed=True)
         if number < 0:
             raise RemoteProtocolError(f"the compressed registration has {number} {what}s")
+        _check_count(number, what, limits)
         return number
 
     def block(self, what: str) -> bytes:
@@ -193,6 +350,6 @@ class _Reader:
                 f"the compressed registration ends within a {what}: {length} bytes wanted at "
                 f"{self._position} of {len(self._data)}"
             )
-        taken = self._data[self._position : end]
+        taken = bytes(self._data[self._position : end])
         self._position = end
         return taken

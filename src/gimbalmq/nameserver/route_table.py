@@ -1,29 +1,39 @@
 """Who serves which topic (Java: RouteInfoManager). No network; the time is passed in.
 
-Four tables, all rebuilt from what brokers register:
+Tables, all rebuilt from what brokers register:
 
     topics     topic -> broker name -> queue data
+    served     broker name -> topic -> the same queue data
     brokers    broker name -> cluster and the address of each broker id (0 is the master)
     clusters   cluster -> broker names
     live       (cluster, address) -> when it last spoke, its data version and its connection
+    lines      connection -> the addresses that registered over it
 
-A call either changes all of them or, where it raises, none. Where Java leaves rubbish behind
-(an empty broker after a refused registration, the live entry of an address that another took
-over) we do not; what peers can see on the wire is the same.
+A call that raises has changed nothing. Where Java leaves rubbish behind (an empty broker after a
+refused registration, the live entry of an address that another took over) we do not; what peers
+can see on the wire is the same.
+
+Nothing here takes long, however many topics there are: a registration and the lists of topics go
+in steps, and of a broker that goes only ``served`` is dropped at once. Queue data that is not in
+``served`` any more does not count; ``sweep`` takes it out of ``topics`` bit by bit.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
-from gimbalmq.errors import InvalidParameterError, ResponseError
+from gimbalmq.errors import InvalidParameterError, ResponseError, TableFullError
 from gimbalmq.model.flags import PERM_READ, PERM_WRITE
-from gimbalmq.nameserver.registration import Registration
+from gimbalmq.model.topics import SELF_TEST_TOPIC
+from gimbalmq.nameserver.registration import MAX_NAME_CHARACTERS, Registration
+from gimbalmq.nameserver.steps import Steps, at_once
 from gimbalmq.protocol.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, TopicList, TopicRoute
 
 log = logging.getLogger(__name__)
@@ -33,6 +43,22 @@ UNIT = 0x1
 UNIT_SUBSCRIPTION = 0x2
 SYNC_MEMBERS_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
 """Brokers of one name find each other through such a topic: no stand-ins there."""
+
+
+ROWS_AT_ONCE = 500
+"""Topics handled in one step."""
+
+_SWEEP_ROWS = 2_000
+_MAPPING_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TableLimits:
+    """How much the tables take from whoever comes; see NameServerConfig."""
+
+    brokers: int = 1_000
+    topics: int = 200_000
+    routes: int = 1_000_000
 
 
 class MappedRoute(TopicRoute):
@@ -72,10 +98,18 @@ class RouteTable:
 
     def __init__(self) -> None:
         self._topics: dict[str, dict[str, QueueData]] = {}
+        self._served: dict[str, dict[str, QueueData]] = {}
         self._brokers: dict[str, BrokerData] = {}
         self._clusters: dict[str, set[str]] = {}
         self._live: dict[tuple[str, str], _Live] = {}
+        self._lines: dict[object, set[tuple[str, str]]] = {}
         self._mappings: dict[str, dict[str, Any]] = {}
+        self._mapping_bytes = 0
+        self._routes = 0
+        self._unswept: deque[tuple[str, dict[str, QueueData]]] = deque()
+        self.limits = TableLimits()
+        self.swept_later: Callable[[], None] | None = None
+        """Told when there is more to sweep than fits one step; ``sweep`` is then to be called until it says False."""
 
     # -- brokers come ----------------------------------------------------------------
 
@@ -88,10 +122,32 @@ class RouteTable:
         default_expiry: float = 120.0,
         delete_missing_topics: bool = False,
     ) -> RegisterResult:
-        """Takes up what a broker announces.
+        """Takes up what a broker announces; see ``registering``."""
+        return at_once(
+            self.registering(
+                registration,
+                now=now,
+                connection=connection,
+                default_expiry=default_expiry,
+                delete_missing_topics=delete_missing_topics,
+            )
+        )
+
+    def registering(
+        self,
+        registration: Registration,
+        *,
+        now: float,
+        connection: object = None,
+        default_expiry: float = 120.0,
+        delete_missing_topics: bool = False,
+    ) -> Steps[RegisterResult]:
+        """Takes up what a broker announces, a few hundred topics in a step.
 
         Raises:
-            ResponseError: an update of one topic from a broker that has not registered before.
+            ResponseError: an update of one topic from a broker that has not registered before, or the
+                broker went away meanwhile.
+            TableFullError: the tables would grow beyond their bounds.
         """
         name, broker_id, address = registration.broker_name, registration.broker_id, registration.broker_addr
         known = self._brokers.get(name)
@@ -109,11 +165,16 @@ class RouteTable:
                 addresses[broker_id],
                 address,
             )
-            self._live.pop((registration.cluster, address), None)
+            self._forget_live((registration.cluster, address))
             return RegisterResult()
         if broker_id not in addresses and len(registration.topics) == 1:
             raise ResponseError("register broker failed")
+        leads = broker_id == MASTER_ID or (
+            registration.enable_acting_master is not None and broker_id == min([*addresses, broker_id])
+        )
+        self._check_room(registration, topics=leads)
         first = broker_id not in addresses
+        changed = first or self.data_version_changed(registration.cluster, address, registration.data_version)
         addresses[broker_id] = address
         broker = BrokerData(
             broker_addrs=addresses,
@@ -124,11 +185,44 @@ class RouteTable:
         )
         self._brokers[name] = broker
         self._clusters.setdefault(registration.cluster, set()).add(name)
-        if broker_id == MASTER_ID or (
-            registration.enable_acting_master is not None and broker_id == min(addresses)
-        ):
-            self._take_topics(registration, first=first, delete_missing=delete_missing_topics)
-        return self._refresh(registration, broker, now, connection, default_expiry)
+        live = self._refresh(registration, now, connection, default_expiry)
+        if leads:
+            for _ in self._take_topics(registration, changed=changed, delete_missing=delete_missing_topics):
+                yield
+                if self._live.get((registration.cluster, address)) is not live:
+                    raise ResponseError(f"broker {name} ({address}) went away while it registered")
+        live.data_version = registration.data_version
+        return self._master_of(registration, broker)
+
+    def _check_room(self, registration: Registration, *, topics: bool) -> None:
+        limits, name = self.limits, registration.broker_name
+        if (registration.cluster, registration.broker_addr) not in self._live and len(
+            self._live
+        ) >= limits.brokers:
+            raise TableFullError(
+                f"broker {name} ({registration.broker_addr}) is not registered: this name server knows "
+                f"{len(self._live)} brokers and maxBrokerNums is {limits.brokers}; raise it"
+            )
+        if not topics:
+            return
+        new = len(registration.topics.keys() - self._topics.keys())
+        if new and len(self._topics) + new > limits.topics:
+            raise TableFullError(
+                f"{new} topics of broker {name} are not registered: this name server knows "
+                f"{len(self._topics)} topics and maxTopicNums is {limits.topics}; raise it"
+            )
+        new = len(registration.topics.keys() - self._served.get(name, {}).keys())
+        if new and self._routes + new > limits.routes:
+            raise TableFullError(
+                f"{new} topics of broker {name} are not registered: this name server holds {self._routes} "
+                f"topics of brokers and maxRouteNums is {limits.routes}; raise it"
+            )
+        size = sum(_size(mapping) for mapping in registration.queue_mappings.values())
+        if size and self._mapping_bytes + size > _MAPPING_BYTES:
+            raise TableFullError(
+                f"{len(registration.queue_mappings)} queue mappings of broker {name} are not registered: "
+                f"this name server keeps {_MAPPING_BYTES} bytes of them and has {self._mapping_bytes}"
+            )
 
     def _loses_to_holder(self, registration: Registration, holder: str | None) -> bool:
         if holder is None or holder == registration.broker_addr:
@@ -136,54 +230,76 @@ class RouteTable:
         live = self._live.get((registration.cluster, holder))
         return live is not None and live.data_version.state_version > registration.data_version.state_version
 
-    def _take_topics(self, registration: Registration, *, first: bool, delete_missing: bool) -> None:
+    def _take_topics(self, registration: Registration, *, changed: bool, delete_missing: bool) -> Steps[None]:
         name = registration.broker_name
-        # A table of one topic is an update of that topic, not the whole of them.
-        if delete_missing and not registration.queue_mappings and len(registration.topics) != 1:
-            self._remove_from_topics(
-                (topic for topic in list(self._topics) if topic not in registration.topics), [name]
-            )
-        changed = first or self.data_version_changed(
-            registration.cluster, registration.broker_addr, registration.data_version
-        )
+        served = self._served.setdefault(name, {})
+        if delete_missing and _is_whole(registration):
+            missing = served.keys() - registration.topics.keys()
+            for number, topic in enumerate(missing):
+                self._remove_from_topics([topic], [name])
+                if number % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
+                    yield
         stand_in = registration.broker_id != MASTER_ID and bool(registration.enable_acting_master)
-        for topic, config in registration.topics.items():
-            queues = self._topics.setdefault(topic, {})
-            if changed or name not in queues:
-                queues[name] = QueueData(
-                    broker_name=name,
-                    perm=config.perm & ~PERM_WRITE if stand_in else config.perm,
-                    read_queue_nums=config.read_queue_nums,
-                    topic_sys_flag=config.topic_sys_flag,
-                    write_queue_nums=config.write_queue_nums,
+        for number, (topic, config) in enumerate(registration.topics.items()):
+            if changed or topic not in served:
+                self._serve(
+                    topic,
+                    QueueData(
+                        broker_name=name,
+                        perm=config.perm & ~PERM_WRITE if stand_in else config.perm,
+                        read_queue_nums=config.read_queue_nums,
+                        topic_sys_flag=config.topic_sys_flag,
+                        write_queue_nums=config.write_queue_nums,
+                    ),
                 )
+            if number % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
+                yield
         if changed:
             for topic, mapping in registration.queue_mappings.items():
                 owner = mapping.get("bname") if isinstance(mapping, dict) else None
+                self._forget_mapping(topic, str(owner or name))
                 self._mappings.setdefault(topic, {})[str(owner or name)] = mapping
+                self._mapping_bytes += _size(mapping)
+
+    def _serve(self, topic: str, queues: QueueData) -> None:
+        served = self._served.setdefault(queues.broker_name, {})
+        self._routes += topic not in served
+        served[topic] = queues
+        self._topics.setdefault(topic, {})[queues.broker_name] = queues
 
     def _refresh(
-        self,
-        registration: Registration,
-        broker: BrokerData,
-        now: float,
-        connection: object,
-        default_expiry: float,
-    ) -> RegisterResult:
-        cluster, address = registration.cluster, registration.broker_addr
-        if (cluster, address) not in self._live:
-            log.info("broker %s (%s) of %s registered", broker.broker_name, address, cluster)
-        self._live[cluster, address] = _Live(
+        self, registration: Registration, now: float, connection: object, default_expiry: float
+    ) -> _Live:
+        key = registration.cluster, registration.broker_addr
+        before = self._live.get(key)
+        if before is None:
+            log.info("broker %s (%s) of %s registered", registration.broker_name, *reversed(key))
+        self._forget_live(key)
+        self._lines.setdefault(connection, set()).add(key)
+        # The version is the old one until all topics are taken: nobody hears of a table that is not here yet.
+        live = self._live[key] = _Live(
             now,
             default_expiry if registration.expiry is None else registration.expiry,
-            registration.data_version,
+            DataVersion(counter=-1) if before is None else before.data_version,
             connection,
             registration.ha_server_addr,
         )
+        return live
+
+    def _forget_live(self, key: tuple[str, str]) -> _Live | None:
+        live = self._live.pop(key, None)
+        if live is not None:
+            keys = self._lines[live.connection]
+            keys.discard(key)
+            if not keys:
+                del self._lines[live.connection]
+        return live
+
+    def _master_of(self, registration: Registration, broker: BrokerData) -> RegisterResult:
         if registration.broker_id == MASTER_ID:
             return RegisterResult()
         master = broker.broker_addrs.get(MASTER_ID)
-        live = None if master is None else self._live.get((cluster, master))
+        live = None if master is None else self._live.get((registration.cluster, master))
         return RegisterResult() if live is None else RegisterResult(master, live.ha_server_addr)
 
     def touch(self, cluster: str, broker_addr: str, now: float) -> bool:
@@ -205,7 +321,11 @@ class RouteTable:
 
     def unregister(self, cluster: str, broker_name: str, broker_addr: str) -> None:
         """Forgets one address; with its last address the broker's name goes too."""
-        if self._live.pop((cluster, broker_addr), None) is not None:
+        self._unregister(cluster, broker_name, broker_addr)
+        self._sweep_soon()
+
+    def _unregister(self, cluster: str, broker_name: str, broker_addr: str) -> None:
+        if self._forget_live((cluster, broker_addr)) is not None:
             log.info("broker %s (%s) of %s is gone", broker_name, broker_addr, cluster)
         broker = self._brokers.get(broker_name)
         if broker is None:
@@ -216,29 +336,56 @@ class RouteTable:
         if not broker.broker_addrs:
             del self._brokers[broker_name]
             self._remove_from_clusters(broker_name)
-            self._remove_from_topics(list(self._topics), [broker_name])
+            served = self._served.pop(broker_name, {})
+            self._routes -= len(served)
+            self._unswept.append((broker_name, served))
         elif broker.enable_acting_master and MASTER_ID not in broker.broker_addrs:
-            for queues in self._topics.values():
-                if broker_name in queues:
-                    queues[broker_name].perm &= ~PERM_WRITE
+            for queues in self._served.get(broker_name, {}).values():
+                queues.perm &= ~PERM_WRITE
 
     def expire(self, now: float) -> list[GoneBroker]:
         """Drops every broker that was silent for longer than it may be."""
         silent = [key for key, live in self._live.items() if live.last_seen + live.expiry < now]
-        return [self._drop(*key) for key in silent]
+        return self._drop(silent)
 
     def connection_lost(self, connection: object) -> list[GoneBroker]:
         """Drops the brokers that registered over a connection."""
-        served = [key for key, live in self._live.items() if live.connection is connection]
-        return [self._drop(*key) for key in served]
+        return self._drop(sorted(self._lines.get(connection, ())))
 
-    def _drop(self, cluster: str, broker_addr: str) -> GoneBroker:
-        live = self._live.pop((cluster, broker_addr))
-        for broker in list(self._brokers.values()):
-            if broker.cluster == cluster and broker_addr in broker.broker_addrs.values():
-                log.warning("broker %s (%s) of %s is lost", broker.broker_name, broker_addr, cluster)
-                self.unregister(cluster, broker.broker_name, broker_addr)
-        return GoneBroker(cluster, broker_addr, live.connection)
+    def _drop(self, keys: list[tuple[str, str]]) -> list[GoneBroker]:
+        gone = []
+        for cluster, broker_addr in keys:
+            live = self._forget_live((cluster, broker_addr))
+            assert live is not None
+            for broker in list(self._brokers.values()):
+                if broker.cluster == cluster and broker_addr in broker.broker_addrs.values():
+                    log.warning("broker %s (%s) of %s is lost", broker.broker_name, broker_addr, cluster)
+                    self._unregister(cluster, broker.broker_name, broker_addr)
+            gone.append(GoneBroker(cluster, broker_addr, live.connection))
+        self._sweep_soon()
+        return gone
+
+    def _sweep_soon(self) -> None:
+        if self._unswept and self.sweep() and self.swept_later is not None:
+            self.swept_later()
+
+    def sweep(self) -> bool:
+        """Takes some of the topics of brokers that are gone out of the table; True if there are more."""
+        for _ in range(_SWEEP_ROWS):
+            while self._unswept and not self._unswept[0][1]:
+                self._unswept.popleft()
+            if not self._unswept:
+                return False
+            name, left = self._unswept[0]
+            topic, gone = left.popitem()
+            queues = self._topics.get(topic, {})
+            # The broker may be back, with queue data of its own.
+            if queues.get(name) is gone:
+                del queues[name]
+                self._forget_mapping(topic, name)
+                if not queues:
+                    del self._topics[topic]
+        return bool(self._unswept)
 
     def _remove_from_clusters(self, broker_name: str) -> None:
         for cluster in list(self._clusters):
@@ -250,14 +397,20 @@ class RouteTable:
         names = list(broker_names)
         for topic in topics:
             queues = self._topics.get(topic, {})
-            mappings = self._mappings.get(topic, {})
             for name in names:
                 queues.pop(name, None)
-                mappings.pop(name, None)
+                self._routes -= self._served.get(name, {}).pop(topic, None) is not None
+                self._forget_mapping(topic, name)
             if not queues:
                 self._topics.pop(topic, None)
+
+    def _forget_mapping(self, topic: str, name: str) -> None:
+        mappings = self._mappings.get(topic)
+        if mappings is not None:
+            if name in mappings:
+                self._mapping_bytes -= _size(mappings.pop(name))
             if not mappings:
-                self._mappings.pop(topic, None)
+                del self._mappings[topic]
 
     # -- topics ----------------------------------------------------------------------
 
@@ -265,40 +418,50 @@ class RouteTable:
         """Adds a topic on brokers that are known.
 
         Raises:
-            InvalidParameterError: one of them is not.
+            InvalidParameterError: one of them is not, or the topic cannot be one.
+            TableFullError: the tables would grow beyond their bounds.
         """
         for queue in queues:
             if queue.broker_name not in self._brokers:
                 raise InvalidParameterError(
                     f"topic {topic!r} names broker {queue.broker_name!r}, which is not registered", code=1
                 )
-        if queues:
-            self._topics.setdefault(topic, {}).update({queue.broker_name: queue for queue in queues})
+            if queue.read_queue_nums < 0 or queue.write_queue_nums < 0:
+                raise InvalidParameterError(f"topic {topic!r} has a negative number of queues", code=1)
+        if not topic or len(topic) > MAX_NAME_CHARACTERS:
+            raise InvalidParameterError(
+                f"topic {topic[:40]!r} has {len(topic)} characters; use 1 to {MAX_NAME_CHARACTERS}", code=1
+            )
+        if topic not in self._topics and queues and len(self._topics) >= self.limits.topics:
+            raise TableFullError(
+                f"topic {topic} is not registered: this name server knows {len(self._topics)} topics and "
+                f"maxTopicNums is {self.limits.topics}; raise it"
+            )
+        for queue in queues:
+            self._serve(topic, queue)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Forgets a topic, or only its part in one cluster."""
         if cluster:
             self._remove_from_topics([topic], self._clusters.get(cluster, ()))
         else:
-            self._topics.pop(topic, None)
-            self._mappings.pop(topic, None)
+            self._remove_from_topics([topic], list(self._topics.get(topic, ())))
+            for name in list(self._mappings.get(topic, ())):
+                self._forget_mapping(topic, name)
 
     def wipe_write_perm(self, broker_name: str) -> int:
         """Takes the write bit from all topics of a broker; answers how many it touched."""
-        touched = self._queues_of(broker_name)
-        for queues in touched:
+        touched = self._served.get(broker_name, {})
+        for queues in touched.values():
             queues.perm &= ~PERM_WRITE
         return len(touched)
 
     def add_write_perm(self, broker_name: str) -> int:
         """Makes all topics of a broker readable and writable; answers how many it touched."""
-        touched = self._queues_of(broker_name)
-        for queues in touched:
+        touched = self._served.get(broker_name, {})
+        for queues in touched.values():
             queues.perm = PERM_READ | PERM_WRITE
         return len(touched)
-
-    def _queues_of(self, broker_name: str) -> list[QueueData]:
-        return [queues[broker_name] for queues in self._topics.values() if broker_name in queues]
 
     # -- answers ---------------------------------------------------------------------
 
@@ -317,7 +480,7 @@ class RouteTable:
             zone: keep only brokers of this zone, and those without a master.
             order_topic_conf: passed through.
         """
-        queues = self._topics.get(topic)
+        queues = self._counting(topic)
         if not queues:
             return None
         brokers = [_copy(self._brokers[name]) for name in sorted(queues) if name in self._brokers]
@@ -339,6 +502,13 @@ class RouteTable:
             topic_queue_mapping_by_broker=None if mappings is None else dict(mappings),
         )
 
+    def _counting(self, topic: str) -> dict[str, QueueData]:
+        """A topic's queue data without that of brokers that are gone but not yet swept."""
+        queues = self._topics.get(topic, {})
+        if not self._unswept:
+            return queues
+        return {name: data for name, data in queues.items() if self._served.get(name, {}).get(topic) is data}
+
     def cluster_info(self) -> ClusterInfo:
         return ClusterInfo(
             broker_addr_table={name: _copy(broker) for name, broker in sorted(self._brokers.items())},
@@ -350,14 +520,25 @@ class RouteTable:
         broker = self._brokers.get(broker_name)
         return {} if broker is None else dict(sorted(broker.broker_addrs.items()))
 
-    def all_topics(self) -> TopicList:
-        return TopicList(topic_list=sorted(self._topics))
+    def all_topics(self) -> Steps[list[str]]:
+        """In no particular order, as in Java: to sort many names would take too long."""
+        if self._unswept:
+            return (yield from self._chosen(lambda _: True))
+        return list(self._topics)
 
-    def topics_of_cluster(self, cluster: str) -> TopicList:
-        names = self._clusters.get(cluster, set())
-        return TopicList(
-            topic_list=[topic for topic, queues in sorted(self._topics.items()) if names & queues.keys()]
-        )
+    def topics_of_cluster(self, cluster: str) -> Steps[list[str]]:
+        names = frozenset(self._clusters.get(cluster, ()))
+        return (yield from self._chosen(lambda queues: not names.isdisjoint(queues)))
+
+    def _chosen(self, wanted: Callable[[dict[str, QueueData]], bool]) -> Steps[list[str]]:
+        found = []
+        for number, topic in enumerate(list(self._topics)):
+            queues = self._counting(topic)
+            if queues and wanted(queues):
+                found.append(topic)
+            if number % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
+                yield
+        return found
 
     def system_topics(self) -> TopicList:
         """Names of clusters and brokers, which are topics too, and somebody to ask for the rest."""
@@ -368,18 +549,34 @@ class RouteTable:
             topic_list=sorted(names),
         )
 
-    def unit_topics(self, wanted: int, unwanted: int = 0) -> TopicList:
+    def unit_topics(self, wanted: int, unwanted: int = 0) -> Steps[list[str]]:
         """Topics whose flags have all the wanted bits and none of the unwanted.
 
         As in Java one broker's word is enough: here that of the first name.
         """
-        return TopicList(
-            topic_list=[
-                topic
-                for topic, queues in sorted(self._topics.items())
-                if queues and _flags_fit(queues[min(queues)].topic_sys_flag, wanted, unwanted)
-            ]
+        return (
+            yield from self._chosen(
+                lambda queues: _flags_fit(queues[min(queues)].topic_sys_flag, wanted, unwanted)
+            )
         )
+
+
+def _is_whole(registration: Registration) -> bool:
+    """Whether a table lists all topics of its broker, so that one it does not list is gone.
+
+    An update has only the topics that changed: one, or several without those that every broker has. Brokers of ours
+    mark their updates, as Apache's name server understands it. Static topics Apache leaves alone.
+    """
+    return (
+        not registration.part
+        and not registration.queue_mappings
+        and len(registration.topics) != 1
+        and SELF_TEST_TOPIC in registration.topics
+    )
+
+
+def _size(mapping: object) -> int:
+    return len(msgspec.json.encode(mapping))
 
 
 def _copy(broker: BrokerData) -> BrokerData:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 
@@ -41,6 +42,7 @@ class NameServer:
         self._tasks = Tasks("name server")
         self._remoting: RemotingServer | None = None
         self._closed = False
+        self._sweeping = False
         self.table = RouteTable()
 
     @property
@@ -73,8 +75,10 @@ class NameServer:
         kv = KvConfig(config.kv_config_path)
         kv.load()
         handlers = Handlers()
-        handlers.closed = self._connection_closed
-        NameServerRequests(self.table, kv, self._settings, self._clock).install(handlers)
+        requests = NameServerRequests(self.table, kv, self._settings, self._clock)
+        requests.install(handlers)
+        handlers.closed = requests.disconnected
+        self.table.swept_later = self._sweep_later
         tls = ServerTls(config)
         remoting = RemotingServer(handlers, tls=tls, network=self._network, idle_seconds=config.idle_timeout)
         await remoting.start(config.host, config.port)
@@ -104,5 +108,12 @@ class NameServer:
             if isinstance(gone.connection, Channel):
                 gone.connection.abort()
 
-    def _connection_closed(self, channel: Channel) -> None:
-        self.table.connection_lost(channel)
+    def _sweep_later(self) -> None:
+        if not self._sweeping:
+            self._sweeping = True
+            asyncio.get_running_loop().call_soon(self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweeping = False
+        if self.table.sweep():
+            self._sweep_later()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from gimbalmq.errors import ConfigError, InvalidParameterError, NoPermissionError
@@ -21,12 +22,13 @@ class Settings:
 
     def __init__(self, config: NameServerConfig) -> None:
         self.config = config
+        self._changing = asyncio.Lock()
 
     def describe(self) -> bytes:
         """All options as properties text."""
         return properties_text.dumps(to_properties(self.config))
 
-    def update(self, text: str) -> None:
+    async def update(self, text: str) -> None:
         """Applies properties text, and keeps it where a file for that is configured.
 
         Raises:
@@ -38,6 +40,10 @@ class Settings:
             properties = properties_text.loads(text)
         except ValueError as error:
             raise InvalidParameterError(f"the properties cannot be read: {error}", code=1) from error
+        async with self._changing:
+            await self._apply(properties)
+
+    async def _apply(self, properties: dict[str, str]) -> None:
         if {*ALWAYS_BLACK_LISTED, *self.config.config_black_list} & properties.keys():
             raise NoPermissionError("Can not update config in black list.")
         fixed = [key for key in FIXED_WHILE_RUNNING if key in properties]
@@ -52,5 +58,6 @@ class Settings:
                 f"{', '.join(sorted(unknown))} is no option of this name server", code=1
             )
         if config.config_store_path is not None and config != self.config:
-            write_atomically(Path(config.config_store_path), properties_text.dumps(to_properties(config)))
+            path, kept = Path(config.config_store_path), properties_text.dumps(to_properties(config))
+            await asyncio.to_thread(write_atomically, path, kept)
         self.config = config

@@ -78,6 +78,9 @@ class Body(msgspec.Struct, rename="camel", kw_only=True):
 
     def dump(self) -> bytes:
         """Compact JSON; what is None is left out, as Java does."""
+        text = fastjson.dumps(self)
+        if b"null" not in text:
+            return text
         return fastjson.dumps(_without_nulls(msgspec.to_builtins(self)))
 
 
@@ -89,7 +92,7 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-class DataVersion(Body, frozen=True):  # type: ignore[misc]
+class DataVersion(Body, frozen=True, gc=False):  # type: ignore[misc]
     """Grows with every change of a table; equal versions mean equal tables."""
 
     counter: int = 0
@@ -132,7 +135,9 @@ class Heartbeat(Body):
     without_sub: bool = False
 
 
-class TopicConfig(Body):
+class TopicConfig(Body, gc=False):
+    """A topic's settings. Tables hold many thousands; the garbage collector need not look at them again and again."""
+
     attributes: dict[str, str] = field(default_factory=dict)
     order: bool = False
     perm: int = 6
@@ -143,7 +148,7 @@ class TopicConfig(Body):
     write_queue_nums: int = 16
 
 
-class GroupConfig(Body):
+class GroupConfig(Body, gc=False):
     """A consumer group's settings (Java: SubscriptionGroupConfig)."""
 
     attributes: dict[str, str] = field(default_factory=dict)
@@ -171,7 +176,7 @@ class BrokerData(Body):
     zone_name: str | None = None
 
 
-class QueueData(Body):
+class QueueData(Body, gc=False):
     broker_name: str = ""
     perm: int = 6
     read_queue_nums: int = 0

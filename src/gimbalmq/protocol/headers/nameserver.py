@@ -6,6 +6,12 @@ from msgspec import field
 
 from gimbalmq.protocol.headers.base import Header
 
+PART_OF_A_TABLE = "rmq_sys_PART_OF_A_TABLE"
+"""A registration that brings only some of a broker's topics has a queue mapping of this name.
+
+There is no such topic. Apache's name server with deleteTopicWithBrokerRegistration takes every table for the
+whole and forgets all topics that it does not list, unless the table has queue mappings."""
+
 
 class RegisterBroker(Header):
     """103 REGISTER_BROKER."""
