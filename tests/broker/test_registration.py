@@ -10,10 +10,11 @@ from pathlib import Path
 from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.nameserver import NameServer, NameServerConfig
-from gimbalmq.protocol.bodies import KvTable, RegisterBrokerBody
+from gimbalmq.nameserver.steps import at_once
+from gimbalmq.protocol.bodies import DataVersion, KvTable, RegisterBrokerBody, TopicConfig
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
-from gimbalmq.protocol.headers.nameserver import RegisterBroker
+from gimbalmq.protocol.headers.nameserver import PART_OF_A_TABLE, RegisterBroker
 from gimbalmq.rpc import nameserver as rpc
 from gimbalmq.testing import LocalCluster
 from gimbalmq.transport.channel import Channel, Handlers
@@ -29,6 +30,8 @@ class NameServerDouble:
 
     def __init__(self) -> None:
         self.calls: list[tuple[RegisterBroker, dict[str, object]]] = []
+        self.versions: list[DataVersion] = []
+        self.marked: list[bool] = []
         self.goodbyes = 0
         self.order = KvTable()
         self.hold: asyncio.Event | None = None
@@ -43,6 +46,8 @@ class NameServerDouble:
     async def _register(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
         body = RegisterBrokerBody.parse(request.body).topic_config_serialize_wrapper
         self.calls.append((RegisterBroker.from_ext(request.ext_fields), dict(body.topic_config_table)))
+        self.versions.append(body.data_version)
+        self.marked.append(PART_OF_A_TABLE.encode() in bytes(request.body))
         if self.hold is not None:
             await self.hold.wait()
         return request.reply(0, None, {}, self.order.dump())
@@ -279,5 +284,93 @@ def test_one_of_two_masters_dies_and_returns(tmp_path: Path) -> None:
             await cluster.start_broker(1)
             assert {queue.broker_name for queue in await wait_for(16)} == {"broker-a", "broker-b"}
             await pool.close()
+
+    run(work())
+
+
+def _tables(names: NameServerDouble) -> list[dict[str, object]]:
+    return [table for _, table in names.calls]
+
+
+def test_changes_are_marked_as_parts_and_a_deletion_is_told_by_the_whole_table(tmp_path: Path) -> None:
+    """With deleteTopicWithBrokerRegistration a change of two topics, or a deletion, once wiped all routes."""
+
+    async def work() -> None:
+        config = NameServerConfig(port=0, delete_topic_with_broker_registration=True)
+        async with (
+            double() as names,
+            NameServer(config) as server,
+            open_desk(tmp_path, namesrvAddr=f"{names.address};{server.address}") as desk,
+        ):
+            assert "TBW102" in names.calls[0][1] and not names.marked[0]
+            desk.broker.topics.put(TopicConfig(topic_name="A"), TopicConfig(topic_name="B"))
+            await desk.broker._registration.announced()
+            assert (set(names.calls[1][1]), names.marked[1]) == ({"A", "B"}, True)
+            routes = server.table
+            assert all(routes.route(topic) is not None for topic in ("A", "B", "TBW102", "SELF_TEST_TOPIC"))
+            await desk.client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "A"})
+            await until(lambda: len(names.calls) == 3)
+            assert "TBW102" in names.calls[2][1] and "A" not in names.calls[2][1] and not names.marked[2]
+            await until(lambda: routes.route("A") is None)
+            assert routes.route("B") is not None and routes.route("TBW102") is not None
+
+    run(work())
+
+
+def test_table_too_large_for_a_frame_goes_in_parts(tmp_path: Path) -> None:
+    """From about 90,000 topics on a broker once left the routes for good."""
+
+    async def work() -> None:
+        config = NameServerConfig(port=0, delete_topic_with_broker_registration=True)
+        async with (
+            double() as names,
+            NameServer(config) as server,
+            open_desk(tmp_path, namesrvAddr=f"{names.address};{server.address}") as desk,
+        ):
+            registration, topics = desk.broker._registration, desk.broker.topics
+            registration.part_bytes = 200_000
+            topics.put(*(TopicConfig(topic_name=f"topic-{n}") for n in range(3_000)))
+            await registration.announced()
+            assert len(at_once(server.table.all_topics())) == len(topics)
+            names.calls.clear(), names.marked.clear(), names.versions.clear()
+            # Changed since: what is not in the first part must be updated, too.
+            changed = [TopicConfig(topic_name=f"topic-{n}", write_queue_nums=3) for n in (0, 2_999)]
+            topics.changed = None
+            topics.put(*changed)
+            topics.changed = registration.topics_changed
+            await registration.register_all()
+            assert len(names.calls) >= 3 and all(names.marked)
+            assert set().union(*_tables(names)) == {config.topic_name for config in topics.all()}
+            assert sum(len(table) for table in _tables(names)) == len(topics), "each topic is in one part"
+            assert names.versions[-1] == topics.version
+            assert len({version.timestamp for version in names.versions}) == len(names.versions)
+            for topic in ("topic-0", "topic-2999"):
+                route = server.table.route(topic)
+                assert route is not None and route.queue_datas[0].write_queue_nums == 3
+            assert len(at_once(server.table.all_topics())) == len(topics)
+            assert server.table.data_version("DefaultCluster", desk.broker.address) == topics.version
+            # Unchanged: the same version throughout, so that a wiped permission stays wiped.
+            server.table.wipe_write_perm("broker-a")
+            names.versions.clear()
+            await registration.register_all()
+            assert set(names.versions) == {topics.version}
+            route = server.table.route("topic-0")
+            assert route is not None and route.queue_datas[0].perm == 4
+
+    run(work())
+
+
+def test_many_deletions_need_few_whole_tables(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with double() as names, open_desk(tmp_path, namesrvAddr=names.address) as desk:
+            desk.broker.topics.put(*(TopicConfig(topic_name=f"topic-{n}") for n in range(200)))
+            await desk.broker._registration.announced()
+            count = len(names.calls)
+            for number in range(200):
+                desk.broker.topics.remove(f"topic-{number}")
+                await asyncio.sleep(0)
+            await until(lambda: len(names.calls) > count)
+            await until(lambda: "topic-199" not in names.calls[-1][1])
+            assert len(names.calls) <= count + 3
 
     run(work())

@@ -3,19 +3,29 @@
 A change is sent as the changed topics only, as Apache 5.x does: ten thousand topics made in a
 row would otherwise send their growing table ten thousand times. A name server gets the whole
 table first on every connection, so one that was restarted never sees only a part.
+
+A table too large for one frame goes in parts, as with Apache's enableSplitRegistration. Parts and
+changes are marked, so that a name server with deleteTopicWithBrokerRegistration, Apache's or
+ours, does not take them for the whole. Only a whole table in one frame tells of deleted topics.
+
+A name server updates what it has only if the data version differs from the last one it was told.
+So the parts of a changed table have versions of their own, and the last one has the table's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.metadata import Topics
 from gimbalmq.errors import RocketMQError
-from gimbalmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicTable
-from gimbalmq.protocol.headers.nameserver import BrokerIdentity, RegisterBroker
+from gimbalmq.protocol import fastjson
+from gimbalmq.protocol.bodies import DataVersion, TopicConfig
+from gimbalmq.protocol.headers.nameserver import PART_OF_A_TABLE, BrokerIdentity, RegisterBroker
 from gimbalmq.rpc import nameserver
 from gimbalmq.transport.channel import Channel
 from gimbalmq.transport.pool import ChannelPool
@@ -25,6 +35,29 @@ log = logging.getLogger(__name__)
 
 _GATHER_SECONDS = 0.005
 _PATIENCE_SECONDS = 2.0
+_AFTER_DELETION_SECONDS = 1.0
+_ROWS_AT_ONCE = 500
+PART_BYTES = 8 * 1024 * 1024
+"""Largest body of a registration; a name server takes frames of 16 MB."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """A name server that has the whole table: by which connection, and as of which version."""
+
+    channel: Channel
+    version: DataVersion
+
+
+@dataclass(slots=True)
+class _Announcement:
+    """Topics on their way, encoded once for all name servers."""
+
+    version: DataVersion
+    topics: list[TopicConfig]
+    whole: bool
+    parts: list[bytes] | None = None
+    """Rows of the table in each part."""
 
 
 class Registration:
@@ -36,10 +69,12 @@ class Registration:
         self._live = live
         self._tasks = tasks
         self.address = ""
+        self.part_bytes = PART_BYTES
         self._changed: dict[str, TopicConfig] = {}
         self._wake = asyncio.Event()
-        self._known: dict[str, Channel] = {}
-        """The connection by which a name server got the whole table."""
+        self._whole_at = self._last_whole = 0.0
+        """Loop time of the next and of the last registration of the whole table."""
+        self._known: dict[str, _Known] = {}
         self._failing: set[str] = set()
         self._changes = self._changes_told = 0
         self._told = asyncio.Condition()
@@ -55,10 +90,15 @@ class Registration:
         await self.register_all()
         self._loop = self._tasks.spawn(self._run(), "registration")
 
-    def topics_changed(self, configs: Iterable[TopicConfig]) -> None:
+    def topics_changed(self, configs: list[TopicConfig]) -> None:
+        """Topics are new or different; an empty list says that one was deleted."""
         for config in configs:
             self._changed[config.topic_name] = config
-        self._changes += 1
+        if configs:
+            self._changes += 1
+        else:
+            # Only the whole table says that a topic is gone; a thousand deletions in a row need few of them.
+            self._whole_at = min(self._whole_at, self._last_whole + _AFTER_DELETION_SECONDS)
         self._wake.set()
 
     async def announced(self) -> None:
@@ -76,59 +116,51 @@ class Registration:
             log.warning("a name server was not told of a topic within %g s", _PATIENCE_SECONDS)
 
     async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            period = self._live.now.register_name_server_period / 1000
+            if self._whole_at <= loop.time():
+                await self.register_all()
             try:
                 # Not wait_for: it loses a cancellation that comes together with the event.
-                async with asyncio.timeout(period):
+                async with asyncio.timeout_at(self._whole_at):
                     await self._wake.wait()
             except TimeoutError:
-                await self.register_all()
                 continue
-            await asyncio.sleep(_GATHER_SECONDS)
             self._wake.clear()
-            changed, self._changed = self._changed, {}
-            await self._everywhere(changed)
+            if self._changed:
+                await asyncio.sleep(_GATHER_SECONDS)
+                changed, self._changed = self._changed, {}
+                await self._everywhere(changed)
 
     async def register_all(self) -> None:
         """The whole table to every name server."""
         self._changed.clear()
+        self._last_whole = asyncio.get_running_loop().time()
+        self._whole_at = self._last_whole + self._live.now.register_name_server_period / 1000
         await self._everywhere(None)
 
     async def _everywhere(self, changed: dict[str, TopicConfig] | None) -> None:
-        covered = self._changes
+        covered, version = self._changes, self._topics.version
+        whole = _Announcement(version, self._topics.all(), whole=True)
+        part = whole if changed is None else _Announcement(version, list(changed.values()), whole=False)
         await asyncio.gather(
-            *(self._register(address, changed) for address in self._live.now.namesrv_addresses)
+            *(self._register(address, whole, part) for address in self._live.now.namesrv_addresses)
         )
         async with self._told:
             self._changes_told = max(covered, self._changes_told)
             self._told.notify_all()
 
-    async def _register(self, address: str, changed: dict[str, TopicConfig] | None) -> None:
-        config = self._live.now
-        channel = self._pool.existing(address)
-        whole = changed is None or channel is None or self._known.get(address) is not channel
-        table = self._topics.table()
-        if whole and not config.force_register and await self._up_to_date(address, table.data_version):
+    async def _register(self, address: str, whole: _Announcement, part: _Announcement) -> None:
+        channel, known = self._pool.existing(address), self._known.get(address)
+        chosen = part if known is not None and known.channel is channel else whole
+        if (
+            chosen.whole
+            and not self._live.now.force_register
+            and await self._up_to_date(address, chosen.version)
+        ):
             return
-        chosen = table.topic_config_table if whole or changed is None else changed
-        body = RegisterBrokerBody(
-            topic_config_serialize_wrapper=TopicTable(
-                data_version=table.data_version,
-                topic_config_table={name: self._masked(topic) for name, topic in chosen.items()},
-            )
-        )
-        header = RegisterBroker(
-            broker_name=config.broker_name,
-            broker_addr=self.address,
-            cluster_name=config.broker_cluster_name,
-            ha_server_addr=f"{config.broker_ip2}:{int(self.address.rpartition(':')[2]) + 1}",
-            broker_id=config.broker_id,
-            enable_acting_master=False,
-            heartbeat_timeout_millis=config.channel_expired_timeout,
-        )
         try:
-            _, order = await nameserver.register_broker(self._pool, address, header, body)
+            await self._send(address, chosen, same=known is not None and known.version == chosen.version)
         except RocketMQError as error:
             if address not in self._failing:
                 self._failing.add(address)
@@ -139,29 +171,60 @@ class Registration:
             self._failing.discard(address)
             log.info("name server %s knows this broker again", address)
         live = self._pool.existing(address)
-        if live is not None and whole:
-            self._known[address] = live
+        if live is not None and (chosen.whole or (known is not None and known.channel is live)):
+            self._known[address] = _Known(live, chosen.version)
+        else:
+            self._known.pop(address, None)
+
+    async def _send(self, address: str, announcement: _Announcement, *, same: bool) -> None:
+        """Raises RocketMQError if the name server did not take all of it."""
+        config = self._live.now
+        if announcement.parts is None:
+            announcement.parts = await self._encoded(announcement.topics)
+        parts = announcement.parts
+        for number, rows in enumerate(parts, start=1):
+            version = announcement.version
+            if number < len(parts) and not same:
+                version = replace(version, timestamp=version.timestamp + number)
+            body = _body(version, rows, config.broker_name, part=not announcement.whole or len(parts) > 1)
+            header = RegisterBroker(
+                broker_name=config.broker_name,
+                broker_addr=self.address,
+                cluster_name=config.broker_cluster_name,
+                ha_server_addr=f"{config.broker_ip2}:{int(self.address.rpartition(':')[2]) + 1}",
+                broker_id=config.broker_id,
+                enable_acting_master=False,
+                heartbeat_timeout_millis=config.channel_expired_timeout,
+            )
+            _, order = await nameserver.register_broker(self._pool, address, header, body)
         if order.table:
             self._topics.mark_ordered(order.table)
+
+    async def _encoded(self, topics: list[TopicConfig]) -> list[bytes]:
+        """Rows of a topic table, in parts that fit a frame; everybody has a turn in between."""
+        parts: list[bytes] = []
+        rows: list[bytes] = []
+        size = 0
+        for start in range(0, len(topics), _ROWS_AT_ONCE):
+            chunk = topics[start : start + _ROWS_AT_ONCE]
+            text = fastjson.dumps({topic.topic_name: self._masked(topic) for topic in chunk})[1:-1]
+            if rows and size + len(text) > self.part_bytes:
+                parts.append(b",".join(rows))
+                rows, size = [], 0
+            rows.append(text)
+            size += len(text)
+            await asyncio.sleep(0)
+        return [*parts, b",".join(rows)]
 
     def _masked(self, topic: TopicConfig) -> TopicConfig:
         """A broker without a permission has no topic with it."""
         permission = self._live.now.broker_permission
-        if permission & 6 == 6:
-            return topic
-        return TopicConfig(
-            topic_name=topic.topic_name,
-            read_queue_nums=topic.read_queue_nums,
-            write_queue_nums=topic.write_queue_nums,
-            perm=topic.perm & permission,
-            topic_sys_flag=topic.topic_sys_flag,
-            order=topic.order,
-            attributes=topic.attributes,
-        )
+        return topic if permission & 6 == 6 else replace(topic, perm=topic.perm & permission)
 
     async def _up_to_date(self, address: str, version: DataVersion) -> bool:
         """Whether a name server has this very table; asking refreshes our liveness there."""
-        if self._known.get(address) is None or self._known[address] is not self._pool.existing(address):
+        known = self._known.get(address)
+        if known is None or known.channel is not self._pool.existing(address):
             return False
         try:
             return not await nameserver.query_data_version(self._pool, address, self._identity(), version)
@@ -190,3 +253,19 @@ class Registration:
                 await nameserver.unregister_broker(self._pool, address, self._identity(), timeout=1.0)
             except RocketMQError as error:
                 log.info("name server %s was not told of the shutdown: %s", address, error)
+
+
+def _body(version: DataVersion, rows: bytes, broker_name: str, *, part: bool) -> bytes:
+    """The JSON of a registration (Java: RegisterBrokerBody)."""
+    mappings = {PART_OF_A_TABLE: {"bname": broker_name, "topic": PART_OF_A_TABLE}} if part else {}
+    return b"".join(
+        (
+            b'{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":',
+            version.dump(),
+            b',"topicConfigTable":{',
+            rows,
+            b'},"topicQueueMappingInfoMap":',
+            fastjson.dumps(mappings),
+            b"}}",
+        )
+    )

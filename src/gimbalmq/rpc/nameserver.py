@@ -49,12 +49,12 @@ async def register_broker(
     caller: Caller,
     address: str,
     header: headers.RegisterBroker,
-    body: RegisterBrokerBody,
+    body: RegisterBrokerBody | bytes,
     *,
     timeout: float = 6.0,
 ) -> tuple[headers.RegisterBrokerReply, KvTable]:
     """Announces a broker; answers its master (for a slave) and the order configuration."""
-    raw = body.dump()
+    raw = body if isinstance(body, bytes) else body.dump()
     header.body_crc32 = zlib.crc32(raw) & 0x7FFFFFFF
     answer = await ask(caller, address, RequestCode.REGISTER_BROKER, header, raw, timeout=timeout)
     table = KvTable.parse(answer.body) if answer.body else KvTable()
