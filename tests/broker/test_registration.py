@@ -332,7 +332,8 @@ def test_table_too_large_for_a_frame_goes_in_parts(tmp_path: Path) -> None:
             topics.put(*(TopicConfig(topic_name=f"topic-{n}") for n in range(3_000)))
             await registration.announced()
             assert len(at_once(server.table.all_topics())) == len(topics)
-            names.calls.clear(), names.marked.clear(), names.versions.clear()
+            for noted in (names.calls, names.marked, names.versions):
+                noted.clear()
             # Changed since: what is not in the first part must be updated, too.
             changed = [TopicConfig(topic_name=f"topic-{n}", write_queue_nums=3) for n in (0, 2_999)]
             topics.changed = None
