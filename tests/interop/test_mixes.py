@@ -8,6 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from gimbalmq.broker.broker import Broker
+from gimbalmq.broker.config import BrokerConfig
+from gimbalmq.errors import TopicRouteNotFoundError
+from gimbalmq.protocol.bodies import TopicConfig
+from gimbalmq.rpc import nameserver as rpc
+from gimbalmq.transport.pool import ChannelPool
+from tests.interop.apache_cluster import NEWEST, run
 from tests.interop.conftest import MakeGroup, MakeTopic, create_topic
 from tests.peers import subject
 from tests.peers.apache import BROKER_VERSIONS, ApacheBroker, ApacheNameServer
@@ -98,3 +105,60 @@ def test_our_broker_serves_under_a_java_name_server(
             )
             assert sorted(message.body for message in consumer.wait_for(25)) == wanted
             java.shutdown(producer, consumer)
+
+
+@pytest.mark.parametrize("version", BROKER_VERSIONS)
+def test_changes_deletions_and_parts_of_our_table_wipe_nothing_at_a_java_name_server(
+    version: str, watch: Callable[[Process], None], tmp_path: Path
+) -> None:
+    """Apache's name server in this mode forgets what a registration does not list, unless the registration says that
+    it is a part; 4.9 has no such mode and must take parts all the same."""
+
+    async def scenario(namesrv: str) -> None:
+        config = BrokerConfig(
+            listen_port=0, namesrv_addr=namesrv, store_path_root_dir=str(tmp_path / "store")
+        )
+        broker, pool = Broker(config), ChannelPool()
+
+        async def queues() -> dict[str, int]:
+            found = {}
+            for topic in ("TBW102", "A", "B", "topic-0", "topic-2999"):
+                try:
+                    found[topic] = (await rpc.route(pool, namesrv, topic)).queue_datas[0].write_queue_nums
+                except TopicRouteNotFoundError:
+                    pass
+            return found
+
+        await broker.start()
+        topics, registration = broker.topics, broker._registration
+        topics.put(TopicConfig(topic_name="A"), TopicConfig(topic_name="B"))
+        await registration.announced()
+        assert await queues() == {"TBW102": 8, "A": 16, "B": 16}
+        topics.remove("A")
+        await registration.register_all()
+        left = {"TBW102": 8, "B": 16}
+        assert await queues() == (left if version == NEWEST else left | {"A": 16})
+        registration.part_bytes = 200_000
+        topics.put(*(TopicConfig(topic_name=f"topic-{number}") for number in range(3_000)))
+        await registration.announced()
+        topics.changed = None
+        topics.put(
+            *(TopicConfig(topic_name=topic, write_queue_nums=3) for topic in ("topic-0", "topic-2999"))
+        )
+        await registration.register_all()
+        found = await queues()
+        assert {topic: found[topic] for topic in ("TBW102", "B", "topic-0", "topic-2999")} == {
+            "TBW102": 8,
+            "B": 16,
+            "topic-0": 3,
+            "topic-2999": 3,
+        }
+        listed = await rpc.all_topics(pool, namesrv)
+        assert {config.topic_name for config in topics.all()} <= {*listed.topic_list}
+        await pool.close()
+        await broker.close()
+
+    extra = {"deleteTopicWithBrokerRegistration": "true"}
+    with ApacheNameServer(version, tmp_path / "namesrv", extra=extra) as namesrv:
+        watch(namesrv)
+        run(scenario(namesrv.address))

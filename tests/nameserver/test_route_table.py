@@ -679,3 +679,23 @@ def test_queue_mappings_are_bounded_altogether() -> None:
         except TableFullError:
             refused += 1
     assert refused == 3
+
+
+def test_names_clusters_and_ids_of_one_address_are_bounded_too() -> None:
+    """Entries that no silence removes, made by one connection."""
+    table = RouteTable()
+    table.limits = TableLimits(brokers=50)
+    for number in range(50):
+        table.register(registration(f"b{number}", cluster=f"C{number}"), now=0.0)
+    with pytest.raises(TableFullError, match="50 brokers and maxBrokerNums is 50"):
+        table.register(registration("c", cluster="C50"), now=0.0)
+    with pytest.raises(TableFullError, match="50 names of brokers"):
+        table.register(registration("c", cluster="C0"), now=0.0)
+    table.limits = TableLimits(brokers=1000)
+    for number in range(1, 100):
+        table.register(registration("b1", number, f"10.0.0.1:{number}", cluster="C1"), now=0.0)
+    with pytest.raises(TableFullError, match="100 addresses already"):
+        table.register(registration("b1", 100, "10.0.0.1:100", cluster="C1"), now=0.0)
+    assert len(table.expire(1000.0)) == 149
+    info = table.cluster_info()
+    assert (info.broker_addr_table, info.cluster_addr_table) == ({}, {}) and listed(table.all_topics()) == []

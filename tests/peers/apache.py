@@ -165,14 +165,22 @@ def write_properties(file: Path, properties: Mapping[str, object]) -> Path:
 
 
 class ApacheNameServer(Process):
-    """Apache's name server; `address` is what clients are given."""
+    """Apache's name server; `address` is what clients are given, `extra` further lines of its configuration file."""
 
-    def __init__(self, version: str, folder: Path, *, port: int | None = None, heap: str = "256m") -> None:
+    def __init__(
+        self,
+        version: str,
+        folder: Path,
+        *,
+        port: int | None = None,
+        extra: Mapping[str, object] | None = None,
+        heap: str = "256m",
+    ) -> None:
         self.version = version
         self.port = port or free_port()
         self.address = f"{HOST}:{self.port}"
         home = prepare_home(folder)
-        properties = {"listenPort": self.port, "bindAddress": HOST}
+        properties = {"listenPort": self.port, "bindAddress": HOST, **(extra or {})}
         configuration = write_properties(folder / "namesrv.properties", properties)
         main = ("org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(configuration))
         super().__init__(

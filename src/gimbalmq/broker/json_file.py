@@ -59,7 +59,7 @@ class JsonFile:
             if not text.strip():
                 continue
             try:
-                document = read(fastjson.loads(text))
+                document = read(fastjson.loads(text, limit=None))
             except (ProtocolError, ValueError, TypeError, AttributeError) as error:
                 problem = problem or error
                 continue

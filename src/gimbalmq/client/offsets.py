@@ -228,7 +228,7 @@ def parse_offsets(data: bytes) -> dict[MessageQueue, int]:
     Raises:
         RemoteProtocolError: it is neither.
     """
-    raw = fastjson.loads(data)
+    raw = fastjson.loads(data, limit=None)
     table = raw.get("offsetTable") if isinstance(raw, dict) else None
     if not isinstance(table, dict):
         raise RemoteProtocolError("the file has no offsetTable")

@@ -260,6 +260,10 @@ class NameServerRequests:
         return request.reply(body=body)
 
     async def update_config(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        if len(request.body) > _SMALL_BODY_BYTES:
+            raise InvalidParameterError(
+                f"the properties have {len(request.body)} bytes; {_SMALL_BODY_BYTES} are allowed", code=1
+            )
         try:
             text = bytes(request.body).decode()
         except UnicodeDecodeError as error:

@@ -147,7 +147,7 @@ class KvConfig:
 def _parse(data: bytes, path: str) -> dict[str, dict[str, str]]:
     remedy = "repair the file or move it away"
     try:
-        raw = fastjson.loads(data)
+        raw = fastjson.loads(data, limit=None)
     except RemoteProtocolError as error:
         raise ConfigError("kvConfigPath", path, f"is no KV table ({error}); {remedy}") from error
     spaces = raw.get("configTable") if isinstance(raw, dict) else None

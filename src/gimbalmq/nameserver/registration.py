@@ -289,7 +289,7 @@ def _inflate(body: bytes, *, with_mappings: bool, limits: ReadingLimits) -> Step
                 raise RemoteProtocolError(
                     f"the registration has more than {REQUEST_BODY_BYTES} bytes of queue mappings"
                 )
-            mapping = fastjson.loads(text, limit=fastjson.REQUEST_LIMIT)
+            mapping = fastjson.loads(text)
             if not isinstance(mapping, dict) or not isinstance(mapping.get("topic"), str):
                 raise RemoteProtocolError(f"queue mapping {str(mapping)[:100]} names no topic")
             mappings[mapping["topic"]] = mapping

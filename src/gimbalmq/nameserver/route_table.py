@@ -49,6 +49,7 @@ ROWS_AT_ONCE = 500
 """Topics handled in one step."""
 
 _SWEEP_ROWS = 2_000
+_ADDRESSES = 100
 _MAPPING_BYTES = 16 * 1024 * 1024
 
 
@@ -196,12 +197,25 @@ class RouteTable:
 
     def _check_room(self, registration: Registration, *, topics: bool) -> None:
         limits, name = self.limits, registration.broker_name
-        if (registration.cluster, registration.broker_addr) not in self._live and len(
-            self._live
-        ) >= limits.brokers:
+        address = registration.broker_addr
+        for what, unknown, count in (
+            ("brokers", (registration.cluster, address) not in self._live, len(self._live)),
+            ("names of brokers", name not in self._brokers, len(self._brokers)),
+            ("clusters", registration.cluster not in self._clusters, len(self._clusters)),
+        ):
+            if unknown and count >= limits.brokers:
+                raise TableFullError(
+                    f"broker {name} ({address}) is not registered: this name server knows {count} {what} and "
+                    f"maxBrokerNums is {limits.brokers}; raise it"
+                )
+        broker = self._brokers.get(name)
+        if (
+            broker is not None
+            and registration.broker_id not in broker.broker_addrs
+            and len(broker.broker_addrs) >= _ADDRESSES
+        ):
             raise TableFullError(
-                f"broker {name} ({registration.broker_addr}) is not registered: this name server knows "
-                f"{len(self._live)} brokers and maxBrokerNums is {limits.brokers}; raise it"
+                f"broker {name} ({address}) is not registered: the name has {_ADDRESSES} addresses already"
             )
         if not topics:
             return
@@ -321,12 +335,12 @@ class RouteTable:
 
     def unregister(self, cluster: str, broker_name: str, broker_addr: str) -> None:
         """Forgets one address; with its last address the broker's name goes too."""
-        self._unregister(cluster, broker_name, broker_addr)
-        self._sweep_soon()
-
-    def _unregister(self, cluster: str, broker_name: str, broker_addr: str) -> None:
         if self._forget_live((cluster, broker_addr)) is not None:
             log.info("broker %s (%s) of %s is gone", broker_name, broker_addr, cluster)
+        self._take_address(broker_name, broker_addr)
+        self._forget_names()
+
+    def _take_address(self, broker_name: str, broker_addr: str) -> None:
         broker = self._brokers.get(broker_name)
         if broker is None:
             return
@@ -335,13 +349,24 @@ class RouteTable:
         }
         if not broker.broker_addrs:
             del self._brokers[broker_name]
-            self._remove_from_clusters(broker_name)
             served = self._served.pop(broker_name, {})
             self._routes -= len(served)
             self._unswept.append((broker_name, served))
         elif broker.enable_acting_master and MASTER_ID not in broker.broker_addrs:
             for queues in self._served.get(broker_name, {}).values():
                 queues.perm &= ~PERM_WRITE
+
+    def _forget_names(self) -> None:
+        """Takes brokers without an address out of the clusters, and begins to sweep their topics."""
+        if not self._unswept:
+            return
+        names = {name for name, _ in self._unswept} - self._brokers.keys()
+        for cluster in list(self._clusters):
+            self._clusters[cluster] -= names
+            if not self._clusters[cluster]:
+                del self._clusters[cluster]
+        if self.sweep() and self.swept_later is not None:
+            self.swept_later()
 
     def expire(self, now: float) -> list[GoneBroker]:
         """Drops every broker that was silent for longer than it may be."""
@@ -353,21 +378,22 @@ class RouteTable:
         return self._drop(sorted(self._lines.get(connection, ())))
 
     def _drop(self, keys: list[tuple[str, str]]) -> list[GoneBroker]:
+        if not keys:
+            return []
+        holders: dict[tuple[str, str], list[str]] = {}
+        for broker in self._brokers.values():
+            for address in broker.broker_addrs.values():
+                holders.setdefault((broker.cluster, address), []).append(broker.broker_name)
         gone = []
-        for cluster, broker_addr in keys:
-            live = self._forget_live((cluster, broker_addr))
+        for cluster, address in keys:
+            live = self._forget_live((cluster, address))
             assert live is not None
-            for broker in list(self._brokers.values()):
-                if broker.cluster == cluster and broker_addr in broker.broker_addrs.values():
-                    log.warning("broker %s (%s) of %s is lost", broker.broker_name, broker_addr, cluster)
-                    self._unregister(cluster, broker.broker_name, broker_addr)
-            gone.append(GoneBroker(cluster, broker_addr, live.connection))
-        self._sweep_soon()
+            for name in holders.get((cluster, address), ()):
+                log.warning("broker %s (%s) of %s is lost", name, address, cluster)
+                self._take_address(name, address)
+            gone.append(GoneBroker(cluster, address, live.connection))
+        self._forget_names()
         return gone
-
-    def _sweep_soon(self) -> None:
-        if self._unswept and self.sweep() and self.swept_later is not None:
-            self.swept_later()
 
     def sweep(self) -> bool:
         """Takes some of the topics of brokers that are gone out of the table; True if there are more."""
@@ -386,12 +412,6 @@ class RouteTable:
                 if not queues:
                     del self._topics[topic]
         return bool(self._unswept)
-
-    def _remove_from_clusters(self, broker_name: str) -> None:
-        for cluster in list(self._clusters):
-            self._clusters[cluster].discard(broker_name)
-            if not self._clusters[cluster]:
-                del self._clusters[cluster]
 
     def _remove_from_topics(self, topics: Iterable[str], broker_names: Iterable[str]) -> None:
         names = list(broker_names)

@@ -164,7 +164,8 @@ class GroupConfig(Body, gc=False):
     notify_consumer_ids_changed_enable: bool = True
     retry_max_times: int = 16
     retry_queue_nums: int = 1
-    subscription_data_set: Any = None
+    subscription_data_set: Any = msgspec.UNSET
+    """Not used here; kept as it came. Unset, so that a large table has no null to be left out one by one."""
     which_broker_when_consume_slowly: int = 1
 
 

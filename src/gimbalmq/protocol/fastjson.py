@@ -48,11 +48,11 @@ _OBJECT_KEY = re.compile(rb'("\{\\"(?:[^"\\]|\\.)*"):')
 """A key that is an object's text. A closing quote is never followed by a brace, so it starts there."""
 
 
-def loads(data: bytes | str, *, limit: int | None = None) -> Any:
+def loads(data: bytes | str, *, limit: int | None = REQUEST_LIMIT) -> Any:
     """Parses a document of either dialect.
 
     Args:
-        limit: most bytes of a document that is not standard JSON; None for those we trust.
+        limit: most bytes of a document that is not standard JSON; None for files and for answers we asked for.
 
     Raises:
         RemoteProtocolError: it is neither, or longer than allowed.

@@ -393,7 +393,7 @@ class GroupAdminHandlers:
                 member, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, header.to_ext(), b""
             )
             if answer.code == 0 and answer.body:
-                status = fastjson.loads(bytes(answer.body), limit=fastjson.REQUEST_LIMIT)
+                status = fastjson.loads(bytes(answer.body))
                 table[member.client_id] = status.get("messageQueueTable", {})
         body = {"consumerTable": table, "messageQueueTable": {}}
         return request.reply(body=fastjson.dumps(body))
