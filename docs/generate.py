@@ -24,6 +24,7 @@ from gimbalmq.nameserver.config import (
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.testing import LocalCluster
 from gimbalmq.transport.channel import Handlers
+from gimbalmq.transport.limits import ServerLimits
 from gimbalmq.transport.tls_config import TLS_PROPERTY_NAMES, TlsConfig
 
 DOCS = Path(__file__).resolve().parent
@@ -56,6 +57,17 @@ BROKER_MEANINGS = {
     "max_pull_msg_nums": "most messages in the answer to such a pull",
     "max_stats_items": "most counters that are kept for topics and groups, about 350 bytes each when idle; what comes "
     "then is counted in the totals only",
+    "long_polling_max_time_mills": "ours: most ms a pull that finds nothing is kept, whatever the client asks for",
+    "max_parked_pulls": "ours: most pulls that are kept so; beyond, pulls that find nothing are told SYSTEM_BUSY",
+    "max_parked_pulls_per_connection": "ours: the same for one connection",
+    "max_heartbeat_bytes": "ours: largest heartbeat in bytes",
+    "max_groups_per_connection": "ours: groups, of consumers and producers, that one connection may be in",
+    "max_group_members": "ours: members of all groups together",
+    "max_subscription_bytes": "ours: memory of all subscriptions together",
+    "max_topics_created_per_connection": "ours: topics that the sends of one connection may create",
+    "max_groups_created_per_connection": "ours: consumer groups that one connection may create by appearing",
+    "auto_create_topic_limit": "ours: a broker with so many topics creates none for clients; operators may go on",
+    "auto_create_subscription_group_limit": "ours: the same for consumer groups",
     "register_name_server_period": "ms between registrations",
     "force_register": "send the whole table every period; `false` asks each name server first whether it has it",
     "channel_expired_timeout": "ms without a heartbeat after which a client is dropped",
@@ -202,14 +214,13 @@ ABSENT: dict[str, dict[int, str]] = {
 def broker_options() -> str:
     rows = ["| key | default | at run time | meaning |", "|---|---|---|---|"]
     defaults = BrokerConfig().to_properties()
+    meanings = BROKER_MEANINGS | _attributes(ServerLimits)
     for field in dataclasses.fields(BrokerConfig):
         if field.name in TLS_PROPERTY_NAMES:
             continue  # in a table of their own
         key = property_name(field.name)
         change = "" if field.name in _FIXED_AT_START else "yes"
-        rows.append(
-            f"| `{key}` | {_code(defaults.get(key, ''))} | {change} | {BROKER_MEANINGS[field.name]} |"
-        )
+        rows.append(f"| `{key}` | {_code(defaults.get(key, ''))} | {change} | {meanings[field.name]} |")
     return "\n".join(rows)
 
 
@@ -228,7 +239,7 @@ def _attributes(described: type) -> dict[str, str]:
 
 
 def nameserver_options() -> str:
-    meanings = _attributes(NameServerConfig)
+    meanings = _attributes(ServerLimits) | _attributes(NameServerConfig)
     defaults = to_properties(NameServerConfig())
     rows = ["| key | default | at run time | meaning |", "|---|---|---|---|"]
     for key, known in _PROPERTIES.items():

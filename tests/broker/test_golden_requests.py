@@ -222,6 +222,10 @@ def test_requests_of_java_clients(tmp_path: Path, peers: str) -> None:
             # Another scene's message is sent back in this one.
             for topic in ("sceneA", "sceneB"):
                 await desk.create(topic)
+            # Queues are locked only where they exist, for groups that do.
+            await desk.client.heartbeat("o0", group="scene_o")
+            for scene in "ABC":
+                await desk.create(f"scene_order{scene}")
             assert await _play(desk, peers) == []
             # One-way requests left their mark: two halves ended, one by commit and one by rollback.
             assert len(desk.messages("RMQ_SYS_TRANS_HALF_TOPIC")) == 2

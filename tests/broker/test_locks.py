@@ -33,6 +33,7 @@ def test_the_lock_of_one_that_is_no_member_is_given_to_a_member_that_asks_for_th
 
     async def work() -> None:
         async with open_desk(tmp_path) as desk:
+            await desk.create("T")
             await desk.client.heartbeat("b", group="g")
 
             async def granted(client_id: str, **ext: str) -> bool:
@@ -93,6 +94,8 @@ def test_locks_over_the_wire(tmp_path: Path) -> None:
     async def work() -> None:
         clock = ManualClock()
         async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            await desk.client.heartbeat(group="g")
             assert await _lock(desk.client, "a", 0, 1) == [0, 1]
             assert await _lock(desk.client, "b", 1, 2) == [2]
             assert await _lock(desk.client, "b") == []

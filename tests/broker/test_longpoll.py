@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.longpoll import LongPoll, Parked
 from gimbalmq.model.ids import parse_offset_id
 from gimbalmq.protocol.codes import RequestCode
@@ -226,10 +227,10 @@ def test_entries_are_looked_at_once() -> None:
             return entries[offset : queue.max_offset]
 
         queue = QueueLog("T", 0)
-        poll = LongPoll(tags_since)
+        poll = LongPoll(tags_since, LiveConfig(BrokerConfig()))
         woken: list[str] = []
-        poll.park(Parked(("T", 0), "g", frozenset({3}), 0, lambda: woken.append("tagged")), 60)
-        poll.park(Parked(("T", 0), "g", None, 1, lambda: woken.append("all")), 60)
+        poll.park(Parked(("T", 0), "g", frozenset({3}), 0, poll, lambda: woken.append("tagged")), 60)
+        poll.park(Parked(("T", 0), "g", None, 1, poll, lambda: woken.append("all")), 60)
         poll.arrived([queue])
         assert not looked and not woken, "nothing has grown"
         queue.max_offset = 1

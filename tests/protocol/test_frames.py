@@ -35,7 +35,7 @@ def test_stream_cut_in_two_at_every_byte_gives_the_same_frames() -> None:
     for cut in range(len(ENCODED) + 1):
         reader = FrameReader()
         assert reader.feed(ENCODED[:cut]) + reader.feed(ENCODED[cut:]) == whole
-        assert reader.buffered_bytes == 0
+        assert reader.held_bytes == 0
 
 
 def test_stream_fed_byte_by_byte_gives_the_same_frames() -> None:
@@ -58,7 +58,7 @@ def test_frames_do_not_depend_on_chunks(parts: list[tuple[int, bytes, bytes]], s
         found += reader.feed(stream[position : position + size])
         position += size
         held = min(position, len(stream)) - sum(8 + len(cut[1]) + len(cut[2]) for cut in found)
-        assert reader.buffered_bytes == held
+        assert held <= reader.held_bytes <= 65 * held, "memory, counted with what small pieces cost"
     found += reader.feed(stream[position:])
     assert found == [tuple(part) for part in parts]
 

@@ -101,4 +101,4 @@ def test_whole_record_reads_as_one_stream_in_small_pieces() -> None:
     for start in range(0, len(stream), 777):
         frames += reader.feed(stream[start : start + 777])
     assert frames == [one_frame(data) for _, data in FRAMES]
-    assert reader.buffered_bytes == 0
+    assert reader.held_bytes == 0

@@ -9,6 +9,7 @@ import pytest
 from gimbalmq.errors import ConnectError, ConnectionLostError
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.transport.channel import Channel, Handlers
+from gimbalmq.transport.limits import ServerLimits
 from gimbalmq.transport.server import RemotingServer
 from tests.support import run, until
 from tests.transport.wiring import ECHO, HOST, SILENT, echo_handlers, raw_peer, wire
@@ -44,7 +45,7 @@ def test_hooks_see_connections_come_and_go() -> None:
 
 def test_idle_connection_is_closed() -> None:
     async def work() -> None:
-        async with wire(idle_seconds=0.05) as line:
+        async with wire(limits=ServerLimits(server_channel_max_idle_time_seconds=0.05)) as line:
             client = await line.client()
             await client.call(RemotingCommand(ECHO), 5.0)
             await client.wait_closed()

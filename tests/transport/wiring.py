@@ -20,8 +20,9 @@ from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.frames import FrameReader
 from gimbalmq.protocol.serializers import decode_command, encode_frame
 from gimbalmq.transport.channel import Channel, Handlers
+from gimbalmq.transport.limits import Load, ServerLimits
 from gimbalmq.transport.pool import ChannelPool
-from gimbalmq.transport.server import IDLE_SECONDS, RemotingServer
+from gimbalmq.transport.server import RemotingServer
 from gimbalmq.transport.tls import ServerTls
 
 HOST = "127.0.0.1"
@@ -68,9 +69,9 @@ async def wire(
     client_handlers: Handlers | None = None,
     tls: ServerTls | None = None,
     client_tls: ssl.SSLContext | None = None,
-    idle_seconds: float = IDLE_SECONDS,
+    limits: ServerLimits | None = None,
 ) -> AsyncIterator[Wire]:
-    server = RemotingServer(handlers or echo_handlers(), tls=tls, idle_seconds=idle_seconds)
+    server = RemotingServer(handlers or echo_handlers(), tls=tls, load=Load(limits))
     await server.start(HOST, 0)
     pool = ChannelPool(client_handlers, tls=client_tls)
     try:

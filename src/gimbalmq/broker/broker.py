@@ -11,6 +11,7 @@ from pathlib import Path
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.broker.clients import SIGNS_SCAN_SECONDS, Consumers, Producers
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
+from gimbalmq.broker.creations import Creations
 from gimbalmq.broker.delay import TICK_SECONDS, DelayLevels, Timers
 from gimbalmq.broker.flush import GroupCommit
 from gimbalmq.broker.handlers.admin_broker import BrokerAdminHandlers
@@ -39,6 +40,7 @@ from gimbalmq.store.message_store import MessageStore
 from gimbalmq.store.results import RecoveryReport
 from gimbalmq.transport.channel import Handlers
 from gimbalmq.transport.descriptors import budget
+from gimbalmq.transport.limits import Load
 from gimbalmq.transport.network import AsyncioNetwork, Network
 from gimbalmq.transport.pool import ChannelPool
 from gimbalmq.transport.server import RemotingServer
@@ -99,8 +101,9 @@ class Broker:
         config = self.live.now
         self._tls = tls = ServerTls(config)
         self._tasks = Tasks("broker")
-        self._server = RemotingServer(self.handlers, tls=tls, network=self._network)
-        self._fast_server = RemotingServer(self.handlers, tls=tls, network=self._network)
+        self.load = Load(config.server_limits(), clock=self._clock)
+        self._server = RemotingServer(self.handlers, tls=tls, network=self._network, load=self.load)
+        self._fast_server = RemotingServer(self.handlers, tls=tls, network=self._network, load=self.load)
         # The port is in every record and id, so it is taken before the store is opened.
         await self._server.start(config.bind_address, config.listen_port)
         try:
@@ -136,7 +139,7 @@ class Broker:
             self.consumers = Consumers(clock)
             self.producers = Producers(clock)
             self.locks = QueueLocks(clock)
-            self.long_poll = LongPoll(self._tags_since)
+            self.long_poll = LongPoll(self._tags_since, live)
             self.commit = GroupCommit(self.store)
             self.writer = Writer(self.store, live, self.long_poll, self.stats, clock)
             self.delays = DelayLevels(folder, self.store, self.writer, clock)
@@ -164,15 +167,26 @@ class Broker:
             self._watchdog,
         )
         unique_ids = UniqueIdGenerator(store_host[:-4], os.getpid(), id(self) & 0x7FFFFFFF)
-        clients = ClientHandlers(self.consumers, self.producers, self.topics, self.groups, self.locks, live)
+        creations = Creations(self.topics, self.groups, live)
+        clients = ClientHandlers(
+            self.consumers,
+            self.producers,
+            self.topics,
+            self.groups,
+            self.locks,
+            self.long_poll,
+            creations,
+            live,
+        )
+        self.notices = clients.notices
         self._expel_silent = clients.expel_silent
         for family in (
             SendHandlers(
                 self.store,
                 self.writer,
                 self.topics,
-                self.groups,
                 self.producers,
+                creations,
                 self.locks,
                 self.transactions,
                 self.commit,
@@ -187,6 +201,7 @@ class Broker:
                 self.store,
                 self.topics,
                 self.groups,
+                creations,
                 self.consumers,
                 self.offsets,
                 self.long_poll,
@@ -194,7 +209,7 @@ class Broker:
                 self.stats,
             ),
             clients,
-            OffsetHandlers(self.store, self.offsets, self.topics, self.groups),
+            OffsetHandlers(self.store, self.offsets, self.topics, creations),
             QueryHandlers(self.store, self.transactions),
             TopicAdminHandlers(
                 self.store,
@@ -311,6 +326,7 @@ class Broker:
         for channel in {*self.consumers.expire(seconds), *self.producers.expire(seconds)}:
             log.info("closing %s: no heartbeat for %.0f s", channel.address, seconds)
             channel.abort()
+        self.locks.expire()
 
     async def close(self) -> None:
         """Leaves the name servers, answers what waits, saves everything, unlocks the folder."""
@@ -321,6 +337,7 @@ class Broker:
         self.topics.changed = None
         await self._registration.goodbye()
         self.long_poll.wake_all()
+        await self.long_poll.all_woken()
         await self._stop_serving()
         for save in (
             self.topics.saving.finish,

@@ -19,9 +19,7 @@ from dataclasses import dataclass, field
 
 from gimbalmq._clock import Clock
 from gimbalmq.protocol.bodies import ClientConnection, ConsumerData, Subscription
-from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
-from gimbalmq.protocol.headers.groups import GroupOnly
 from gimbalmq.transport.channel import Channel
 
 log = logging.getLogger(__name__)
@@ -53,6 +51,60 @@ class Member:
         )
 
 
+_Membership = tuple[str, Channel]
+
+
+class _Registry:
+    """Memberships, by connection and by age, so that neither an end nor a look for silent ones is a walk over all."""
+
+    def __init__(self) -> None:
+        self._by_channel: dict[Channel, dict[str, None]] = {}
+        self._by_age: dict[float | None, dict[_Membership, Member]] = {}
+        """By the silence that is allowed; who was heard last stands last."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def groups_of(self, channel: Channel) -> list[str]:
+        return list(self._by_channel.get(channel, ()))
+
+    def heard(self, group: str, member: Member, before: Member | None) -> None:
+        if before is not None:
+            self._drop_age(group, before)
+        else:
+            self._by_channel.setdefault(member.channel, {})[group] = None
+            self._count += 1
+        self._by_age.setdefault(member.silent_after, {})[group, member.channel] = member
+
+    def left(self, group: str, member: Member) -> None:
+        self._drop_age(group, member)
+        groups = self._by_channel[member.channel]
+        del groups[group]
+        if not groups:
+            del self._by_channel[member.channel]
+        self._count -= 1
+
+    def silent(self, now: float, longest: float | None = None) -> list[tuple[str, Member]]:
+        """Members that have been silent for longer than they said, or than ``longest``."""
+        found = []
+        for allowed, members in self._by_age.items():
+            seconds = allowed if longest is None else longest
+            if seconds is None:
+                continue
+            for (group, _), member in members.items():
+                if now - member.last_seen <= seconds:
+                    break
+                found.append((group, member))
+        return found
+
+    def _drop_age(self, group: str, member: Member) -> None:
+        members = self._by_age[member.silent_after]
+        del members[group, member.channel]
+        if not members:
+            del self._by_age[member.silent_after]
+
+
 @dataclass(slots=True)
 class ConsumerGroup:
     """A group while somebody of it is connected (Java: ConsumerGroupInfo)."""
@@ -63,9 +115,11 @@ class ConsumerGroup:
     consume_from_where: str = ""
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     members: dict[Channel, Member] = field(default_factory=dict)
+    size: int = 0
+    """Memory of its subscriptions, roughly."""
 
-    def heard(self, data: ConsumerData, member: Member) -> bool:
-        """Takes in a heartbeat; True where membership or topics changed."""
+    def heard(self, data: ConsumerData, member: Member) -> Member | None:
+        """Takes in a heartbeat; the member as it was before."""
         self.consume_type = data.consume_type
         self.message_model = data.message_model
         self.consume_from_where = data.consume_from_where
@@ -79,7 +133,7 @@ class ConsumerGroup:
                 member.client_id,
             )
         self.members[member.channel] = member
-        return known is None
+        return known
 
     def subscribe(self, wanted: Iterable[Subscription]) -> bool:
         """Replaces the group's topics by this heartbeat's; True where the set changed.
@@ -102,20 +156,42 @@ class ConsumerGroup:
         return changed
 
 
+def size_of(subscriptions: Iterable[Subscription]) -> int:
+    """Memory they take, roughly."""
+    return sum(
+        500
+        + 2 * len(wanted.topic)
+        + 2 * len(wanted.sub_string or "")
+        + 40 * len(wanted.code_set)
+        + sum(60 + len(tag) for tag in wanted.tags_set)
+        for wanted in subscriptions
+    )
+
+
 class Consumers:
     """All consumer groups with connected members."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._groups: dict[str, ConsumerGroup] = {}
+        self._registry = _Registry()
         self._expelled: dict[Channel, Counter[str]] = {}
         self._looked = clock.monotonic()
+        self.size = 0
+        """Memory of all subscriptions, roughly."""
+
+    def __len__(self) -> int:
+        """How many memberships there are."""
+        return len(self._registry)
 
     def group(self, name: str) -> ConsumerGroup | None:
         return self._groups.get(name)
 
     def groups(self) -> list[ConsumerGroup]:
         return list(self._groups.values())
+
+    def groups_of(self, channel: Channel) -> list[str]:
+        return self._registry.groups_of(channel)
 
     def subscribers_of(self, topic: str) -> set[str]:
         return {group.name for group in self._groups.values() if topic in group.subscriptions}
@@ -141,25 +217,35 @@ class Consumers:
         member = Member(channel, client_id, request.language, request.version, self._clock.monotonic())
         if liveness_millis is not None:
             member.silent_after = MISSED_SIGNS * liveness_millis / 1000
-        joined = group.heard(data, member)
-        changed = False if keep_subscriptions else group.subscribe(data.subscription_data_set)
-        return joined or changed
+        before = group.heard(data, member)
+        self._registry.heard(group.name, member, before)
+        changed = False
+        if not keep_subscriptions:
+            changed = group.subscribe(data.subscription_data_set)
+            self._resize(group, size_of(group.subscriptions.values()))
+        return before is None or changed
+
+    def _resize(self, group: ConsumerGroup, size: int) -> None:
+        self.size += size - group.size
+        group.size = size
 
     def leave(self, name: str, channel: Channel) -> ConsumerGroup | None:
         """The group as it is without this connection."""
         group = self._groups.get(name)
         if group is None:
             return None
-        group.members.pop(channel, None)
+        member = group.members.pop(channel, None)
+        if member is not None:
+            self._registry.left(name, member)
         if not group.members:
             del self._groups[name]
+            self._resize(group, 0)
         return group
 
     def disconnected(self, channel: Channel) -> list[ConsumerGroup]:
         """Groups that lost a member with this connection."""
         self._expelled.pop(channel, None)
-        lost = [group.name for group in self._groups.values() if channel in group.members]
-        left = (self.leave(name, channel) for name in lost)
+        left = (self.leave(name, channel) for name in self._registry.groups_of(channel))
         return [group for group in left if group is not None]
 
     def expel_silent(self) -> list[ConsumerGroup]:
@@ -169,30 +255,29 @@ class Consumers:
         """
         now = self._clock.monotonic()
         looked, self._looked = self._looked, now
-        silent = [
-            (group, member)
-            for group in self._groups.values()
-            for member in group.members.values()
-            if member.silent_after is not None and now - member.last_seen > member.silent_after
-        ]
+        silent = self._registry.silent(now)
         if not silent:
             return []
         if now - looked > 2 * SIGNS_SCAN_SECONDS:
             # We ourselves were busy or asleep; what was sent meanwhile has not been read yet.
-            for _, member in silent:
+            for name, member in silent:
                 member.last_seen = now
+                self._registry.heard(name, member, member)
             return []
-        for group, member in silent:
+        lost: dict[str, ConsumerGroup] = {}
+        for name, member in silent:
             log.warning(
                 "%s of group %s at %s is taken for hung: no sign of life for %.1f s",
                 member.client_id,
-                group.name,
+                name,
                 member.channel.address,
                 now - member.last_seen,
             )
-            self._expelled.setdefault(member.channel, Counter())[group.name] += 1
-            self.leave(group.name, member.channel)
-        return list({group.name: group for group, _ in silent}.values())
+            self._expelled.setdefault(member.channel, Counter())[name] += 1
+            group = self.leave(name, member.channel)
+            assert group is not None, "it has members"
+            lost[name] = group
+        return list(lost.values())
 
     def expelled(self, channel: Channel) -> Mapping[str, int]:
         """Groups that the client of a connection has been taken out of, and how often."""
@@ -203,23 +288,10 @@ class Consumers:
 
         Nobody is told: the others notice at their own next rebalance, as with Apache's.
         """
-        limit = self._clock.monotonic() - older_than_seconds
-        dead = [
-            (group.name, member.channel)
-            for group in self._groups.values()
-            for member in group.members.values()
-            if member.last_seen < limit
-        ]
-        for name, channel in dead:
-            self.leave(name, channel)
-        return [channel for _, channel in dead]
-
-
-def notify_changed(group: ConsumerGroup) -> None:
-    """Tells every connection of a group that its membership or topics changed."""
-    header = GroupOnly(consumer_group=group.name).to_ext()
-    for channel in list(group.members):
-        channel.oneway(RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
+        dead = self._registry.silent(self._clock.monotonic(), older_than_seconds)
+        for name, member in dead:
+            self.leave(name, member.channel)
+        return [member.channel for _, member in dead]
 
 
 class Producers:
@@ -228,7 +300,12 @@ class Producers:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._groups: dict[str, dict[Channel, Member]] = {}
-        self._turn = 0
+        self._registry = _Registry()
+        self._by_client: dict[str, dict[_Membership, Channel]] = {}
+
+    def __len__(self) -> int:
+        """How many memberships there are."""
+        return len(self._registry)
 
     def group(self, name: str) -> list[Member]:
         return list(self._groups.get(name, {}).values())
@@ -236,45 +313,55 @@ class Producers:
     def groups(self) -> dict[str, list[Member]]:
         return {name: list(members.values()) for name, members in self._groups.items()}
 
+    def groups_of(self, channel: Channel) -> list[str]:
+        return self._registry.groups_of(channel)
+
     def heartbeat(self, name: str, channel: Channel, client_id: str, request: RemotingCommand) -> None:
-        self._groups.setdefault(name, {})[channel] = Member(
-            channel, client_id, request.language, request.version, self._clock.monotonic()
-        )
+        members = self._groups.setdefault(name, {})
+        before = members.get(channel)
+        if before is not None and before.client_id != client_id:
+            self._forget_client(name, before)
+        member = Member(channel, client_id, request.language, request.version, self._clock.monotonic())
+        members[channel] = member
+        self._registry.heard(name, member, before)
+        self._by_client.setdefault(client_id, {})[name, channel] = channel
 
     def leave(self, name: str, channel: Channel) -> None:
         members = self._groups.get(name)
-        if members is not None:
-            members.pop(channel, None)
-            if not members:
-                del self._groups[name]
+        member = None if members is None else members.pop(channel, None)
+        if members is None or member is None:
+            return
+        self._registry.left(name, member)
+        self._forget_client(name, member)
+        if not members:
+            del self._groups[name]
+
+    def _forget_client(self, name: str, member: Member) -> None:
+        known = self._by_client[member.client_id]
+        del known[name, member.channel]
+        if not known:
+            del self._by_client[member.client_id]
 
     def disconnected(self, channel: Channel) -> None:
-        for name in [name for name, members in self._groups.items() if channel in members]:
+        for name in self._registry.groups_of(channel):
             self.leave(name, channel)
 
     def expire(self, older_than_seconds: float) -> list[Channel]:
-        limit = self._clock.monotonic() - older_than_seconds
-        dead = [
-            (name, channel)
-            for name, members in self._groups.items()
-            for channel, member in members.items()
-            if member.last_seen < limit
-        ]
-        for name, channel in dead:
-            self.leave(name, channel)
-        return [channel for _, channel in dead]
+        dead = self._registry.silent(self._clock.monotonic(), older_than_seconds)
+        for name, member in dead:
+            self.leave(name, member.channel)
+        return [member.channel for _, member in dead]
 
     def pick(self, name: str) -> Channel | None:
         """A connection of the group to ask about a transaction, each in its turn."""
-        channels = [channel for channel in self._groups.get(name, {}) if not channel.closed]
-        if not channels:
-            return None
-        self._turn += 1
-        return channels[self._turn % len(channels)]
+        members = self._groups.get(name, {})
+        for _ in range(len(members)):
+            channel = next(iter(members))
+            members[channel] = members.pop(channel)  # behind all others
+            if not channel.closed:
+                return channel
+        return None
 
     def find_client(self, client_id: str) -> Channel | None:
-        for members in self._groups.values():
-            for channel, member in members.items():
-                if member.client_id == client_id and not channel.closed:
-                    return channel
-        return None
+        known = self._by_client.get(client_id, {})
+        return next((channel for channel in known.values() if not channel.closed), None)

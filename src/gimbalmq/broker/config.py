@@ -18,8 +18,10 @@ from typing import get_type_hints
 from gimbalmq.errors import ConfigError
 from gimbalmq.model import topics
 from gimbalmq.model.ids import pack_host
+from gimbalmq.protocol.frames import MAX_FRAME_BYTES
 from gimbalmq.store.config import StoreConfig, parse_delay_levels
 from gimbalmq.transport.descriptors import DescriptorBudget
+from gimbalmq.transport.limits import LIMIT_RANGES, ServerLimits
 from gimbalmq.transport.tls_config import TLS_PROPERTY_NAMES, TlsConfig
 
 _PROPERTY_NAMES = {
@@ -53,6 +55,7 @@ _FIXED_AT_START = frozenset(
         "default_topic_queue_nums",
         "trace_topic_enable",
         *TLS_PROPERTY_NAMES,
+        *LIMIT_RANGES,
     }
 )
 """Changing these needs a restart; a request to change one is refused by name."""
@@ -93,6 +96,18 @@ RANGES = {
     "clean_resource_interval": (100, _DAY_MS),
     "loop_pause_warn_millis": (1, 60_000),
     "loop_pause_log_millis": (1, 3_600_000),
+    **LIMIT_RANGES,
+    "long_polling_max_time_mills": (1, 3_600_000),
+    "max_parked_pulls": (1, 10_000_000),
+    "max_parked_pulls_per_connection": (1, 10_000_000),
+    "max_heartbeat_bytes": (1024, MAX_FRAME_BYTES),
+    "max_groups_per_connection": (1, 1_000_000),
+    "max_group_members": (1, 100_000_000),
+    "max_subscription_bytes": (1024, 1 << 40),
+    "max_topics_created_per_connection": (0, 10_000_000),
+    "max_groups_created_per_connection": (0, 10_000_000),
+    "auto_create_topic_limit": (0, 10_000_000),
+    "auto_create_subscription_group_limit": (0, 10_000_000),
 }
 """The least and the most that each number may be.
 
@@ -140,6 +155,31 @@ class BrokerConfig(TlsConfig):
     """Ours: as many messages for such a pull; others get Apache's 32."""
     max_stats_items: int = 200_000
     """Ours: counters of topics and groups that are kept; a topic has two, a group on a topic two more."""
+
+    # Of these only the idle time is Apache's; they are ServerLimits, which says what they mean.
+    server_max_connections: int = 0
+    max_connections_per_address: int = 0
+    server_channel_max_idle_time_seconds: int = 120
+    server_frame_timeout_millis: int = 30_000
+    frame_max_length: int = MAX_FRAME_BYTES
+    max_partial_frame_bytes: int = 64 * 1024 * 1024
+    max_pending_write_bytes: int = 256 * 1024 * 1024
+    max_pending_write_bytes_per_connection: int = 32 * 1024 * 1024
+    max_requests_in_flight: int = 65_536
+    max_requests_in_flight_per_connection: int = 4096
+
+    # What clients may make the broker keep; all ours.
+    long_polling_max_time_mills: int = 60_000
+    max_parked_pulls: int = 100_000
+    max_parked_pulls_per_connection: int = 10_000
+    max_heartbeat_bytes: int = 1024 * 1024
+    max_groups_per_connection: int = 2_000
+    max_group_members: int = 200_000
+    max_subscription_bytes: int = 64 * 1024 * 1024
+    max_topics_created_per_connection: int = 1_000
+    max_groups_created_per_connection: int = 1_000
+    auto_create_topic_limit: int = 100_000
+    auto_create_subscription_group_limit: int = 100_000
 
     register_name_server_period: int = 30_000
     force_register: bool = True
@@ -218,6 +258,9 @@ class BrokerConfig(TlsConfig):
         if not hours or not all(0 <= hour <= 23 for hour in hours):
             raise ConfigError("deleteWhen", self.delete_when, "use hours from 00 to 23, like 04 or 02;14")
         return hours
+
+    def server_limits(self) -> ServerLimits:
+        return ServerLimits(**{name: getattr(self, name) for name in LIMIT_RANGES})
 
     def store_config(self, port: int, descriptors: DescriptorBudget) -> StoreConfig:
         """What the store needs of it; ``port`` is the one really listened on."""

@@ -19,6 +19,11 @@ class QueueLocks:
         self._clock = clock
         self._live_seconds = live_seconds
         self._held: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
+        self._by_age: dict[tuple[str, MessageQueue], float] = {}
+        """When each was last renewed; the one that was renewed last stands last."""
+
+    def __len__(self) -> int:
+        return len(self._by_age)
 
     def lock(
         self,
@@ -33,7 +38,7 @@ class QueueLocks:
             gone: whether a client's lock may be taken over.
         """
         now = self._clock.monotonic()
-        held = self._held.setdefault(group, {})
+        held = self._held.get(group, {})
         granted = []
         for queue in queues:
             owner = held.get(queue)
@@ -44,17 +49,36 @@ class QueueLocks:
                 or gone(owner[0])
             ):
                 held[queue] = (client_id, now)
+                self._by_age.pop((group, queue), None)
+                self._by_age[group, queue] = now
                 granted.append(queue)
+        if held:
+            self._held[group] = held
         return granted
+
+    def expire(self) -> None:
+        """Forgets locks that were not renewed in time."""
+        now = self._clock.monotonic()
+        dead = []
+        for place, since in self._by_age.items():
+            if now - since <= self._live_seconds:
+                break
+            dead.append(place)
+        for group, queue in dead:
+            self._drop(group, queue)
+
+    def _drop(self, group: str, queue: MessageQueue) -> None:
+        held = self._held[group]
+        del held[queue], self._by_age[group, queue]
+        if not held:
+            del self._held[group]
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
         held = self._held.get(group, {})
         for queue in queues:
             owner = held.get(queue)
             if owner is not None and owner[0] == client_id:
-                del held[queue]
-        if not held:
-            self._held.pop(group, None)
+                self._drop(group, queue)
 
     def any_locked(self, group: str) -> bool:
         """True while an ordered consumer of the group is alive."""
@@ -62,4 +86,5 @@ class QueueLocks:
         return any(now - since <= self._live_seconds for _, since in self._held.get(group, {}).values())
 
     def forget(self, group: str) -> None:
-        self._held.pop(group, None)
+        for queue in list(self._held.get(group, ())):
+            self._drop(group, queue)

@@ -274,6 +274,9 @@ class Groups:
             )
         return found
 
+    def __len__(self) -> int:
+        return len(self._table)
+
     def known(self, group: str) -> GroupConfig | None:
         """As ``find``, but never creates."""
         return self._table.get(group)

@@ -26,12 +26,34 @@ class TagFilter(NamedTuple):
 EVERYTHING = TagFilter(None, None)
 
 
-@lru_cache(maxsize=1024)
+MAX_EXPRESSION = 16_384
+MAX_TAGS = 1024
+"""The longest expression, in letters and in tags: whoever waits with one makes the broker keep it."""
+
+_SHORT = 256
+
+
 def parse_tags(expression: str) -> TagFilter:
-    """Reads an expression; raises ValueError where no tag is left of it."""
+    """Reads an expression; raises ValueError where no tag is left of it, or where it is too long."""
+    # Nearly all are short and repeat; few of the long ones are kept, for they are large once read.
+    return _read_short(expression) if len(expression) <= _SHORT else _read_long(expression)
+
+
+def _read(expression: str) -> TagFilter:
+    if len(expression) > MAX_EXPRESSION:
+        raise ValueError(
+            f"the expression has {len(expression)} letters; at most {MAX_EXPRESSION} are read: "
+            "use * and look at the tags when the messages have come"
+        )
     if expression.strip() in ("", ALL):
         return EVERYTHING
     tags = frozenset(part.strip() for part in expression.split("||") if part.strip())
     if not tags:
         raise ValueError(f"{expression!r} names no tag; use * or TagA || TagB")
+    if len(tags) > MAX_TAGS:
+        raise ValueError(f"the expression names {len(tags)} tags; at most {MAX_TAGS} are looked for")
     return TagFilter(tags, frozenset(map(tag_hash, tags)))
+
+
+_read_short = lru_cache(maxsize=1024)(_read)
+_read_long = lru_cache(maxsize=64)(_read)

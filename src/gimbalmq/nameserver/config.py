@@ -6,7 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
 from gimbalmq.errors import ConfigError
+from gimbalmq.protocol.frames import MAX_FRAME_BYTES
+from gimbalmq.transport.limits import ServerLimits, check_limit
 from gimbalmq.transport.tls_config import TLS_PROPERTY_NAMES, TlsConfig
+
+_LIMITS = {
+    "serverMaxConnections": "server_max_connections",
+    "maxConnectionsPerAddress": "max_connections_per_address",
+    "serverFrameTimeoutMillis": "server_frame_timeout_millis",
+    "frameMaxLength": "frame_max_length",
+    "maxPartialFrameBytes": "max_partial_frame_bytes",
+    "maxPendingWriteBytes": "max_pending_write_bytes",
+    "maxPendingWriteBytesPerConnection": "max_pending_write_bytes_per_connection",
+    "maxRequestsInFlight": "max_requests_in_flight",
+    "maxRequestsInFlightPerConnection": "max_requests_in_flight_per_connection",
+}
+"""Limits of the server, by RocketMQ-like name; the idle time, which is Apache's, is apart."""
 
 ALWAYS_BLACK_LISTED = ("configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome")
 """Properties that a request may never change."""
@@ -42,6 +57,7 @@ class NameServerConfig(TlsConfig):
 
     Those of ``TlsConfig`` besides; it makes no connections, but believes the certificate of a broker that was
     given the same keys.
+    The others are ServerLimits, which says what they mean.
     """
 
     host: str = "127.0.0.1"
@@ -66,6 +82,15 @@ class NameServerConfig(TlsConfig):
     max_inflated_registration_size: int = 32 * 1024 * 1024
     max_kv_config_nums: int = 10_000
     max_kv_config_size: int = 4 * 1024 * 1024
+    server_max_connections: int = 0
+    max_connections_per_address: int = 0
+    server_frame_timeout_millis: int = 30_000
+    frame_max_length: int = MAX_FRAME_BYTES
+    max_partial_frame_bytes: int = 64 * 1024 * 1024
+    max_pending_write_bytes: int = 256 * 1024 * 1024
+    max_pending_write_bytes_per_connection: int = 32 * 1024 * 1024
+    max_requests_in_flight: int = 65_536
+    max_requests_in_flight_per_connection: int = 4096
 
     def __post_init__(self) -> None:
         TlsConfig.__post_init__(self)
@@ -87,9 +112,17 @@ class NameServerConfig(TlsConfig):
                 raise ConfigError(option, getattr(self, option), f"use {low} to {high}")
         if not self.wait_for_service >= 0:
             raise ConfigError("wait_for_service", self.wait_for_service, "use 0 or more seconds")
+        for key, option in _LIMITS.items():
+            check_limit(option, key, getattr(self, option))
         for option in ("kv_config_path", "config_store_path"):
             if getattr(self, option) == "":
                 raise ConfigError(option, "", "name a file, or leave the option out")
+
+    def server_limits(self) -> ServerLimits:
+        return ServerLimits(
+            server_channel_max_idle_time_seconds=self.idle_timeout,
+            **{option: getattr(self, option) for option in _LIMITS.values()},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +215,7 @@ _PROPERTIES: dict[str, _Property] = {
     "needWaitForService": _Property("need_wait_for_service", _boolean, _write_boolean),
     "waitSecondsForService": _Property("wait_for_service", _integer, _write_seconds),
     "serverChannelMaxIdleTimeSeconds": _Property("idle_timeout", _integer, _write_seconds),
+    **{key: _Property(option, _integer, _write_text) for key, option in _LIMITS.items()},
     "configBlackList": _Property("config_black_list", _names, _write_names),
     **{
         key: _Property(option, _optional_boolean, _write_optional_boolean)
@@ -198,7 +232,7 @@ _PROPERTIES: dict[str, _Property] = {
     "maxKvConfigNums": _Property("max_kv_config_nums", _integer, _write_text),
     "maxKvConfigSize": _Property("max_kv_config_size", _integer, _write_text),
 }
-"""RocketMQ's name of each option. brokerChannelExpiredTime, a constant in Java, and the bounds (max...) are ours."""
+"""RocketMQ's name of each option. Ours are brokerChannelExpiredTime, in Java a constant, and the limits."""
 
 assert {known.option for known in _PROPERTIES.values()} == {field.name for field in fields(NameServerConfig)}
 
@@ -206,6 +240,7 @@ FIXED_WHILE_RUNNING = (
     "bindAddress",
     "listenPort",
     "serverChannelMaxIdleTimeSeconds",
+    *_LIMITS,
     *TLS_PROPERTY_NAMES.values(),
 )
 """Properties that are read once, at the start."""

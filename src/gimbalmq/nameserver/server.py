@@ -14,6 +14,7 @@ from gimbalmq.nameserver.kv import KvConfig
 from gimbalmq.nameserver.route_table import RouteTable
 from gimbalmq.nameserver.settings import Settings
 from gimbalmq.transport.channel import Channel, Handlers
+from gimbalmq.transport.limits import Load
 from gimbalmq.transport.network import Network
 from gimbalmq.transport.server import RemotingServer
 from gimbalmq.transport.tasks import Tasks
@@ -80,7 +81,8 @@ class NameServer:
         handlers.closed = requests.disconnected
         self.table.swept_later = self._sweep_later
         tls = ServerTls(config)
-        remoting = RemotingServer(handlers, tls=tls, network=self._network, idle_seconds=config.idle_timeout)
+        load = Load(config.server_limits(), clock=self._clock)
+        remoting = RemotingServer(handlers, tls=tls, network=self._network, load=load)
         await remoting.start(config.host, config.port)
         self._remoting = remoting
         self._settings.config = replace(config, port=remoting.port)

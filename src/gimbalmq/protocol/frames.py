@@ -21,25 +21,29 @@ _WORDS = struct.Struct(">iI")
 MAX_FRAME_BYTES = 16_777_216
 """Whole frame, length word included (Java: com.rocketmq.remoting.frameMaxLength)."""
 
+_PIECE_BYTES = 64
+"""What a piece of a frame costs beside its bytes: a peer may send a frame in very small pieces."""
 
 Frame = tuple[int, bytes, bytes]
 """Header encoding, header, body. A plain tuple: one is made for every message."""
 
 
 class FrameReader:
-    """Cuts a byte stream into frames; holds at most one frame of unfinished bytes."""
+    """Cuts a byte stream into frames; holds at most one frame of unfinished bytes, and only those that came.
 
-    __slots__ = ("_max", "_missing", "_pieces")
+    Attributes:
+        held_bytes: memory that the unfinished frame takes.
+        wanted_bytes: what is missing of it, as far as it is known.
+    """
 
-    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+    __slots__ = ("_max", "_max_header", "_pieces", "held_bytes", "wanted_bytes")
+
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES, max_header_bytes: int = 0xFFFFFF) -> None:
         self._max = max_frame_bytes
+        self._max_header = max_header_bytes
         self._pieces: list[bytes] = []
-        self._missing = 0
-        """Bytes still wanted before another look is worth it."""
-
-    @property
-    def buffered_bytes(self) -> int:
-        return sum(map(len, self._pieces))
+        self.held_bytes = 0
+        self.wanted_bytes = 0
 
     def feed(self, data: bytes) -> list[Frame]:
         """Takes what the socket gave and returns the frames it completed.
@@ -49,11 +53,13 @@ class FrameReader:
         """
         if self._pieces:
             self._pieces.append(data)
-            self._missing -= len(data)
-            if self._missing > 0:
+            self.held_bytes += len(data) + _PIECE_BYTES
+            self.wanted_bytes -= len(data)
+            if self.wanted_bytes > 0:
                 return []
             data = b"".join(self._pieces)
             self._pieces.clear()
+            self.held_bytes = 0
         frames: list[Frame] = []
         append = frames.append
         words = _WORDS.unpack_from
@@ -69,17 +75,19 @@ class FrameReader:
             header_start = position + 8
             stop = position + 4 + length
             body_start = header_start + (word & 0xFFFFFF)
-            if body_start > stop:
+            if body_start > stop or body_start - header_start > self._max_header:
                 raise RemoteProtocolError(
-                    f"header length {word & 0xFFFFFF} exceeds the frame of {length} bytes"
+                    f"header length {word & 0xFFFFFF} exceeds the frame of {length} bytes, "
+                    f"or {self._max_header}"
                 )
             if stop > end:
-                self._missing = stop - end
+                self.wanted_bytes = stop - end
                 break
             append((word >> 24, data[header_start:body_start], data[body_start:stop]))
             position = stop
         else:
-            self._missing = 8 - (end - position)
+            self.wanted_bytes = 8 - (end - position)
         if position < end:
             self._pieces.append(data[position:] if position else data)
+            self.held_bytes = end - position + _PIECE_BYTES
         return frames

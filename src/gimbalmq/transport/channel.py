@@ -16,6 +16,7 @@ import inspect
 import logging
 import socket
 import ssl
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, cast
 
@@ -35,13 +36,15 @@ from gimbalmq.protocol.command import JSON_HEADER, ONEWAY_FLAG, RemotingCommand
 from gimbalmq.protocol.frames import Frame, FrameReader
 from gimbalmq.protocol.pending import PendingCalls
 from gimbalmq.protocol.serializers import decode_command, encode_frame
+from gimbalmq.transport.limits import MAX_HEADER_BYTES, SLOWEST_BYTES_PER_SECOND, TURN_SECONDS, Load
 from gimbalmq.transport.tls import HANDSHAKE_BYTE, HANDSHAKE_SECONDS, ServerTls, TlsMode, TlsPipe
 
 log = logging.getLogger(__name__)
 
 Answer = RemotingCommand | None
 Handler = Callable[["Channel", RemotingCommand], Answer | Awaitable[Answer]]
-BatchHandler = Callable[["Channel", list[Frame]], None]
+BatchHandler = Callable[["Channel", list[Frame]], int]
+"""Returns how many of the frames it has handled, at least one: what takes long may leave the rest for another turn."""
 
 MAX_CALLS_IN_FLIGHT = 65_535
 """Unanswered calls of one connection, each direction (Java: clientAsyncSemaphoreValue)."""
@@ -57,6 +60,12 @@ GATHER_BYTES = 65_536
 
 _FAREWELL_SECONDS = 1.0
 """A peer that is closed for its fault has so long to read why."""
+
+_RUN_FRAMES = 512
+"""A batch handler gets so many frames at once: it must be done before the others' turn comes."""
+
+_ANSWERS_PER_TURN = 64
+"""So many answers that waited for a slow peer are made in one turn."""
 
 _BUSY = "[OVERLOAD]system busy, start flow control for a while"
 
@@ -120,9 +129,16 @@ class Channel(asyncio.Protocol):
         server_tls: ServerTls | None = None,
         client_tls: ssl.SSLContext | None = None,
         tls_host: str | None = None,
+        load: Load | None = None,
     ) -> None:
         self._handlers = handlers
-        self._reader = FrameReader()
+        self._load = load
+        if load is None:
+            self._reader = FrameReader()
+            self._most_in_flight = MAX_CALLS_IN_FLIGHT
+        else:
+            self._reader = FrameReader(load.limits.frame_max_length, MAX_HEADER_BYTES)
+            self._most_in_flight = load.limits.max_requests_in_flight_per_connection
         self._pending: PendingCalls[Waiter] = PendingCalls()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -131,7 +147,15 @@ class Channel(asyncio.Protocol):
         self._out_bytes = 0
         self._flush_scheduled = False
         self._held: list[Frame] = []
+        self._turn_scheduled = False
+        self._in_flight = 0
+        self._reading = True
         self._write_paused = False
+        self._unwritten_seen = 0
+        self._when_writable: deque[Callable[[], None]] = deque()
+        self._frame_since: float | None = None
+        """Since when the peer owes us the rest of a frame, its first one included."""
+        self._partial_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._server_tls = server_tls
         self._client_tls = client_tls
@@ -165,7 +189,7 @@ class Channel(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.last_active = self._loop.time()
+        self.last_active = self._frame_since = self._loop.time()
         if self._client_tls is not None:
             self._start_tls(TlsPipe(self._client_tls, server_side=False, host=self._tls_host))
         if self._handlers.opened is not None:
@@ -183,8 +207,12 @@ class Channel(asyncio.Protocol):
                 if not data:
                     return
             frames = self._reader.feed(data)
-            if frames:
-                self._handle([*self._held, *frames] if self._held else frames)
+            if self._load is not None and (self._frame_since is not None or self._reader.held_bytes):
+                self._note_partial(bool(frames))
+            if self._held:
+                self._held += frames
+            elif frames:
+                self._handle(frames)
         except RemoteProtocolError as error:
             self._refuse(error)
 
@@ -212,6 +240,9 @@ class Channel(asyncio.Protocol):
             task.cancel()
         self._out.clear()
         self._held.clear()
+        self._when_writable.clear()
+        if self._load is not None:
+            self._load.forget(self)
         if self._lost is not None and not self._lost.done():
             self._lost.set_result(None)
         if self._handlers.closed is not None:
@@ -220,21 +251,18 @@ class Channel(asyncio.Protocol):
     def pause_writing(self) -> None:
         # A peer that does not read its answers gets no more of its requests read. Only servers
         # do this: two ends that both stopped reading until the other reads would wait forever.
-        self._write_paused = self._server_tls is not None
-        if self._write_paused and self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+        if self._load is None:
+            return
+        self._write_paused = True
+        self._pause_reading()
+        self._load.waiting(self, self.unwritten_bytes)
 
     def resume_writing(self) -> None:
-        if not self._write_paused:
+        if not self._write_paused or self._load is None:
             return
         self._write_paused = False
-        if self._held:
-            try:
-                self._handle(self._held)
-            except RemoteProtocolError as error:
-                self._refuse(error)
-        if not self._write_paused and self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._load.waiting(self, 0)
+        self._turn()
 
     # -- our side --------------------------------------------------------------------
 
@@ -251,6 +279,42 @@ class Channel(asyncio.Protocol):
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """What waits for the peer to read."""
+        waiting = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return self._out_bytes + waiting
+
+    @property
+    def crowded(self) -> bool:
+        """Much waits to be written to others, too: answers that may be large or small should be small."""
+        return self._load is not None and self._load.crowded
+
+    def when_writable(self, answer: Callable[[], None]) -> None:
+        """Calls ``answer`` now, or later if the peer has yet to read what is written.
+
+        For answers to what was asked long ago: a peer that does not read must not gather them.
+        """
+        if self._out_bytes > FLUSH_BYTES:
+            self._flush()
+        if self._write_paused:
+            self._when_writable.append(answer)
+        else:
+            answer()
+
+    def began(self, requests: int = 1) -> None:
+        """So many requests of this connection will be answered later; ``finished`` must follow."""
+        self._in_flight += requests
+        if self._load is not None:
+            self._load.in_flight += requests
+
+    def finished(self, requests: int = 1) -> None:
+        self._in_flight -= requests
+        if self._load is not None:
+            self._load.in_flight -= requests
+            if not self._reading and not self._stalled():
+                self._schedule_turn()
 
     async def call(self, command: RemotingCommand, timeout: float) -> RemotingCommand:
         """Sends a request and waits for its answer, whatever its code.
@@ -277,9 +341,9 @@ class Channel(asyncio.Protocol):
                 ConnectionLostError(f"the connection to {self.address} is closed{self._why()}")
             )
             return
-        if len(self._pending) >= MAX_CALLS_IN_FLIGHT:
+        if len(self._pending) >= self._most_in_flight:
             waiter.set_exception(
-                OverloadedError(f"{MAX_CALLS_IN_FLIGHT} calls to {self.address} wait for an answer already")
+                OverloadedError(f"{self._most_in_flight} calls to {self.address} wait for an answer already")
             )
             return
         now = self._loop.time()
@@ -332,6 +396,37 @@ class Channel(asyncio.Protocol):
         finally:
             if not self._tls.established:
                 self.abort()
+
+    def give_up(self, why: str) -> None:
+        """Closes at once a connection that costs too much."""
+        self._note_trouble(why)
+        self.abort()
+
+    def _note_trouble(self, why: str) -> None:
+        self._trouble = why
+        if self._load is None or self._load.may_log():
+            log.warning("closing %s: %s", self.address, why)
+
+    def is_idle(self, seconds: float) -> bool:
+        """Whether nothing has come or gone for so long."""
+        now = self._loop.time()
+        if now - self.last_active <= seconds:
+            return False
+        # A large answer on a slow line leaves bit by bit, and nobody tells us.
+        unwritten = self.unwritten_bytes
+        if unwritten != self._unwritten_seen:
+            self._unwritten_seen = unwritten
+            self.last_active = now
+            return False
+        return True
+
+    def frame_overdue(self, seconds: float) -> bool:
+        """Whether the peer has been sending one frame, or nothing at all since it connected, for too long."""
+        if self._frame_since is None or not self._reading:
+            return False
+        reader = self._reader
+        longest = seconds + (reader.held_bytes + reader.wanted_bytes) / SLOWEST_BYTES_PER_SECOND
+        return self._loop.time() - self._frame_since > longest
 
     async def wait_closed(self) -> None:
         if not self.closed:
@@ -386,8 +481,7 @@ class Channel(asyncio.Protocol):
         """Closes because of what the peer did, and tells a TLS peer why."""
         if self.closed or self._transport is None or self._transport.is_closing():
             return
-        self._trouble = str(error)
-        log.warning("closing %s: %s", self.address, error)
+        self._note_trouble(str(error))
         if self._tls is None:
             self._transport.abort()
             return
@@ -406,13 +500,19 @@ class Channel(asyncio.Protocol):
         # Answers given meanwhile gather in _out and leave together below.
         self._flush_scheduled = True
         self._held = []
+        load = self._load
         try:
             position, count = 0, len(frames)
+            ends = load.now() + TURN_SECONDS if load is not None and count > 1 else 0.0
             while position < count and not self.closed:
                 if self._out_bytes > FLUSH_BYTES:
                     self._flush()
                     self._flush_scheduled = True
-                if self._write_paused:
+                if (
+                    load is not None
+                    and (position or self._in_flight or self._write_paused)
+                    and (self._stalled() or (position and load.now() > ends))
+                ):
                     self._held = frames[position:]
                     break
                 frame = frames[position]
@@ -426,11 +526,80 @@ class Channel(asyncio.Protocol):
                 start = position
                 position += 1
                 if mark not in singles:
-                    while position < count and frames[position][1][8:11] == mark:
+                    end = min(count, start + _RUN_FRAMES)
+                    while position < end and frames[position][1][8:11] == mark:
                         position += 1
-                batch(self, frames[start:position] if position - start < count else frames)
+                position = start + batch(self, frames[start:position] if position - start < count else frames)
         finally:
             self._flush()
+            if load is not None and (self._held or self._in_flight or self._write_paused):
+                self._rest()
+
+    def _note_partial(self, completed: bool) -> None:
+        """Keeps the count of unfinished bytes, and since when they are."""
+        load, held = self._load, self._reader.held_bytes
+        assert load is not None
+        if completed:
+            self._frame_since = self.last_active if held else None
+        elif self._frame_since is None:
+            self._frame_since = self.last_active
+        if held != self._partial_bytes:
+            self._partial_bytes = held
+            load.partial(self, held)
+
+    def _stalled(self) -> bool:
+        """Whether no more requests of this peer may be begun until it reads, or until some are answered."""
+        load, running = self._load, self._in_flight
+        return self._write_paused or (
+            running > 0
+            and load is not None
+            and (running >= self._most_in_flight or load.in_flight >= load.limits.max_requests_in_flight)
+        )
+
+    def _rest(self) -> None:
+        """After some requests: stop reading if more must wait, and see that their turn comes."""
+        stalled = self._stalled()
+        if stalled or self._held:
+            self._pause_reading()
+        if self._held and not stalled:
+            self._schedule_turn()
+
+    def _schedule_turn(self) -> None:
+        if not self._turn_scheduled and not self.closed:
+            self._turn_scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Goes on with what had to wait, in order, and reads on when nothing waits any more."""
+        self._turn_scheduled = False
+        for _ in range(min(_ANSWERS_PER_TURN, len(self._when_writable))):
+            if self._write_paused:
+                return
+            self._when_writable.popleft()()
+            if self._out_bytes > FLUSH_BYTES:
+                self._flush()
+        if self._when_writable:
+            self._schedule_turn()
+            return
+        if self._held and not self._stalled():
+            try:
+                self._handle(self._held)
+            except RemoteProtocolError as error:
+                self._refuse(error)
+        if not self._held and not self._stalled():
+            self._resume_reading()
+
+    def _pause_reading(self) -> None:
+        if self._reading and self._transport is not None and not self._transport.is_closing():
+            self._reading = False
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if not self._reading and self._transport is not None and not self._transport.is_closing():
+            self._reading = True
+            if self._frame_since is not None:
+                self._frame_since = self._loop.time()  # the pause was ours
+            self._transport.resume_reading()
 
     def handle_frame(self, frame: Frame) -> None:
         """One frame by the general way; batch handlers give back here what is not theirs."""
@@ -469,9 +638,16 @@ class Channel(asyncio.Protocol):
                 answer.close()
             self._reply(request, request.reply(2, _BUSY))
             return
+        self.began()
         task = self._loop.create_task(self._finish(request, answer))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: self._finished(task, answer))
+
+    def _finished(self, task: asyncio.Task[None], answer: Awaitable[Answer]) -> None:
+        self._tasks.discard(task)
+        self.finished()
+        if inspect.iscoroutine(answer):
+            answer.close()  # the connection may have ended before its first step
 
     async def _finish(self, request: RemotingCommand, answer: Awaitable[Answer]) -> None:
         try:
@@ -511,6 +687,8 @@ class Channel(asyncio.Protocol):
             else:
                 self._transport.writelines(out)
             self.last_active = self._loop.time()
+            if self._write_paused and self._load is not None:
+                self._load.waiting(self, self.unwritten_bytes)
 
     def _set_timer(self, deadline: float) -> None:
         self._timer_at = deadline

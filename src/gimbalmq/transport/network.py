@@ -73,8 +73,12 @@ class AsyncioNetwork:
 
     async def listen(self, factory: Callable[[], asyncio.Protocol], host: str, port: int) -> Listener:
         loop = asyncio.get_running_loop()
+        # asyncio's own loop tries as often to accept while there are no files left, with an error for each.
+        backlog = 128 if isinstance(loop, asyncio.BaseEventLoop) else 1024
         try:
-            server = await loop.create_server(factory, host or None, port, backlog=1024, reuse_address=True)
+            server = await loop.create_server(
+                factory, host or None, port, backlog=backlog, reuse_address=True
+            )
         except OSError as error:
             raise ConnectError(
                 f"cannot listen on {host}:{port}: {error.strerror or error}; "

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+from typing import cast
 
 from gimbalmq.transport.channel import Channel, Handlers
+from gimbalmq.transport.limits import Load
 from gimbalmq.transport.network import AsyncioNetwork, Listener, Network
 from gimbalmq.transport.tasks import Tasks
 from gimbalmq.transport.tls import ServerTls
-
-log = logging.getLogger(__name__)
-
-IDLE_SECONDS = 120.0
-"""No byte either way for this long closes a connection (Java: serverChannelMaxIdleTimeSeconds)."""
 
 
 class RemotingServer:
@@ -25,12 +21,13 @@ class RemotingServer:
         *,
         tls: ServerTls | None = None,
         network: Network | None = None,
-        idle_seconds: float = IDLE_SECONDS,
+        load: Load | None = None,
     ) -> None:
+        """Servers that share a ``load`` share its limits."""
         self._handlers = handlers
         self._tls = tls or ServerTls()
         self._network = network or AsyncioNetwork()
-        self._idle_seconds = idle_seconds
+        self._load = load or Load()
         self._listener: Listener | None = None
         self._tasks = Tasks("server")
         self.channels: set[Channel] = set()
@@ -42,17 +39,27 @@ class RemotingServer:
 
     async def start(self, host: str, port: int) -> None:
         self._listener = await self._network.listen(self._accept, host, port)
-        self._tasks.every(min(10.0, self._idle_seconds / 2), self._close_idle, "idle connections")
+        shortest = min(self._idle_seconds, self._frame_seconds)
+        self._tasks.every(min(10.0, shortest / 2), self._close_idle, "idle connections")
+
+    @property
+    def _idle_seconds(self) -> float:
+        return self._load.limits.server_channel_max_idle_time_seconds
+
+    @property
+    def _frame_seconds(self) -> float:
+        return self._load.limits.server_frame_timeout_millis / 1000
 
     def _accept(self) -> Channel:
-        return _ServerChannel(self._handlers, self.channels, self._tls)
+        return _ServerChannel(self._handlers, self.channels, self._tls, self._load)
 
     def _close_idle(self) -> None:
-        oldest = asyncio.get_running_loop().time() - self._idle_seconds
+        idle, frame = self._idle_seconds, self._frame_seconds
         for channel in list(self.channels):
-            if channel.last_active < oldest:
-                log.info("closing %s: idle for %.0f s", channel.address, self._idle_seconds)
-                channel.abort()
+            if channel.is_idle(idle):
+                channel.give_up(f"idle for {idle:g} s (serverChannelMaxIdleTimeSeconds)")
+            elif channel.frame_overdue(frame):
+                channel.give_up(f"no whole frame came within {frame:g} s (serverFrameTimeoutMillis)")
 
     def abort_all(self) -> None:
         """Breaks every connection at once."""
@@ -77,14 +84,27 @@ class RemotingServer:
 
 
 class _ServerChannel(Channel):
-    def __init__(self, handlers: Handlers, channels: set[Channel], tls: ServerTls) -> None:
-        super().__init__(handlers, server_tls=tls)
+    def __init__(self, handlers: Handlers, channels: set[Channel], tls: ServerTls, load: Load) -> None:
+        super().__init__(handlers, server_tls=tls, load=load)
         self._channels = channels
+        self._counts = load
+        self._counted_host: str | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        peer = transport.get_extra_info("peername")
+        host = str(peer[0]).partition("%")[0].removeprefix("::ffff:") if isinstance(peer, tuple) else ""
+        if not self._counts.admit(host):
+            self.closed = True
+            cast(asyncio.Transport, transport).abort()
+            return
+        self._counted_host = host
         self._channels.add(self)
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._counted_host is None:
+            self._counts.forget(self)
+            return
+        self._counts.left(self._counted_host)
         self._channels.discard(self)
         super().connection_lost(exc)

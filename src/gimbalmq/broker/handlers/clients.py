@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 
-from gimbalmq.broker.clients import LIVENESS_MILLIS, ConsumerGroup, Consumers, Producers, notify_changed
+from gimbalmq.broker.clients import LIVENESS_MILLIS, Consumers, Producers, size_of
 from gimbalmq.broker.config import LiveConfig
+from gimbalmq.broker.creations import Creations
 from gimbalmq.broker.locks import QueueLocks
+from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.metadata import UNIT_SUB_FLAG, Groups, Topics
-from gimbalmq.errors import ResponseError
+from gimbalmq.broker.notices import GroupNotices
+from gimbalmq.errors import InvalidParameterError, ResponseError, SystemBusyError
 from gimbalmq.filter.tags import parse_tags
 from gimbalmq.model.queues import MessageQueue
-from gimbalmq.model.topics import retry_topic
+from gimbalmq.model.topics import MAX_GROUP_LENGTH, retry_topic
 from gimbalmq.protocol.bodies import (
     CheckClientConfig,
+    ConsumerData,
     ConsumerIdList,
     Heartbeat,
     LockReply,
@@ -33,6 +37,8 @@ from gimbalmq.transport.channel import Answer, Channel, Handlers
 
 log = logging.getLogger(__name__)
 
+MAX_CLIENT_ID_LENGTH = 1024
+
 
 class ClientHandlers:
     """Java: ClientManageProcessor, ConsumerManageProcessor's list, the lock requests."""
@@ -44,6 +50,8 @@ class ClientHandlers:
         topics: Topics,
         groups: Groups,
         locks: QueueLocks,
+        long_poll: LongPoll,
+        creations: Creations,
         live: LiveConfig,
     ) -> None:
         self._consumers = consumers
@@ -51,7 +59,10 @@ class ClientHandlers:
         self._topics = topics
         self._groups = groups
         self._locks = locks
+        self._long_poll = long_poll
+        self._creations = creations
         self._live = live
+        self.notices = GroupNotices(consumers)
 
     def register(self, handlers: Handlers) -> None:
         handlers.add(RequestCode.HEART_BEAT, self.heartbeat)
@@ -64,25 +75,33 @@ class ClientHandlers:
         handlers.closed = self.disconnected
 
     def heartbeat(self, channel: Channel, request: RemotingCommand) -> Answer:
+        most = self._live.now.max_heartbeat_bytes
+        if len(request.body) > most:
+            raise InvalidParameterError(
+                f"the heartbeat has {len(request.body)} bytes; at most {most} are read (maxHeartbeatBytes): "
+                "spread the groups over several clients"
+            )
         beat = Heartbeat.of_request(request.body)
+        self._check(channel, beat)
         liveness = HeartbeatRequest.from_ext(request.ext_fields).liveness_millis
         if liveness is not None:
             low, high = LIVENESS_MILLIS
             liveness = min(high, max(low, liveness))
+        refused: ResponseError | None = None
         for data in beat.consumer_data_set:
-            settings = self._groups.find(data.group_name)
-            if settings is None:
+            try:
+                known = self._join(channel, data, beat)
+            except ResponseError as error:
+                # The other groups are no worse for it.
+                refused = refused or error
+                continue
+            if not known:
                 log.warning(
                     "heartbeat of %s passed over: group %s does not exist and is not created by itself",
                     beat.client_id,
                     data.group_name,
                 )
                 continue
-            self._topics.ensure(
-                retry_topic(data.group_name),
-                settings.retry_queue_nums,
-                sys_flag=UNIT_SUB_FLAG if data.unit_mode else 0,
-            )
             changed = self._consumers.heartbeat(
                 data,
                 channel,
@@ -92,11 +111,11 @@ class ClientHandlers:
                 liveness_millis=liveness,
             )
             if changed:
-                group = self._consumers.group(data.group_name)
-                if group is not None:
-                    self._tell(group)
+                self._tell(data.group_name)
         for producer in beat.producer_data_set:
             self._producers.heartbeat(producer.group_name, channel, beat.client_id, request)
+        if refused is not None:
+            raise refused
         if liveness is None:
             return request.reply()
         expelled = sorted(self._consumers.expelled(channel).items())
@@ -106,32 +125,88 @@ class ClientHandlers:
         )
         return request.reply(ext_fields=reply.to_ext())
 
+    def _check(self, channel: Channel, beat: Heartbeat) -> None:
+        """What a client may make the broker keep by heartbeats; raises before anything is kept."""
+        config = self._live.now
+        if len(beat.client_id) > MAX_CLIENT_ID_LENGTH:
+            raise InvalidParameterError(
+                f"the client id has {len(beat.client_id)} letters; at most {MAX_CLIENT_ID_LENGTH} are kept"
+            )
+        consumed = {data.group_name for data in beat.consumer_data_set}
+        produced = {data.group_name for data in beat.producer_data_set}
+        longest = max(map(len, produced), default=0)
+        if longest > MAX_GROUP_LENGTH:
+            raise InvalidParameterError(
+                f"a producer group has {longest} letters; at most {MAX_GROUP_LENGTH} are kept"
+            )
+        new = len(consumed.difference(own := self._consumers.groups_of(channel)))
+        new += len(produced.difference(also := self._producers.groups_of(channel)))
+        if len(own) + len(also) + new > config.max_groups_per_connection:
+            raise InvalidParameterError(
+                f"this connection would be in {len(own) + len(also) + new} groups; at most "
+                f"{config.max_groups_per_connection} are kept (maxGroupsPerConnection): use several clients"
+            )
+        if new and len(self._consumers) + len(self._producers) + new > config.max_group_members:
+            raise SystemBusyError(
+                f"[OVERLOAD]all groups together have {len(self._consumers) + len(self._producers)} members "
+                "already (maxGroupMembers)"
+            )
+        if not beat.without_sub:
+            size = sum(size_of(data.subscription_data_set) for data in beat.consumer_data_set)
+            before = sum(
+                group.size for name in consumed if (group := self._consumers.group(name)) is not None
+            )
+            if size > before and self._consumers.size - before + size > config.max_subscription_bytes:
+                raise SystemBusyError(
+                    f"[OVERLOAD]all subscriptions together take {self._consumers.size} bytes already "
+                    "(maxSubscriptionBytes)"
+                )
+
+    def _join(self, channel: Channel, data: ConsumerData, beat: Heartbeat) -> bool:
+        """Makes what a group needs; False where it does not exist and must not be made.
+
+        Raises:
+            ResponseError: the connection has made too many, or an expression is too long.
+        """
+        for subscription in data.subscription_data_set:
+            if subscription.expression_type in (None, "", "TAG"):
+                _check_tags(subscription.sub_string)
+        settings = self._creations.group(channel, data.group_name)
+        if settings is None:
+            return False
+        self._topics.ensure(
+            retry_topic(data.group_name),
+            settings.retry_queue_nums,
+            sys_flag=UNIT_SUB_FLAG if data.unit_mode else 0,
+        )
+        return True
+
     def expel_silent(self) -> None:
         """Tells groups of members that hang."""
         for group in self._consumers.expel_silent():
-            self._tell(group)
+            self._tell(group.name)
 
     def unregister(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = UnregisterClient.from_ext(request.ext_fields)
         if header.producer_group is not None:
             self._producers.leave(header.producer_group, channel)
-        if header.consumer_group is not None:
-            group = self._consumers.leave(header.consumer_group, channel)
-            if group is not None:
-                self._tell(group)
+        group = header.consumer_group
+        if group is not None and self._consumers.leave(group, channel) is not None:
+            self._tell(group)
         return request.reply()
 
     def disconnected(self, channel: Channel) -> None:
-        """A broken connection takes its memberships with it."""
+        """A broken connection takes its memberships and its waiting pulls with it."""
+        self._long_poll.disconnected(channel)
         self._producers.disconnected(channel)
         for group in self._consumers.disconnected(channel):
-            self._tell(group)
+            self._tell(group.name)
 
-    def _tell(self, group: ConsumerGroup) -> None:
-        settings = self._groups.known(group.name)
+    def _tell(self, group: str) -> None:
+        settings = self._groups.known(group)
         wanted = settings is None or settings.notify_consumer_ids_changed_enable
         if wanted and self._live.now.notify_consumer_ids_changed_enable:
-            notify_changed(group)
+            self.notices.tell(group)
 
     def check_config(self, channel: Channel, request: RemotingCommand) -> Answer:
         """46: may a consumer subscribe like this?"""
@@ -140,10 +215,7 @@ class ClientHandlers:
             raise ResponseError(
                 f"The broker does not support consumer to filter message by {wanted.expression_type}"
             )
-        try:
-            parse_tags(wanted.sub_string or "*")
-        except ValueError as error:
-            raise ResponseError(str(error), code=ResponseCode.SUBSCRIPTION_PARSE_FAILED) from error
+        _check_tags(wanted.sub_string)
         return request.reply()
 
     def members(self, channel: Channel, request: RemotingCommand) -> Answer:
@@ -156,7 +228,7 @@ class ClientHandlers:
 
     def lock(self, channel: Channel, request: RemotingCommand) -> Answer:
         wanted = LockRequest.of_request(request.body)
-        queues = _queues(wanted)
+        queues = self._lockable(wanted)
         take_over = LockQueues.from_ext(request.ext_fields).take_over
         if take_over:
             group = self._consumers.group(wanted.consumer_group)
@@ -175,10 +247,29 @@ class ClientHandlers:
         ext = LockQueues(take_over=True).to_ext() if take_over else None
         return request.reply(ext_fields=ext, body=answer.dump())
 
+    def _lockable(self, wanted: LockRequest) -> list[MessageQueue]:
+        """Queues that exist here, for groups that do: a lock of anything else would only be kept."""
+        if self._groups.known(wanted.consumer_group) is None or len(wanted.client_id) > MAX_CLIENT_ID_LENGTH:
+            return []
+        found = []
+        for queue in _queues(wanted):
+            topic = self._topics.find(queue.topic)
+            most = 0 if topic is None else max(topic.read_queue_nums, topic.write_queue_nums)
+            if queue.broker_name == self._live.now.broker_name and 0 <= queue.queue_id < most:
+                found.append(queue)
+        return found
+
     def unlock(self, channel: Channel, request: RemotingCommand) -> Answer:
         wanted = LockRequest.of_request(request.body)
         self._locks.unlock(wanted.consumer_group, wanted.client_id, _queues(wanted))
         return request.reply()
+
+
+def _check_tags(expression: str | None) -> None:
+    try:
+        parse_tags(expression or "*")
+    except ValueError as error:
+        raise ResponseError(str(error), code=ResponseCode.SUBSCRIPTION_PARSE_FAILED) from error
 
 
 def _queues(request: LockRequest) -> list[MessageQueue]:

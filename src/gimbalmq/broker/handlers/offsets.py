@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gimbalmq.broker.metadata import MAX_OFFSET, ConsumerOffsets, Groups, Topics
+from gimbalmq.broker.creations import Creations
+from gimbalmq.broker.metadata import MAX_OFFSET, ConsumerOffsets, Topics
 from gimbalmq.errors import (
     InvalidParameterError,
     QueryNotFoundError,
@@ -27,11 +28,13 @@ NOT_FOUND = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
 class OffsetHandlers:
     """Java: ConsumerManageProcessor and the offset part of AdminBrokerProcessor."""
 
-    def __init__(self, store: MessageStore, offsets: ConsumerOffsets, topics: Topics, groups: Groups) -> None:
+    def __init__(
+        self, store: MessageStore, offsets: ConsumerOffsets, topics: Topics, creations: Creations
+    ) -> None:
         self._store = store
         self._offsets = offsets
         self._topics = topics
-        self._groups = groups
+        self._creations = creations
 
     def register(self, handlers: Handlers) -> None:
         handlers.add(RequestCode.QUERY_CONSUMER_OFFSET, self.query)
@@ -58,7 +61,7 @@ class OffsetHandlers:
 
     def update(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = UpdateConsumerOffset.from_ext(request.ext_fields)
-        self._groups.require(header.consumer_group)
+        self._creations.require(channel, header.consumer_group)
         config = self._topics.find(header.topic)
         if config is None:
             raise TopicNotExistError(f"Topic {header.topic} not exist!")

@@ -9,6 +9,7 @@ import msgspec
 
 from gimbalmq.broker.clients import Consumers
 from gimbalmq.broker.config import LiveConfig
+from gimbalmq.broker.creations import Creations
 from gimbalmq.broker.longpoll import LongPoll, Parked
 from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.broker.stats import Stats
@@ -17,7 +18,6 @@ from gimbalmq.errors import (
     LocalProtocolError,
     NoPermissionError,
     ResponseError,
-    SubscriptionGroupNotExistError,
     TopicNotExistError,
 )
 from gimbalmq.filter.tags import TagFilter, parse_tags
@@ -84,6 +84,7 @@ class PullHandlers:
         store: MessageStore,
         topics: Topics,
         groups: Groups,
+        creations: Creations,
         consumers: Consumers,
         offsets: ConsumerOffsets,
         long_poll: LongPoll,
@@ -93,6 +94,7 @@ class PullHandlers:
         self._store = store
         self._topics = topics
         self._groups = groups
+        self._creations = creations
         self._consumers = consumers
         self._offsets = offsets
         self._long_poll = long_poll
@@ -105,7 +107,7 @@ class PullHandlers:
         handlers.add_batch(RequestCode.PULL_MESSAGE, self.raw_pull, single=True)
         handlers.add_batch(RequestCode.LITE_PULL_MESSAGE, self.raw_pull, single=True)
 
-    def raw_pull(self, channel: Channel, frames: list[Frame]) -> None:
+    def raw_pull(self, channel: Channel, frames: list[Frame]) -> int:
         """A pull with a JSON header, which is decoded in one go; what is odd about it goes the general way."""
         for frame in frames:
             try:
@@ -122,13 +124,14 @@ class PullHandlers:
                 raise
             except Exception as error:
                 _refuse(channel, request, error)
+        return len(frames)
 
     def pull(self, channel: Channel, request: RemotingCommand) -> None:
         self._serve(channel, request, PullMessage.from_ext(request.ext_fields), may_wait=True)
 
     def _serve(self, channel: Channel, request: _Request, header: PullMessage, *, may_wait: bool) -> None:
         """Answers, now or later; raises what the channel is to tell the peer instead."""
-        wanted = self._admit(header)
+        wanted = self._admit(channel, header)
         if may_wait and header.sys_flag & COMMIT_OFFSET:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         reset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
@@ -138,7 +141,7 @@ class PullHandlers:
             place = GetResult(GetStatus.OFFSET_TOO_SMALL, reset, low, high)
             _answer(channel, request, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", place)
             return
-        max_count, max_bytes = self._limits(header)
+        max_count, max_bytes = self._limits(channel, header)
         result = self._store.get(
             header.topic, header.queue_id, header.queue_offset, max_count, max_bytes, wanted.codes
         )
@@ -158,29 +161,25 @@ class PullHandlers:
             self._stats.get_miss.add()
         _answer(channel, request, code, _REMARKS[status], result)
 
-    def _limits(self, header: PullMessage) -> tuple[int, int | None]:
+    def _limits(self, channel: Channel, header: PullMessage) -> tuple[int, int | None]:
         """How many messages and bytes the answer may have; None leaves Apache's limits in force.
 
         A reader that names the bytes it can take gets as many, under the broker's own ceiling. Apache's broker
-        looks at neither; a Java reader that names none sends the largest number there is.
+        looks at neither; a Java reader that names none sends the largest number there is. While much waits
+        to be written, Apache's limits serve all.
         """
         size = header.max_msg_bytes
-        if size is None or not 0 < size < _NO_LIMIT:
+        if size is None or not 0 < size < _NO_LIMIT or channel.crowded:
             return header.max_msg_nums, None
         config = self._live.now
         return min(header.max_msg_nums, config.max_pull_msg_nums), min(size, config.max_pull_msg_bytes)
 
-    def _admit(self, header: PullMessage) -> TagFilter:
+    def _admit(self, channel: Channel, header: PullMessage) -> TagFilter:
         """Who may pull what; raises the protocol's refusals, in Apache's order."""
         config = self._live.now
         if not config.broker_permission & PERM_READ:
             raise NoPermissionError(f"the broker[{config.broker_ip1}] pulling message is forbidden")
-        group = self._groups.find(header.consumer_group)
-        if group is None:
-            raise SubscriptionGroupNotExistError(
-                f"subscription group [{header.consumer_group}] does not exist; create it, "
-                "or set autoCreateSubscriptionGroup=true"
-            )
+        group = self._creations.require(channel, header.consumer_group)
         if not group.consume_enable:
             raise NoPermissionError(f"subscription group no permission, {header.consumer_group}")
         topic = self._topics.find(header.topic)
@@ -235,13 +234,17 @@ class PullHandlers:
 
     def _park(self, channel: Channel, request: _Request, header: PullMessage, wanted: TagFilter) -> None:
         config = self._live.now
-        millis = header.suspend_timeout_millis
+        millis = min(header.suspend_timeout_millis, config.long_polling_max_time_mills)
         if not config.long_polling_enable:
             millis = config.short_polling_time_mills
+        header.bname = None
+        if isinstance(request, RemotingCommand):
+            # Whatever else the request had is not kept for as long as it waits.
+            request = RemotingCommand(
+                request.code, opaque=request.opaque, flag=request.flag, serialize_type=request.serialize_type
+            )
 
-        def resume() -> None:
-            if channel.closed:
-                return
+        def answer() -> None:
             try:
                 self._serve(channel, request, header, may_wait=False)
             except AssertionError:
@@ -249,12 +252,17 @@ class PullHandlers:
             except Exception as error:  # none of this is for who woke it
                 _refuse(channel, request, error)
 
+        def resume() -> None:
+            if not channel.closed:
+                channel.when_writable(answer)
+
         self._long_poll.park(
             Parked(
                 (header.topic, header.queue_id),
                 header.consumer_group,
                 wanted.codes,
                 header.queue_offset,
+                channel,
                 resume,
             ),
             max(0.0, millis / 1000),

@@ -21,9 +21,10 @@ import msgspec
 from gimbalmq._clock import Clock
 from gimbalmq.broker.clients import Producers
 from gimbalmq.broker.config import LiveConfig
+from gimbalmq.broker.creations import Creations
 from gimbalmq.broker.flush import GroupCommit
 from gimbalmq.broker.locks import QueueLocks
-from gimbalmq.broker.metadata import UNIT_FLAG, Groups, Topics
+from gimbalmq.broker.metadata import UNIT_FLAG, Topics
 from gimbalmq.broker.stats import Stats
 from gimbalmq.broker.stored import stored_record
 from gimbalmq.broker.transactions import Transactions
@@ -34,7 +35,6 @@ from gimbalmq.errors import (
     NoPermissionError,
     ResponseError,
     StoreError,
-    SubscriptionGroupNotExistError,
     TopicNotExistError,
 )
 from gimbalmq.model import properties as prop
@@ -104,6 +104,9 @@ _decode_fast = msgspec.json.Decoder(_FastHeader, strict=False).decode
 _Answered = tuple[int, int, str, bool, int, int]
 """Opaque, queue id, unique key, waits for the disk, commit-log offset, queue offset."""
 
+_GENERAL_PER_RUN = 32
+"""So many frames of a run may go the general way, which takes ten times as long, before others have their turn."""
+
 _Tail = tuple[bool, bytes, int, bool]
 """Of the properties behind the unique key: whether they are plain, their bytes, tags code, WAIT."""
 
@@ -120,8 +123,8 @@ class SendHandlers:
         store: MessageStore,
         writer: Writer,
         topics: Topics,
-        groups: Groups,
         producers: Producers,
+        creations: Creations,
         locks: QueueLocks,
         transactions: Transactions,
         commit: GroupCommit,
@@ -135,8 +138,8 @@ class SendHandlers:
         self._store = store
         self._writer = writer
         self._topics = topics
-        self._groups = groups
         self._producers = producers
+        self._creations = creations
         self._locks = locks
         self._transactions = transactions
         self._commit = commit
@@ -165,8 +168,8 @@ class SendHandlers:
 
     # -- the fast way ------------------------------------------------------------------
 
-    def batch(self, channel: Channel, frames: list[Frame]) -> None:
-        """A run of 310 frames of one connection, in order."""
+    def batch(self, channel: Channel, frames: list[Frame]) -> int:
+        """A run of 310 frames of one connection, in order; how many of them are done."""
         config = self._live.now
         sync = config.sync_flush
         limit = config.max_message_size
@@ -181,7 +184,8 @@ class SendHandlers:
         done: list[_Answered] = []
         counts: dict[str, list[int]] = {}
         counted, count = "", [0, 0]
-        for frame in frames:
+        general = 0
+        for number, frame in enumerate(frames, 1):
             body = frame[2]
             queue = None
             try:
@@ -217,6 +221,9 @@ class SendHandlers:
                     self._finish(channel, group, done, counts)
                     group, done, counted = None, [], ""
                 channel.handle_frame(frame)
+                general += 1
+                if general == _GENERAL_PER_RUN:
+                    return number
                 continue
             try:
                 commitlog_offset, queue_offset = group.add(
@@ -248,6 +255,7 @@ class SendHandlers:
                 done.append((header.opaque, fields.e, unique, waits, commitlog_offset, queue_offset))
         if group is not None:
             self._finish(channel, group, done, counts)
+        return len(frames)
 
     def _read_tail(self, text: str) -> _Tail:
         """Properties from the end of the unique key on; they repeat, so each is read once."""
@@ -316,6 +324,7 @@ class SendHandlers:
         if waiting:
             done = [item for item in done if not item[3]]
             durable = self._commit.wait(self._store.max_commitlog_offset)
+            channel.began(len(waiting))
             asyncio.get_running_loop().create_task(self._answer_later(channel, waiting, durable))
         if done:
             channel.send_bytes(self._answers(done, 0))
@@ -324,8 +333,11 @@ class SendHandlers:
     async def _answer_later(
         self, channel: Channel, done: list[_Answered], durable: asyncio.Future[bool]
     ) -> None:
-        code = await self._durability(durable)
-        channel.send_bytes(self._answers(done, code))
+        try:
+            code = await self._durability(durable)
+            channel.send_bytes(self._answers(done, code))
+        finally:
+            channel.finished(len(done))
 
     async def _durability(self, durable: asyncio.Future[bool]) -> int:
         try:
@@ -370,12 +382,12 @@ class SendHandlers:
     def _send(self, channel: Channel, request: RemotingCommand) -> Answer | asyncio.Future[Answer]:
         header = _send_header(request)
         known = header.topic in self._topics
-        topic = self._topic_for(header)
+        topic = self._topic_for(channel, header)
         queue_id = header.queue_id
         if queue_id < 0:
             queue_id = random.randrange(max(1, topic.write_queue_nums))
         properties = prop.parse(header.properties)
-        target, queue_id, dead = self._retry_target(header, request, topic.topic_name, queue_id)
+        target, queue_id, dead = self._retry_target(channel, header, request, topic.topic_name, queue_id)
         if dead:
             properties.pop(prop.DELAY, None)
         plain = self._put_plain_batch(channel, request, header, target, queue_id) if header.batch else None
@@ -418,7 +430,7 @@ class SendHandlers:
             answer.code = await self._durability(durable)
         return answer
 
-    def _topic_for(self, header: SendMessage | SendMessageV2) -> TopicConfig:
+    def _topic_for(self, channel: Channel, header: SendMessage | SendMessageV2) -> TopicConfig:
         """The topic's configuration, made on the spot where that is allowed."""
         topic = header.topic
         config = self._live.now
@@ -431,12 +443,7 @@ class SendHandlers:
         if not config.broker_permission & PERM_WRITE and (found is None or found.order):
             raise NoPermissionError(f"the broker[{config.broker_ip1}] sending message is forbidden")
         if found is None:
-            flag = UNIT_FLAG if header.unit_mode else 0
-            found = self._topics.create_for_send(
-                topic, header.default_topic, header.default_topic_queue_nums, flag
-            )
-        if found is None and topic.startswith(names.RETRY_PREFIX):
-            found = self._topics.ensure(topic, 1)
+            found = self._creations.topic(channel, topic, lambda: self._create(header))
         if found is None:
             raise TopicNotExistError(
                 f"topic[{topic}] not exist, apply first please! Create it, or set autoCreateTopicEnable=true"
@@ -450,16 +457,28 @@ class SendHandlers:
             )
         return found
 
+    def _create(self, header: SendMessage | SendMessageV2) -> TopicConfig | None:
+        flag = UNIT_FLAG if header.unit_mode else 0
+        found = self._topics.create_for_send(
+            header.topic, header.default_topic, header.default_topic_queue_nums, flag
+        )
+        if found is None and header.topic.startswith(names.RETRY_PREFIX):
+            found = self._topics.ensure(header.topic, 1)
+        return found
+
     def _retry_target(
-        self, header: SendMessage | SendMessageV2, request: RemotingCommand, topic: str, queue_id: int
+        self,
+        channel: Channel,
+        header: SendMessage | SendMessageV2,
+        request: RemotingCommand,
+        topic: str,
+        queue_id: int,
     ) -> tuple[str, int, bool]:
         """Where a message for a retry topic goes: there, or among the dead letters."""
         if not topic.startswith(names.RETRY_PREFIX):
             return topic, queue_id, False
         group = topic.removeprefix(names.RETRY_PREFIX)
-        config = self._groups.find(group)
-        if config is None:
-            raise SubscriptionGroupNotExistError(f"subscription group not exist, {group}")
+        config = self._creations.require(channel, group)
         most = config.retry_max_times
         if request.version >= V3_4_9 and header.max_reconsume_times is not None:
             most = header.max_reconsume_times
@@ -651,7 +670,7 @@ class SendHandlers:
         """A consumer failed: store the message for its group again, later, or give it up."""
         header = SendBack.from_ext(request.ext_fields)
         config = self._live.now
-        group = self._groups.require(header.group)
+        group = self._creations.require(channel, header.group)
         if not config.broker_permission & PERM_WRITE:
             raise NoPermissionError(f"the broker[{config.broker_ip1}] sending message is forbidden")
         if group.retry_queue_nums <= 0:

@@ -1,0 +1,251 @@
+"""What a server takes from its peers, and what they have made it keep so far.
+
+One ``Load`` counts for all connections of a server, however many ports it has. A limit that is reached slows a
+peer down (nothing more is read from it) wherever that is enough; only what cannot be slowed down is closed: a
+connection too many, a frame that does not get on, a peer that does not read what it is sent.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gimbalmq._clock import SYSTEM_CLOCK, Clock
+from gimbalmq.errors import ConfigError
+from gimbalmq.protocol.frames import MAX_FRAME_BYTES
+from gimbalmq.transport.descriptors import budget
+
+if TYPE_CHECKING:
+    from gimbalmq.transport.channel import Channel
+
+log = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 20_000
+"""Unless told otherwise; each takes some 10 KB, however many files the process may open."""
+
+LOOPBACK_RESERVE = 16
+"""Connections beyond the limit that this machine still gets: whoever looks after a full server must get in."""
+
+TURN_SECONDS = 0.005
+"""Requests of one connection are handled for so long, then it is the others' turn."""
+
+SLOWEST_BYTES_PER_SECOND = 65_536
+"""A large frame may take so much longer than a small one."""
+
+MAX_HEADER_BYTES = 1_048_576
+"""A header is decoded in one go on the loop; the longest of a real request (properties of 32 KB) is far below."""
+
+_COMPLAIN_SECONDS = 10.0
+_COMPLAIN_LINES = 20
+
+LIMIT_RANGES = {
+    "server_max_connections": (0, 1_000_000),
+    "max_connections_per_address": (0, 1_000_000),
+    "server_channel_max_idle_time_seconds": (1, 86_400),
+    "server_frame_timeout_millis": (100, 3_600_000),
+    "frame_max_length": (65_536, MAX_FRAME_BYTES),
+    "max_partial_frame_bytes": (MAX_FRAME_BYTES, 1 << 40),
+    "max_pending_write_bytes": (MAX_FRAME_BYTES, 1 << 40),
+    "max_pending_write_bytes_per_connection": (MAX_FRAME_BYTES, 1 << 40),
+    "max_requests_in_flight": (1, 10_000_000),
+    "max_requests_in_flight_per_connection": (1, 1_000_000),
+}
+"""Lowest and highest value of every option, under its Python name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """Options of servers, name server and broker alike.
+
+    One address gets half of all connections unless told otherwise: a thousand clients behind one router fit, and
+    yet no single machine keeps all others out. The loopback is exempt, for proxies and for development.
+
+    Attributes:
+        server_max_connections: most connections; 0 means 20,000. Never more than there are files to open.
+        max_connections_per_address: connections from one address other than the loopback; 0 means half of all.
+        server_channel_max_idle_time_seconds: s without a byte either way after which a connection is closed.
+        server_frame_timeout_millis: ms for a connection's first frame, and for any; 64 KB of a frame get 1 s more.
+        frame_max_length: largest frame in bytes; Apache's is a system property, com.rocketmq.remoting.frameMaxLength.
+        max_partial_frame_bytes: bytes of all unfinished frames together; beyond, the slowest are closed.
+        max_pending_write_bytes: bytes that wait for all peers to read; beyond, who stopped reading first is closed.
+        max_pending_write_bytes_per_connection: bytes that wait for one peer to read; beyond, it is closed.
+        max_requests_in_flight: requests being worked on; beyond, nothing is read of whoever has some of them.
+        max_requests_in_flight_per_connection: the same for one connection.
+    """
+
+    server_max_connections: int = 0
+    max_connections_per_address: int = 0
+    server_channel_max_idle_time_seconds: float = 120.0
+    server_frame_timeout_millis: float = 30_000
+    frame_max_length: int = MAX_FRAME_BYTES
+    max_partial_frame_bytes: int = 64 * 1024 * 1024
+    max_pending_write_bytes: int = 256 * 1024 * 1024
+    max_pending_write_bytes_per_connection: int = 32 * 1024 * 1024
+    max_requests_in_flight: int = 65_536
+    max_requests_in_flight_per_connection: int = 4096
+
+
+def check_limit(option: str, key: str, value: float) -> None:
+    """Raises ConfigError under the option's RocketMQ-like name ``key``."""
+    low, high = LIMIT_RANGES[option]
+    if not low <= value <= high:
+        raise ConfigError(key, value, f"use {low} to {high}")
+
+
+class Load:
+    """What the peers of one server have made it keep.
+
+    Attributes:
+        limits: in force.
+        connections: open now.
+        partial_bytes: in unfinished frames.
+        waiting_bytes: not yet taken by slow readers; never below the truth.
+        in_flight: requests that are being worked on.
+    """
+
+    def __init__(
+        self,
+        limits: ServerLimits | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.limits = limits or ServerLimits()
+        wanted = self.limits.server_max_connections or MOST_CONNECTIONS
+        self.most_connections = min(wanted, budget().connections)
+        self.most_per_address = self.limits.max_connections_per_address or max(1, self.most_connections // 2)
+        self.now = clock.monotonic
+        self.connections = 0
+        self.partial_bytes = 0
+        self.waiting_bytes = 0
+        self.in_flight = 0
+        self._by_address: dict[str, int] = {}
+        self._partial: dict[Channel, int] = {}
+        """Connections with an unfinished frame; the one that began first stands first."""
+        self._slow: dict[Channel, int] = {}
+        """Connections whose peers do not read; the one that stopped first stands first."""
+        self._refused = 0
+        self._refusal_logged = -_COMPLAIN_SECONDS
+        self._lines = 0
+        self._lines_since = -_COMPLAIN_SECONDS
+
+    # -- connections -------------------------------------------------------------------
+
+    def admit(self, host: str) -> bool:
+        """Whether another connection from this address is served; if so it is counted, and must be ``left``."""
+        local, host = _whose(host)
+        theirs = self._by_address.get(host, 0)
+        if self.connections >= self.most_connections + (LOOPBACK_RESERVE if local else 0):
+            self._refuse(f"there are {self.connections} already; see serverMaxConnections")
+            return False
+        if theirs >= self.most_per_address and not local:
+            self._refuse(f"{host} has {theirs} already; see maxConnectionsPerAddress")
+            return False
+        self.connections += 1
+        self._by_address[host] = theirs + 1
+        return True
+
+    def left(self, host: str) -> None:
+        _, host = _whose(host)
+        self.connections -= 1
+        theirs = self._by_address.pop(host) - 1
+        if theirs:
+            self._by_address[host] = theirs
+
+    def _refuse(self, why: str) -> None:
+        self._refused += 1
+        now = self.now()
+        if now - self._refusal_logged >= _COMPLAIN_SECONDS:
+            log.warning("%d connections refused since the last such line: %s", self._refused, why)
+            self._refused = 0
+            self._refusal_logged = now
+
+    def may_log(self) -> bool:
+        """Whether a connection that is closed for its peer's doing may have a line: many must not fill a disk."""
+        now = self.now()
+        if now - self._lines_since >= _COMPLAIN_SECONDS:
+            if self._lines > _COMPLAIN_LINES:
+                log.warning("%d more connections were closed so", self._lines - _COMPLAIN_LINES)
+            self._lines, self._lines_since = 0, now
+        self._lines += 1
+        return self._lines <= _COMPLAIN_LINES
+
+    # -- bytes -------------------------------------------------------------------------
+
+    def partial(self, channel: Channel, size: int) -> None:
+        """A connection's unfinished frame has so many bytes now; the slowest large ones go if there are too many."""
+        self.partial_bytes += size - self._partial.get(channel, 0)
+        if size:
+            self._partial[channel] = size
+        else:
+            self._partial.pop(channel, None)
+        while self.partial_bytes > self.limits.max_partial_frame_bytes:
+            average = self.partial_bytes / len(self._partial)
+            slowest = next(channel for channel, held in self._partial.items() if held >= average)
+            self.partial_bytes -= self._partial.pop(slowest)
+            slowest.give_up(
+                f"unfinished frames of all connections exceed {self.limits.max_partial_frame_bytes} bytes "
+                "(maxPartialFrameBytes), and its frame began long ago"
+            )
+
+    def waiting(self, channel: Channel, size: int) -> None:
+        """So many bytes wait for a peer that does not read; who stopped first is closed if there are too many."""
+        limits = self.limits
+        self.waiting_bytes += size - self._slow.get(channel, 0)
+        if size:
+            self._slow[channel] = size
+        else:
+            self._slow.pop(channel, None)
+        if size > limits.max_pending_write_bytes_per_connection:
+            self._stop_waiting(channel)
+            channel.give_up(
+                f"{size} bytes wait for it to read, more than {limits.max_pending_write_bytes_per_connection} "
+                "(maxPendingWriteBytesPerConnection)"
+            )
+        elif self.waiting_bytes > limits.max_pending_write_bytes:
+            self._shed()
+
+    def _shed(self) -> None:
+        # What has left meanwhile is only counted here: asking each time would cost every writer.
+        for channel in self._slow:
+            size = channel.unwritten_bytes
+            self.waiting_bytes += size - self._slow[channel]
+            self._slow[channel] = size
+        while self.waiting_bytes > self.limits.max_pending_write_bytes:
+            slowest = next(iter(self._slow))
+            self._stop_waiting(slowest)
+            slowest.give_up(
+                f"more than {self.limits.max_pending_write_bytes} bytes (maxPendingWriteBytes) wait for peers that "
+                "do not read, and it stopped first"
+            )
+
+    def _stop_waiting(self, channel: Channel) -> None:
+        self.waiting_bytes -= self._slow.pop(channel, 0)
+
+    @property
+    def crowded(self) -> bool:
+        """Half of what may wait to be written waits: large answers should be smaller now."""
+        return self.waiting_bytes > self.limits.max_pending_write_bytes // 2
+
+    def forget(self, channel: Channel) -> None:
+        """A connection is gone."""
+        self.partial_bytes -= self._partial.pop(channel, 0)
+        self._stop_waiting(channel)
+
+    def kept(self) -> int:
+        """Entries of all tables; 0 when no connection is left."""
+        return (
+            self.connections + len(self._by_address) + len(self._partial) + len(self._slow) + self.in_flight
+        )
+
+
+def _whose(host: str) -> tuple[bool, str]:
+    """Whether it is this machine, and as whom it counts: a peer with IPv6 may choose any address of its /64."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False, host
+    if address.version == 6 and not address.is_loopback:
+        return False, str(ipaddress.ip_network((host, 64), strict=False))
+    return address.is_loopback, host
