@@ -81,7 +81,7 @@ class ClientHandlers:
                 f"the heartbeat has {len(request.body)} bytes; at most {most} are read (maxHeartbeatBytes): "
                 "spread the groups over several clients"
             )
-        beat = Heartbeat.of_request(request.body)
+        beat = Heartbeat.of_request(request.body, limit=most)
         self._check(channel, beat)
         liveness = HeartbeatRequest.from_ext(request.ext_fields).liveness_millis
         if liveness is not None:
