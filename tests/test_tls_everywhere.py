@@ -10,7 +10,7 @@ from gimbalmq import ConsumeFromWhere, Message, client_tls, sync
 from gimbalmq.admin.admin import Admin
 from gimbalmq.client.producer import Producer
 from gimbalmq.client.pull_consumer import PullConsumer
-from gimbalmq.errors import TransportError
+from gimbalmq.errors import RocketMQError, TransportError
 from gimbalmq.testing import LocalCluster, MemoryNetwork
 from tests.cli.commands import environment, gimbalmq, serving
 from tests.support import run
@@ -202,6 +202,9 @@ def test_sparks_source_and_sink_reach_servers_that_ask_for_certificates(tmp_path
                 for body in rows.column("body").to_pylist()  # type: ignore[union-attr]
             ]
             assert sorted(found) == [b"1", b"2", b"3"]
+            plain = RocketMQDataSource({"namesrv": cluster.namesrv, "subscribe": "T", "fetchretries": "0"})
+            with pytest.raises(RocketMQError, match="does it want TLS"):
+                plain.reader(plain.schema()).partitions()
         finally:
             for sender in list(sink.Sender._shared.values()):
                 sender.close()

@@ -156,12 +156,25 @@ class Hostile:
                 await attack(random.Random(f"{self.seed}/{number}/{turn}"))
 
         try:
+            async with asyncio.timeout(seconds):
+                await self._prepare()
             async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
                 for number, attack in enumerate(self.attacks()):
                     group.create_task(repeated(number, attack), name=attack.__name__)
         except TimeoutError:
             self.deeds.counts["ended by the clock"] += 1
         return self.deeds
+
+    async def _prepare(self) -> None:
+        """Gives the topics of recorded requests some messages, so that mutants of those reach further."""
+        seeds = [fields for found in golden_seeds().values() for fields, _ in found]
+        topics = {
+            fields[name] for fields in seeds for name in ("topic", "b", "originTopic") if name in fields
+        }
+        plain = sorted(topic for topic in topics | {"hostile"} if topic.isalnum())
+        await self._pipeline(
+            [send(topic, queue_id, b"x" * 50) for topic in plain for queue_id in range(4)], "preparing"
+        )
 
     # -- requests ----------------------------------------------------------------------
 
@@ -188,7 +201,7 @@ class Hostile:
                 data = encode_frame(command)
             except Exception:  # what our encoder cannot write is written by wrong_frames
                 return
-            if chance < 0.25:
+            if chance < 0.1:
                 data = flipped(flip, data)
             await self.say(receiver, data, "mutants")
 
@@ -411,7 +424,9 @@ class Hostile:
             async with asyncio.timeout(0.15):
                 await writer.drain()
                 while chunk := await reader.read(262_144):
-                    if not is_tls and any(decode_command(*frame) for frame in frames.feed(chunk)):
+                    answers = [] if is_tls else [decode_command(*frame) for frame in frames.feed(chunk)]
+                    self.deeds.counts.update(f"{what}: answered {answer.code}" for answer in answers)
+                    if answers:
                         break
         except (TimeoutError, OSError):
             pass
@@ -554,16 +569,17 @@ def mutated(
 ) -> RemotingCommand:
     """A request with some of its fields, its body or its flags made absurd."""
     fields = dict(fields)
-    for name in rng.sample(sorted(fields), min(len(fields), rng.choice((0, 1, 1, 2, 5, 40)))):
-        fields[name] = rng.choice(TEXTS)
-    if fields and rng.random() < 0.2:
+    for name in rng.sample(sorted(fields), min(len(fields), rng.choice((0, 1, 1, 1, 1, 2, 5, 40)))):
+        likely = NUMBERS if fields[name].lstrip("-").isdecimal() else NAMES
+        fields[name] = rng.choice(likely if rng.random() < 0.7 else TEXTS)
+    if fields and rng.random() < 0.1:
         del fields[rng.choice(sorted(fields))]
     if rng.random() < 0.1:
         fields |= {f"more{number}": "x" for number in range(rng.choice((1, 3000)))}
     chance = rng.random()
-    if chance < 0.4:
+    if chance < 0.25:
         body = rng.choice(bodies)
-    elif body and chance < 0.6:
+    elif body and chance < 0.4:
         body = flipped(rng, body)
     if code in SENDS and rng.random() < 0.5:
         fields["f" if code in (310, 320) else "sysFlag"] = rng.choice(
@@ -572,7 +588,7 @@ def mutated(
     command = RemotingCommand(code, fields, body)
     command.serialize_type = kind
     command.opaque = rng.choice((0, 1, -1, 2**31 - 1))
-    command.flag = rng.choice((0, 0, 0, 0, 0, 1, 2, 3, 2**31 - 1, -1))
+    command.flag = 0 if rng.random() < 0.9 else rng.choice((1, 2, 3, 2**31 - 1, -1))
     command.version = rng.choice((0, 317, 493, 32767, -1))
     command.remark = rng.choice((None, None, "x" * 1000))
     assert not any(value.startswith(_FOR_OTHERS) for value in fields.values())

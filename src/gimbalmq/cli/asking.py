@@ -242,6 +242,13 @@ def admin_options(args: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
+def environment_options() -> dict[str, Any]:
+    """The same for a command that has no such options: what the environment says."""
+    parser = argparse.ArgumentParser()
+    connection_options(parser)
+    return admin_options(parser.parse_args([]))
+
+
 def _tls(args: argparse.Namespace) -> SSLContext | None:
     environment = os.environ
     ca = args.tls_ca or environment.get("ROCKETMQ_TLS_CA") or None

@@ -250,6 +250,7 @@ def _infer_schema(spec: Path) -> None:
     import asyncio
 
     from gimbalmq.admin.admin import Admin
+    from gimbalmq.cli.asking import environment_options
     from gimbalmq.spark.pipelines import values_in, with_value
     from gimbalmq.spark.pipelines.schema import SAMPLE, infer
 
@@ -265,7 +266,7 @@ def _infer_schema(spec: Path) -> None:
 
     async def sample() -> list[bytes]:
         found: list[bytes] = []
-        async with Admin(told["namesrv"]) as admin:
+        async with Admin(told["namesrv"], **environment_options()) as admin:
             for topic in filter(None, map(str.strip, told["topics"].split(","))):
                 queues = max(1, len(await admin.topics.queues(topic)))
                 ranges = await admin.messages.ranges(topic, newest=-(-SAMPLE // queues))

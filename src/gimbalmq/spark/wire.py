@@ -83,6 +83,7 @@ class Link:
         self._buffers = buffers
         self.address = address
         self._seconds = -1.0
+        self._heard = False
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
@@ -192,7 +193,9 @@ class Link:
         except OSError as error:
             raise ConnectionLostError(f"the connection to {self.address} broke: {error}") from error
         if count == 0:
-            raise ConnectionLostError(f"{self.address} closed the connection")
+            hint = "" if self._heard or not self._plain else " without a word; does it want TLS?"
+            raise ConnectionLostError(f"{self.address} closed the connection{hint}")
+        self._heard = True
         return count
 
     def _limit(self, seconds: float) -> None:
