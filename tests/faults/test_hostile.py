@@ -189,7 +189,7 @@ def siege(tmp_path: Path, flush: str, *, seed: int, rounds: int, seconds: float)
     with server_of(tmp_path, certificate, ports, flush) as server:
         asyncio.run(work(server))
         assert server.process.poll() is None, server.errors[-3000:]
-        print(quiet)
+        print(quiet, *re.findall(r"the event loop stood still for .*", server.errors), sep="\n")
         assert complaints(server) == []
         server.end(signal.SIGKILL)
     assert quiet.failures == []

@@ -76,14 +76,16 @@ class ServerTls:
         Connections made from then on use what was read. Files that cannot be used are logged, and
         the server goes on with what it has.
         """
-        stamps = self._stamps()
+        if not self._loaded:
+            return False
+        # In threads, because a disk may be slow, and the password of a key is made expensive to check.
+        stamps = await asyncio.to_thread(self._stamps)
         # A certificate and its key are replaced one after the other: wait until nothing moves.
         seen, self._seen = self._seen, stamps
         if stamps == self._loaded or stamps != seen:
             return False
         self._loaded = stamps
         try:
-            # In a thread: the password of a key is made expensive to check.
             self.context, self.client = await asyncio.to_thread(_contexts, self._config)
         except ConfigError as error:
             log.error("changed certificates are not used, the old ones stay: %s", error)
