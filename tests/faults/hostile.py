@@ -153,7 +153,10 @@ class Hostile:
         async def repeated(number: int, attack: Callable[[random.Random], Awaitable[None]]) -> None:
             for turn in range(self.rounds):
                 # One seed for each attack and round: how far the others are changes nothing.
-                await attack(random.Random(f"{self.seed}/{number}/{turn}"))
+                try:
+                    await attack(random.Random(f"{self.seed}/{number}/{turn}"))
+                except ConnectionError as error:  # refused or ended, as a server may
+                    self.deeds.troubles[f"{attack.__name__}: {error}"] += 1
 
         try:
             async with asyncio.timeout(seconds):

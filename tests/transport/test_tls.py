@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.errors import (
     ConfigError,
     ConnectError,
@@ -18,6 +19,7 @@ from gimbalmq.errors import (
     RemoteProtocolError,
     TransportError,
 )
+from gimbalmq.nameserver import config as nameserver_config
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.serializers import encode_frame
 from gimbalmq.transport import channel as channel_module
@@ -400,6 +402,7 @@ def test_permissive_server_without_certificate_closes_tls_peers() -> None:
         ({"tls_client_key_path": "/key.pem"}, "tls.client.certPath"),
         ({"tls_server_need_client_auth": "perhaps"}, "tls.server.need.client.auth"),
         ({"tls_server_need_client_auth": "require"}, "tls.server.trustCertPath"),
+        ({"tls_server_need_client_auth": "optional"}, "tls.server.trustCertPath"),
         ({"tls_server_cert_path": "/nowhere/cert.pem"}, "tls.server.certPath"),
         ({"tls_enable": True, "tls_client_trust_cert_path": "/nowhere/c.pem"}, "tls.client.trustCertPath"),
         ({"tls_enable": True, "tls_client_cert_path": "/nowhere/c.pem"}, "tls.client.certPath"),
@@ -421,3 +424,25 @@ def test_wrong_trust_is_refused_by_name(certificate: Certificate) -> None:
             )
         )
     assert caught.value.option == "tls.server.trustCertPath"
+
+
+def test_both_servers_read_the_keys_and_show_no_password() -> None:
+    keys = {
+        "tls.server.certPath": "/cert.pem",
+        "tls.server.keyPassword": "sesame",
+        "tls.enable": "true",
+        "tls.client.authServer": "",
+        "tls.client.certPath": "/own.pem",
+        "tls.client.keyPassword": "sesame",
+    }
+    broker, unknown = BrokerConfig.from_properties(keys)
+    nameserver, unknown_too = nameserver_config.from_properties(keys)
+    assert unknown == unknown_too == []
+    for config in (broker, nameserver):
+        assert config.tls_server_key_password == config.tls_client_key_password == "sesame"
+        assert config.connects_by_tls and config.tls_client_auth_server is None
+    for shown in (broker.to_properties(), nameserver_config.to_properties(nameserver)):
+        assert shown["tls.client.certPath"] == "/own.pem" and shown["tls.enable"] == "true"
+        assert "sesame" not in shown.values()
+    with pytest.raises(ConfigError, match=r"tls\.server\.keyPassword"):
+        LiveConfig(broker).update({"tls.server.keyPassword": "other"})

@@ -320,6 +320,8 @@ def property_name(field: str) -> str:
 
 
 def _parse(key: str, text: str, kind: object) -> object:
+    if kind == bool | None and not text:
+        return None
     if kind is bool or kind == bool | None:
         if text.lower() not in ("true", "false"):
             raise ConfigError(key, text, "use true or false")

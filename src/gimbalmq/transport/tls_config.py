@@ -73,11 +73,12 @@ class TlsConfig:
         for owner in ("server", "client"):
             if getattr(self, f"tls_{owner}_key_path") and not getattr(self, f"tls_{owner}_cert_path"):
                 raise ConfigError(f"tls.{owner}.certPath", None, "name the certificate of the key as well")
-        if self.tls_server_need_client_auth.lower() == "require" and not self.tls_server_trust_cert_path:
+        asked = self.tls_server_need_client_auth.lower()
+        if asked != "none" and not self.tls_server_trust_cert_path:
             raise ConfigError(
                 "tls.server.trustCertPath",
                 self.tls_server_trust_cert_path,
-                "name the authorities of clients' certificates; tls.server.need.client.auth=require needs them",
+                f"name the authorities of clients' certificates; tls.server.need.client.auth={asked} needs them",
             )
 
     @property
