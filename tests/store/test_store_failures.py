@@ -144,3 +144,48 @@ def test_a_sync_over_several_files(tmp_path: Path) -> None:
     assert store.flush() == store.max_commitlog_offset
     assert files.synced == count == 3
     store.close()
+
+
+def test_a_store_whose_index_could_not_be_written_closes(tmp_path: Path) -> None:
+    """The error kept a view of the index file's map, which could not be closed then: the folder stayed locked."""
+    files = FailingFiles()
+    store = open_store(tmp_path, files=files)
+    put(store, "t", 0, b"first", KEYS="k1")
+    store.build_index()
+    put(store, "t", 0, b"second", KEYS="k2")
+    files.room = 0
+    with pytest.raises(DiskFullError):
+        store.build_index()
+    with pytest.raises(DiskFullError):
+        store.close()
+    store = open_store(tmp_path)
+    assert len(store.query_by_key("t", "k2", 9, 0, NOON).records) == 1
+    store.close()
+
+
+def test_a_start_that_fails_for_want_of_room_leaves_no_file_open(tmp_path: Path) -> None:
+    class Counting(FailingFiles):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fds: set[int] = set()
+
+        def open(self, path: Path | str, *, create: bool = False) -> int:
+            fd = super().open(path, create=create)
+            self.fds.add(fd)
+            return fd
+
+        def close(self, fd: int) -> None:
+            super().close(fd)
+            self.fds.discard(fd)
+
+    store = open_store(tmp_path)
+    put(store, "t", 0, b"first", KEYS="k1")
+    store.close()
+    files = Counting()
+    files.room = 0
+    with pytest.raises(DiskFullError):
+        open_store(tmp_path, files=files)
+    assert not files.fds
+    files.room = None
+    open_store(tmp_path, files=files).close()
+    assert not files.fds

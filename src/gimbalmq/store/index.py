@@ -67,7 +67,11 @@ class IndexFile:
 
     def open(self) -> None:
         self._fd = self._files.open(self.path)
-        self._reserve()
+        try:
+            self._reserve()
+        except OSError:
+            self._files.close(self._fd)
+            raise
         fields = _HEADER.unpack_from(self._map, 0)
         self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.used_slots, count = fields
         self.count = min(max(count, 1), self.entries)
@@ -153,7 +157,10 @@ class IndexFile:
 
     def close(self) -> None:
         if self._fd >= 0:
-            self._map.close()
+            try:
+                self._map.close()
+            except BufferError:
+                pass  # the error of a write that failed still holds a view; the map goes with it
             self._files.close(self._fd)
             self._fd = -1
 
