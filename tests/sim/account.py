@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,6 +31,18 @@ class Overlap(NamedTuple):
     other: str
 
 
+class Due(NamedTuple):
+    """When a delayed message may be delivered.
+
+    Attributes:
+        wall_ms: not before, by its broker's clock.
+        at: not before, by the world's; holds as long as that clock is not set.
+    """
+
+    wall_ms: int
+    at: float
+
+
 @dataclass
 class Account:
     """Messages sent and consumed.
@@ -43,6 +56,13 @@ class Account:
         skipped: stored messages that were first begun after a later one of their queue was done. For ordered
             groups that is a breach.
         overlaps: messages begun while another member held the queue.
+        excused: acknowledged bodies that may be missing: somebody deleted their topic, or a full disk their file.
+        forbidden: bodies that nobody may see: their transactions were not committed.
+        due: delayed bodies; each was sent once, and so has one place.
+        early: what was delivered too early, and by how much.
+        committed: bodies of committed transactions; each was sent once.
+        gone: bodies of a deleted topic, from when everybody knows of that.
+        returned: those of them that were delivered all the same.
     """
 
     sent: set[bytes] = field(default_factory=set)
@@ -51,7 +71,14 @@ class Account:
     repeated: list[Delivery] = field(default_factory=list)
     skipped: list[Place] = field(default_factory=list)
     overlaps: list[Overlap] = field(default_factory=list)
+    excused: set[bytes] = field(default_factory=set)
+    forbidden: set[bytes] = field(default_factory=set)
+    due: dict[bytes, Due] = field(default_factory=dict)
+    early: list[str] = field(default_factory=list)
+    committed: set[bytes] = field(default_factory=set)
+    returned: set[bytes] = field(default_factory=set)
     refused: int = 0
+    gone: set[bytes] = field(default_factory=set)
     _begun: set[Place] = field(default_factory=set)
     _done: set[Place] = field(default_factory=set)
     _furthest: dict[MessageQueue, int] = field(default_factory=dict)
@@ -66,6 +93,8 @@ class Account:
 
     def done(self, delivery: Delivery) -> None:
         self.deliveries.append(delivery)
+        if delivery.body in self.gone:
+            self.returned.add(delivery.body)
         place = (delivery.queue, delivery.offset)
         if place in self._done:
             self.repeated.append(delivery)
@@ -79,7 +108,18 @@ class Account:
 
     @property
     def lost(self) -> set[bytes]:
-        return self.acknowledged - self._places.keys()
+        return self.acknowledged - self._places.keys() - self.excused
+
+    @property
+    def seen_though_forbidden(self) -> set[bytes]:
+        return self.forbidden & self._places.keys()
+
+    def in_several_places(self, bodies: Iterable[bytes]) -> set[bytes]:
+        """Those that were stored for consumers more than once."""
+        return {body for body in bodies if len(self._places.get(body, ())) > 1}
+
+    def excuse_unconsumed(self, bodies: Iterable[bytes]) -> None:
+        self.excused.update(body for body in bodies if body not in self._places)
 
     @property
     def stored_twice(self) -> int:
@@ -89,5 +129,5 @@ class Account:
         return (
             f"sent {len(self.sent)}, acknowledged {len(self.acknowledged)}, consumed {len(self._places)}, "
             f"lost {len(self.lost)}, repeated {len(self.repeated)}, stored twice {self.stored_twice}, "
-            f"overlaps {len(self.overlaps)}"
+            f"overlaps {len(self.overlaps)}, delayed {len(self.due)}, committed {len(self.committed)}"
         )

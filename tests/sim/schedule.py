@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
-Kind = Literal[
+GroupKind = Literal[
     "join",  # a new member
     "leave",  # a member closes
     "crash",  # a member's process ends without a word: its connections close
@@ -23,7 +23,20 @@ Kind = Literal[
     "resize",  # a topic gets more queues
     "clock",  # a wall clock jumps
 ]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+ServerKind = Literal[
+    "power loss",  # a broker's host goes dark: what was not synced is lost
+    "disk full",  # a broker's disk has no room for a while
+    "no descriptors",  # a broker may open no further files for a while
+    "slow disk",  # syncs take long for a while
+    "filling disk",  # a broker's disk is so full that the oldest files go
+    "broker clock",  # the wall clock of one broker is set
+    "delete topic",  # a topic is deleted and made again
+    "hostile",  # somebody sends garbage to a server
+    "stopped reader",  # somebody pulls and does not read the answers
+]
+Kind = GroupKind | ServerKind
+KINDS: tuple[Kind, ...] = get_args(GroupKind)
+SERVER_KINDS: tuple[Kind, ...] = get_args(ServerKind)
 PLANNED: tuple[Kind, ...] = ("join", "leave")
 """Changes somebody wanted; with leases they cost nothing."""
 CONNECTIONS: tuple[Kind, ...] = ("loss", "late", "reset", "tear")
@@ -38,6 +51,15 @@ _SECONDS: Mapping[str, tuple[float, float]] = {
     "broker restart": (0.5, 20),
     "name server": (1, 100),
     "clock": (-7200, 7200),
+    "power loss": (0.5, 20),
+    "disk full": (0.5, 30),
+    "no descriptors": (0.5, 30),
+    "slow disk": (1, 30),
+    "filling disk": (1, 30),
+    "broker clock": (-60, 60),
+    "delete topic": (0, 20),
+    "hostile": (1, 30),
+    "stopped reader": (1, 60),
 }
 
 
@@ -47,7 +69,7 @@ class Fault(NamedTuple):
     Attributes:
         at: second of the run.
         pick: chooses among whatever is there then; 0 to 1.
-        seconds: how long it lasts, or how far a clock jumps.
+        seconds: how long it lasts, or how far a clock is set.
     """
 
     at: float
@@ -64,6 +86,6 @@ def draw(seed: int, kinds: Sequence[Kind], count: int, span: float) -> list[Faul
         kind = rng.choice(kinds)
         low, high = _SECONDS.get(kind, (0.0, 0.0))
         # Short ones are the more frequent: most of what can go wrong does so in the first seconds.
-        length = low + (high - low) * rng.random() ** (1 if kind == "clock" else 2)
+        length = low + (high - low) * rng.random() ** (1 if "clock" in kind else 2)
         faults.append(Fault(round(rng.uniform(0, span), 3), kind, rng.random(), round(length, 3)))
     return sorted(faults)

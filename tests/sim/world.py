@@ -26,18 +26,23 @@ from gimbalmq.client.events import BalanceEvent, LeaseLost, LeaseOverridden, Que
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.producer import Producer
 from gimbalmq.client.push_consumer import PushConsumer
-from gimbalmq.errors import RocketMQError
+from gimbalmq.errors import RocketMQError, StoreError
 from gimbalmq.model.message import Message, MessageView
 from gimbalmq.model.queues import MessageQueue
+from gimbalmq.model.results import SendStatus
 from gimbalmq.model.topics import retry_topic
 from gimbalmq.nameserver.server import NameServer
 from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.rpc import management
-from gimbalmq.testing import LocalCluster, MemoryNetwork, VirtualClock, run_virtual
+from gimbalmq.testing import MemoryNetwork, VirtualClock, run_virtual
 from gimbalmq.testing.cluster import NAMESERVER_HOST
 from gimbalmq.transport.pool import ChannelPool
 from tests.sim.account import Account, Delivery, Overlap
-from tests.sim.schedule import KINDS, Fault, Kind, draw
+from tests.sim.cluster import SimCluster, WallClock
+from tests.sim.schedule import KINDS, SERVER_KINDS, Fault, Kind, draw
+from tests.sim.strangers import pull_and_not_read, send_garbage
+from tests.sim.tables import left_in_broker, left_in_nameserver
+from tests.sim.traffic import RECREATED, Delayed, Recreated, Traffic, Transactional
 
 GROUP = "g"
 FEWEST_MEMBERS, MOST_MEMBERS = 1, 6
@@ -46,6 +51,8 @@ QUIET_DELAY = (0.0002, 0.001)
 STABLE_SECONDS = 25.0
 """At rest means: as the strategy says for longer than the 20 s between two rounds."""
 CLOSING_SECONDS = 300.0
+EXPIRY_SECONDS = 160.0
+"""After it a broker has closed the connections of hosts that fell silent."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,12 @@ class Settings:
         failing: share of first deliveries that a handler refuses.
         patience: by when after the last fault everything must be consumed and at rest.
         options: of the consumers, by name.
+        sync_flush: brokers answer when a message is on the disk; without it a loss of power loses messages.
+        delays, transactions: whether somebody sends such.
+        recreated: whether somebody sends to a topic that is deleted now and then.
+        special_pause: between two of those.
+        longest_timer: seconds a message may wait for its moment.
+        broker_options, nameserver_options: properties of the servers.
     """
 
     handover: Literal["java", "lease"] = "java"
@@ -78,6 +91,18 @@ class Settings:
     failing: float = 0.0
     patience: float = 500.0
     options: tuple[tuple[str, Any], ...] = ()
+    sync_flush: bool = False
+    delays: bool = False
+    transactions: bool = False
+    recreated: bool = False
+    special_pause: tuple[float, float] = (0.3, 2.0)
+    longest_timer: float = 30.0
+    broker_options: tuple[tuple[str, Any], ...] = ()
+    nameserver_options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def subscribed(self) -> tuple[str, ...]:
+        return (*self.topics, RECREATED) if self.recreated else self.topics
 
 
 @dataclass
@@ -113,8 +138,19 @@ class Report:
         found = []
         account = self.account
         if account.lost:
+            found.append(f"{len(account.lost)} acknowledged messages were not consumed: {some(account.lost)}")
+        if account.seen_though_forbidden:
             found.append(
-                f"{len(account.lost)} acknowledged messages were not consumed: {_some(account.lost)}"
+                f"{len(account.seen_though_forbidden)} messages of transactions that were not committed were "
+                f"delivered: {some(account.seen_though_forbidden)}"
+            )
+        if account.early:
+            found.append(
+                f"{len(account.early)} delayed messages came too early: {', '.join(account.early[:5])}"
+            )
+        if account.returned:
+            found.append(
+                f"{len(account.returned)} messages of a deleted topic came back: {some(account.returned)}"
             )
         if self.settled is None:
             found.append(f"the group is not at rest: {'; '.join(self.wrong_owners)}")
@@ -135,19 +171,8 @@ class Report:
         return "\n".join(lines)
 
 
-def _some(bodies: Iterable[bytes]) -> str:
+def some(bodies: Iterable[bytes]) -> str:
     return ", ".join(body.decode() for body in sorted(bodies)[:5])
-
-
-class WallClock(VirtualClock):
-    """A clock whose wall time can be set."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop)
-        self.offset_ms = 0
-
-    def wall_ms(self) -> int:
-        return super().wall_ms() + self.offset_ms
 
 
 class Member:
@@ -179,7 +204,7 @@ class Member:
             )
         )
         self.consumer.on_event(world.saw)
-        for topic in settings.topics:
+        for topic in settings.subscribed:
             self.consumer.subscribe(topic, "*", self.handle, ordered=settings.ordered)
 
     @property
@@ -225,7 +250,7 @@ class Member:
             await asyncio.sleep(self.hung_until - world.now)
         if not message.reconsume_times and self.rng.random() < world.settings.failing:
             return False
-        world.account.done(Delivery(world.now, self.name, queue, offset, body))
+        world.delivered(Delivery(world.now, self.name, queue, offset, body), message)
         return True
 
 
@@ -263,11 +288,12 @@ class Sender:
             body = f"{self.name}-{number:05d}".encode()
             account.sent.add(body)
             try:
-                await self.producer.send(Message(self.rng.choice(settings.topics), body))
+                result = await self.producer.send(Message(self.rng.choice(settings.topics), body))
             except RocketMQError:
                 account.refused += 1
             else:
-                account.acknowledged.add(body)
+                if result.status is SendStatus.SEND_OK:
+                    account.acknowledged.add(body)
 
 
 class World:
@@ -279,25 +305,21 @@ class World:
         self.loop = loop
         self.network = MemoryNetwork(seed, delay=QUIET_DELAY)
         self.server_clock = WallClock(loop)
-        self.cluster = LocalCluster(
-            brokers=settings.brokers,
-            network=self.network,
-            clock=self.server_clock,
-            store=folder,
-            properties={"mappedFileSizeCommitLog": 4 << 20, "mappedFileSizeConsumeQueue": 20 * 300},
-        )
+        self.cluster = SimCluster(seed, settings, folder, self.network, self.server_clock, loop)
         self.account = Account()
         self.members: list[Member] = []
-        self.senders: list[Sender] = []
+        self.senders: list[Sender | Traffic] = []
         self.counts = {
             (topic, index): settings.queues for topic in settings.topics for index in range(settings.brokers)
         }
+        if settings.recreated:
+            self.counts |= {(RECREATED, index): 2 for index in range(settings.brokers)}
         self.namesrv = ""
         self.happened: list[str] = []
         self.errors: list[str] = []
         self.taken = self.overridden = self.leases_lost = 0
         self.events: list[tuple[float, BalanceEvent]] = []
-        self._admin = ChannelPool(network=self.network.host("10.0.0.99"))
+        self.admin = ChannelPool(network=self.network.host("10.0.0.99"))
         self._joined = 0
         self._cuts: set[str] = set()
         self._vanished: set[str] = set()
@@ -306,6 +328,9 @@ class World:
         self._nameserver_down = False
         self._changed = 0.0
         self._steady: float | None = None
+        self._silent = False
+        self._strangers = 0
+        self._troubled: set[int] = set()
 
     @property
     def now(self) -> float:
@@ -337,7 +362,22 @@ class World:
             await sender.start()
             self.senders.append(sender)
             self.spawn(sender.run())
+        for traffic in self._special():
+            await traffic.start()
+            self.senders.append(traffic)
+            self.spawn(traffic.run())
         await asyncio.sleep(5)
+
+    def _special(self) -> list[Traffic]:
+        settings = self.settings
+        made: list[Traffic] = []
+        if settings.delays:
+            made.append(Delayed(self, "later", "10.4.0.1"))
+        if settings.transactions:
+            made.append(Transactional(self, "both", "10.4.0.2"))
+        if settings.recreated:
+            made.append(Recreated(self, "again", "10.4.0.3"))
+        return made
 
     @property
     def sending(self) -> bool:
@@ -347,7 +387,7 @@ class World:
         for sender in self.senders:
             sender.stopping = True
 
-    async def close(self) -> None:
+    async def close_clients(self) -> None:
         self.stop_sending()
         for member in self.members:
             if member.alive:
@@ -357,8 +397,28 @@ class World:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._admin.close()
+        await self.admin.close()
+
+    async def left_in_tables(self) -> list[str]:
+        """What servers still keep for clients that are gone."""
+        if self._silent:
+            await asyncio.sleep(EXPIRY_SECONDS)
+        end = self.now + 30
+        while True:
+            found = [line for broker in self.cluster.brokers for line in left_in_broker(broker)]
+            found += left_in_nameserver(self.cluster.nameserver, len(self.cluster.brokers))
+            if not found or self.now > end:
+                return found
+            await asyncio.sleep(1.0)
+
+    async def close(self) -> None:
+        await self.close_clients()
         await self.cluster.close()
+        self.errors += [
+            f"broker {index} left {len(disk.open_files)} files open"
+            for index, disk in enumerate(self.cluster.disks)
+            if disk.open_files
+        ]
 
     def spawn(self, work: Any) -> None:
         task = self.loop.create_task(work)
@@ -381,13 +441,32 @@ class World:
     def living(self) -> list[Member]:
         return [member for member in self.members if member.alive]
 
+    @staticmethod
+    def topic_config(topic: str, count: int) -> TopicConfig:
+        return TopicConfig(topic_name=topic, read_queue_nums=count, write_queue_nums=count)
+
+    def true_wall_ms(self) -> int:
+        """Wall time as every clock shows it that was not set."""
+        return VirtualClock(self.loop).wall_ms()
+
+    def delivered(self, delivery: Delivery, message: MessageView) -> None:
+        self.account.done(delivery)
+        due = self.account.due.get(delivery.body)
+        if due is not None:
+            clock = self.cluster.clocks[self.cluster.index_of(delivery.queue.broker_name)]
+            if message.store_timestamp < due.wall_ms:
+                self.account.early.append(
+                    f"{delivery.body.decode()} stored {due.wall_ms - message.store_timestamp} ms before its time"
+                )
+            elif clock.set_at is None and delivery.at < due.at - 0.01:
+                self.account.early.append(f"{delivery.body.decode()} came {due.at - delivery.at:.3f} s early")
+
     async def _set_queues(self, topic: str, index: int, count: int) -> None:
-        broker = self.cluster._slots[index].broker
+        broker = self.cluster.broker_at(index)
         if broker is None:
             return
-        config = TopicConfig(topic_name=topic, read_queue_nums=count, write_queue_nums=count)
         try:
-            await management.create_topic(self._admin, broker.address, config)
+            await management.create_topic(self.admin, broker.address, self.topic_config(topic, count))
             self.counts[(topic, index)] = count
         except RocketMQError as error:
             self.note(f"resize failed: {error}")
@@ -429,6 +508,7 @@ class World:
         elif kind == "partition":
             host = _picked(self._hosts(), fault.pick)
             self.note(f"partition {host} for {seconds} s")
+            self._silent = True
             self._cut(host)
             self.loop.call_later(seconds, self._mend, host)
         elif kind in ("broker kill", "broker restart"):
@@ -443,9 +523,12 @@ class World:
             count = min(MOST_QUEUES, self.counts[(topic, index)] + 2)
             self.note(f"resize {topic} at {index} to {count}")
             self.spawn(self._set_queues(topic, index, count))
+        elif kind in SERVER_KINDS:
+            self._strike_server(fault)
         else:
             clocks = [self.server_clock]
-            clocks += [member.clock for member in self.living] + [sender.clock for sender in self.senders]
+            clocks += [member.clock for member in self.living]
+            clocks += [sender.clock for sender in self.senders if isinstance(sender, Sender)]
             self.note(f"a clock jumps {seconds} s")
             _picked(clocks, fault.pick).offset_ms += int(seconds * 1000)
 
@@ -461,6 +544,7 @@ class World:
             await asyncio.sleep(0)
         else:
             if fault.kind == "vanish":
+                self._silent = True
                 self._vanished.add(member.host)
                 self._cut(member.host)
             await member.die()
@@ -476,14 +560,84 @@ class World:
         if index not in self._down:
             self.note(f"{fault.kind} {index} for {fault.seconds} s")
             self._down.add(index)
-            self.spawn(self._without_broker(index, fault.seconds, kill=fault.kind == "broker kill"))
+            self.spawn(self._without_broker(index, fault))
 
-    async def _without_broker(self, index: int, seconds: float, *, kill: bool) -> None:
-        await (self.cluster.kill_broker(index) if kill else self.cluster.stop_broker(index))
-        await asyncio.sleep(seconds)
-        await self.cluster.start_broker(index)
+    async def _without_broker(self, index: int, fault: Fault) -> None:
+        if fault.kind == "broker restart":
+            try:
+                await self.cluster.stop_broker(index)
+            except StoreError as error:
+                self.note(f"broker {index} could not save everything: {error}")
+        else:
+            await self.cluster.kill_broker(index)
+        if fault.kind == "power loss":
+            self.note(f"{self.cluster.disks[index].lose_power()} writes of broker {index} are lost")
+        await asyncio.sleep(fault.seconds)
+        while True:  # as whoever supervises it would
+            try:
+                await self.cluster.start_broker(index)
+                break
+            except RocketMQError as error:
+                self.note(f"broker {index} does not start: {error}")
+                self._changed = self.now
+                await asyncio.sleep(5.0)
         self._down.discard(index)
         self.note(f"broker {index} is back")
+
+    def _strike_server(self, fault: Fault) -> None:
+        kind, seconds = fault.kind, fault.seconds
+        index = int(fault.pick * self.settings.brokers)
+        disk = self.cluster.disks[index]
+        if kind == "power loss":
+            self._strike_broker(fault)
+            return
+        self.note(f"{kind} {index} {seconds} s")
+        if kind == "broker clock":
+            self.cluster.clocks[index].set_by(int(seconds * 1000), self.now)
+        elif kind == "delete topic":
+            for sender in self.senders:
+                if isinstance(sender, Recreated):
+                    self.spawn(sender.recreate(seconds))
+        elif kind in ("hostile", "stopped reader"):
+            self._strangers += 1
+            name = f"10.9.0.{self._strangers}"
+            self.spawn(self._quietly(self._visit(kind, index, name, fault)))
+        elif index not in self._troubled:
+            self._troubled.add(index)
+            if kind == "disk full":
+                disk.full = True
+            elif kind == "no descriptors":
+                disk.no_descriptors = True
+            elif kind == "slow disk":
+                disk.sync_seconds = 0.05 + 3.0 * (fault.pick * 7 % 1) ** 3
+            else:
+                self.account.excuse_unconsumed(self.account.acknowledged - self.account.due.keys())
+                self.cluster.usage[index] = 0.86
+            self.loop.call_later(seconds, self._ease, index)
+
+    def _ease(self, index: int) -> None:
+        disk = self.cluster.disks[index]
+        if self.cluster.usage[index] > 0.5:
+            # What was acknowledged meanwhile may have gone with its file as well.
+            self.account.excuse_unconsumed(self.account.acknowledged - self.account.due.keys())
+        disk.full = disk.no_descriptors = False
+        disk.sync_seconds = 0.0
+        self.cluster.usage[index] = 0.1
+        if index in self._troubled:
+            self._troubled.discard(index)
+            self._changed = self.now
+            self.note(f"the disk of broker {index} is well again")
+
+    async def _visit(self, kind: Kind, index: int, host: str, fault: Fault) -> None:
+        broker = self.cluster.broker_at(index)
+        network = self.network.host(host)
+        if broker is None:
+            return
+        if kind == "stopped reader":
+            await pull_and_not_read(network, broker.address, self.settings.topics[0], fault.seconds)
+            return
+        address = broker.address if fault.pick * 10 % 1 < 0.7 else self.namesrv
+        await send_garbage(network, address, random.Random(f"{self.seed} {fault.at}"), fault.seconds)
 
     async def _without_nameserver(self, seconds: float) -> None:
         old = self.cluster.nameserver
@@ -541,6 +695,8 @@ class World:
         for host in sorted(self._cuts - self._vanished):
             self._changed = self.now
             self._mend(host)
+        for index in sorted(self._troubled):
+            self._ease(index)
         while self._down or self._nameserver_down or any(item.hung_until > self.now for item in self.living):
             self._changed = self.now
             await asyncio.sleep(0.25)
@@ -559,7 +715,7 @@ class World:
         for broker in self.cluster.brokers:
             name = broker.live.now.broker_name
             for config in broker.topics.all():
-                if config.topic_name in (*self.settings.topics, retry_topic(GROUP)):
+                if config.topic_name in (*self.settings.subscribed, retry_topic(GROUP)):
                     queues += [
                         MessageQueue(config.topic_name, name, n) for n in range(config.read_queue_nums)
                     ]
@@ -599,14 +755,17 @@ class World:
 class _Errors(logging.Handler):
     """Keeps what the package says of itself that must not happen."""
 
-    def __init__(self) -> None:
+    def __init__(self, disks_fail: bool) -> None:
         super().__init__(logging.ERROR)
         self.found: list[str] = []
+        self._disks_fail = disks_fail
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if record.exc_info and record.exc_info[1] is not None:
-            self.found.append(f"logged: {text}: {record.exc_info[1]!r}")
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            if not (self._disks_fail and isinstance(error, StoreError)):
+                self.found.append(f"logged: {text}: {error!r}")
         elif "this is a bug" in text:
             self.found.append(f"logged: {text}")
 
@@ -621,7 +780,7 @@ def run_world(seed: int, settings: Settings | None = None, schedule: Sequence[Fa
     faults = (
         draw(seed, settings.kinds, settings.faults, settings.span) if schedule is None else list(schedule)
     )
-    errors = _Errors()
+    errors = _Errors(bool(set(settings.kinds) & set(SERVER_KINDS)))
     logger = logging.getLogger("gimbalmq")
     level, spread = logger.level, logger.propagate
     logger.addHandler(errors)
@@ -663,12 +822,18 @@ async def _run(seed: int, settings: Settings, faults: list[Fault], folder: Path,
         report.wrong_owners = world.wrong_owners()
         report.seconds = world.now
         report.digest = _digest(world)
+        await world.close_clients()
+        errors.extend(await world.left_in_tables())
+    except TimeoutError:
+        errors.append("the world did not heal: " + "; ".join(world.happened[-3:]))
     finally:
         try:
             async with asyncio.timeout(CLOSING_SECONDS):
                 await world.close()
         except TimeoutError:
             errors.append(f"closing did not end within {CLOSING_SECONDS:g} s")
+        except Exception as error:
+            errors.append(f"closing failed: {error!r}")
         errors.extend(world.errors)
     report.taken, report.overridden, report.leases_lost = world.taken, world.overridden, world.leases_lost
     return report

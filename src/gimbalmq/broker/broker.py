@@ -36,6 +36,7 @@ from gimbalmq.errors import ConfigError, ConnectError, StateError, StoreError
 from gimbalmq.model.ids import UniqueIdGenerator
 from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.store.consumequeue import QueueLog
+from gimbalmq.store.files import Files
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.store.results import RecoveryReport
 from gimbalmq.transport.channel import Handlers
@@ -73,6 +74,7 @@ class Broker:
         network: Network | None = None,
         clock: Clock = SYSTEM_CLOCK,
         watchdog: LoopWatchdog | None = None,
+        files: Files | None = None,
     ) -> None:
         if not config.store_path_root_dir:
             raise ConfigError("storePathRootDir", "", "name the folder the broker keeps its data in")
@@ -83,6 +85,7 @@ class Broker:
         self._network = network or AsyncioNetwork()
         self._clock = clock
         self._watchdog = watchdog
+        self._files = files
         self._started = False
 
     @property
@@ -128,7 +131,7 @@ class Broker:
         folder = self.store_path / "config"
         store_config = config.store_config(self.port, budget())
         store_host = store_config.store_host
-        self.store = MessageStore(store_config, clock)
+        self.store = MessageStore(store_config, clock, self._files)
         self.recovery = self.store.load()
         try:
             self.stats = Stats(clock, config.max_stats_items)

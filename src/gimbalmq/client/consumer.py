@@ -604,7 +604,8 @@ class Consumer(ConsumerCalls[C]):
         """Gives a dropped queue up: commits it, releases its lock; False where it must wait."""
         queue = process_queue.queue
         if process_queue.draining and not process_queue.dropped:
-            if id(process_queue) not in self._handing_over:
+            # A round may still be under way while the consumer closes, which gives up all queues by itself.
+            if id(process_queue) not in self._handing_over and not self._closed:
                 self._handing_over.add(id(process_queue))
                 self._tasks.spawn(self._hand_over(process_queue), "hand over")
             return False

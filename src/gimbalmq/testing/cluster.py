@@ -216,14 +216,17 @@ class LocalCluster:
         slot = self._slots[index]
         if slot.broker is not None:
             raise StateError(f"{slot.config.broker_name} is running")
-        network = None if self._network is None else self._network.host(slot.config.bind_address)
-        broker = Broker(slot.config, network=network, clock=self._clock)
+        broker = self._new_broker(index, slot.config)
         await broker.start()
         slot.free_port()
         slot.broker = broker
         # Clients hold addresses: a broker comes back where it was.
         slot.config = replace(slot.config, listen_port=broker.port)
         return broker
+
+    def _new_broker(self, index: int, config: BrokerConfig) -> Broker:
+        network = None if self._network is None else self._network.host(config.bind_address)
+        return Broker(config, network=network, clock=self._clock)
 
     async def stop_broker(self, index: int = 0) -> None:
         """Closes a broker cleanly."""

@@ -12,6 +12,7 @@ import asyncio
 import selectors
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
@@ -61,19 +62,47 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jumping)
         # Timers due within this many seconds fire together; the default is the real clock's grain.
         self._clock_resolution = 1e-9
+        self._executing = False
+        self._late = 0.0
 
     def time(self) -> float:
         return self._jumping.now
+
+    def stall(self, seconds: float) -> None:
+        """For doubles that block, a slow disk for one: whoever calls loses this time.
+
+        On the loop that is everybody. In an executor it is only the work at hand: its result comes later.
+        """
+        if self._executing:
+            self._late += seconds
+        else:
+            self._jumping.now += seconds
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self.create_future()
+        self._executing, self._late = True, 0.0
         try:
-            future.set_result(func(*args))
+            done = partial(_settle, future, func(*args), None)
         except Exception as error:
-            future.set_exception(error)
+            done = partial(_settle, future, None, error)
+        finally:
+            self._executing = False
+        if self._late:
+            self.call_later(self._late, done)
+        else:
+            done()
         return future
+
+
+def _settle(future: asyncio.Future[Any], result: object, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
 
 
 class VirtualClock:

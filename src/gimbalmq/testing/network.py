@@ -250,6 +250,7 @@ class MemoryTransport(asyncio.Transport):
         if not self._closing:
             self._closing = True
             self._send_last(None)
+            self._wake_peer()
             asyncio.get_running_loop().call_soon(self._lose, None)
 
     def abort(self) -> None:
@@ -259,6 +260,7 @@ class MemoryTransport(asyncio.Transport):
                 if self._wire is not None:
                     self._wire.drop_all()
                 self._send_last(ConnectionResetError("reset by the peer"))
+                self._wake_peer()
             asyncio.get_running_loop().call_soon(self._lose, None)
 
     def is_closing(self) -> bool:
@@ -269,10 +271,13 @@ class MemoryTransport(asyncio.Transport):
 
     def resume_reading(self) -> None:
         self._reading = True
-        if self._wire is not None:
-            back = self._wire.receiver._wire
-            if back is not None:
-                back.wake()
+        self._wake_peer()
+
+    def _wake_peer(self) -> None:
+        """What the peer has sent goes on: it is read now, or falls into the void of a connection that is closed."""
+        back = None if self._wire is None else self._wire.receiver._wire
+        if back is not None:
+            back.wake()
 
     def is_reading(self) -> bool:
         return self._reading and not self._closing
