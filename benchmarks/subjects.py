@@ -226,6 +226,7 @@ class Subject:
         self.port = free_port()
         self.namesrv_port = free_port()
         self.namesrv = f"{HOST}:{self.namesrv_port}"
+        self.settings: tuple[str, ...] = ()  # of ours: KEY=VALUE beside the defaults
         self._children: list[subprocess.Popen[bytes]] = []
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -389,6 +390,8 @@ class Ours(Subject):
         command = [sys.executable, "-m", "gimbalmq", "server"]
         command += ["--namesrv-port", str(self.namesrv_port), "--port", str(self.port)]
         command += ["--store", str(self.store)]
+        for setting in self.settings:
+            command += ["--set", setting]
         return [(command, {"PYTHONPATH": str(ROOT / "src")})]
 
 

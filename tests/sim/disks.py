@@ -110,14 +110,14 @@ class Disk(Files):
         self._slow()
         self._undo.pop(os.fstat(fd).st_ino, None)
 
-    def sync_folder(self, folder: Path) -> None:
+    def sync_folder(self, folder: Path | str) -> None:
         self._slow()
         self._forget_names()
 
-    def sync_everything(self) -> None:
-        self._slow()
-        self._undo.clear()
-        self._forget_names()
+    def replace(self, source: Path | str, target: Path | str) -> None:
+        inode = os.stat(source).st_ino
+        super().replace(source, target)
+        self._paths[inode] = Path(target)
 
     def remove(self, path: Path | str) -> None:
         path = Path(path)

@@ -1,7 +1,7 @@
 """Whole clusters in virtual time: whatever befalls them, nothing acknowledged is lost and all comes to rest.
 
-More of the same: ``make sim SEED=1 RUNS=100``; the long form is ``make sim RUNS=10000 ARGS=--small``. A seed found there becomes a test at the end of this file, with its
-schedule cut down to the faults it needs.
+More of the same: ``make sim SEED=1 RUNS=100``; the long form is ``make sim RUNS=10000 ARGS=--small``. A seed found
+there becomes a test at the end of this file, with its schedule cut down to the faults it needs.
 """
 
 from __future__ import annotations
