@@ -73,8 +73,8 @@ class Broker:
         *,
         network: Network | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        watchdog: LoopWatchdog | None = None,
         files: Files | None = None,
+        watchdog: LoopWatchdog | None = None,
     ) -> None:
         if not config.store_path_root_dir:
             raise ConfigError("storePathRootDir", "", "name the folder the broker keeps its data in")
@@ -84,8 +84,8 @@ class Broker:
         self.recovery: RecoveryReport | None = None
         self._network = network or AsyncioNetwork()
         self._clock = clock
+        self._files = files or Files()
         self._watchdog = watchdog
-        self._files = files
         self._started = False
 
     @property
