@@ -133,9 +133,16 @@ def stacks(subject: Subject, size: str, start: int) -> list[str]:
     return found
 
 
-def restarted(figures: Figures, subject: Subject, size: str, topic: str) -> None:
+def restarted(figures: Figures, subject: Subject, size: str, topic: str, options: Options) -> None:
+    """Stops, starts, and warms it up: Apache's compilers have forgotten everything."""
     subject.stop()
     figures.add(f"{size}: restart to first accepted send", "s", subject.name, subject.start(topic))
+    warmed(subject, options)
+
+
+def warmed(subject: Subject, options: Options) -> None:
+    count = int(options.pick(600_000, 2_000))
+    run_c("send", port=subject.port, connections=4, window=2000, count=count, topic="warm", queues=QUEUES)
 
 
 def counted(count: int, what: str) -> str:
@@ -169,7 +176,7 @@ def topics(figures: Figures, subject: Subject, options: Options) -> None:
             "queues": 1,
         }
         run_c("send", port=subject.port, connections=1, window=32, count=count, **spread)
-        restarted(figures, subject, size, "topic00000")
+        restarted(figures, subject, size, "topic00000", options)
         under_load(figures, subject, size, spread, options)
 
 
@@ -199,6 +206,7 @@ def crowd(subject: Subject, count: int) -> Iterator[dict[str, int]]:
 def clients(figures: Figures, subject: Subject, options: Options) -> None:
     subject.start()
     subject.create_topics(["crowd", "load"], QUEUES)
+    warmed(subject, options)
     shape: dict[str, object] = {"topic": "load", "queues": QUEUES}
     for count in (1, 100, 300) if options.quick else (1, 100, 1_000, 5_000):
         size = counted(count, "client")
@@ -235,7 +243,7 @@ def messages(figures: Figures, subject: Subject, options: Options) -> None:
             more = min(1_000_000, count - stored)
             run_c("send", port=subject.port, connections=4, window=2000, count=more, **shape)
             stored += more
-        restarted(figures, subject, size, "stored")
+        restarted(figures, subject, size, "stored", options)
         under_load(figures, subject, size, shape, options)
 
 
