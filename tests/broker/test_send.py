@@ -709,7 +709,7 @@ def test_record_larger_than_a_log_file_is_refused_and_the_rest_goes_on(tmp_path:
             await desk.create("T")
             for code in (FAST, GENERAL):
                 answer = await desk.client.send(body=b"x" * 5000, code=code)
-                assert answer.code == 14 and "4096" in (answer.remark or "")
+                assert answer.code == 13 and "4096" in (answer.remark or "")
                 assert (await desk.client.send()).code == 0
             assert [decode_record(raw).body for raw in _all_raw(desk)] == [b"body", b"body"]
 

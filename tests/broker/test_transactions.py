@@ -694,3 +694,29 @@ def test_open_halves_that_retention_deleted_are_reported_and_passed(
 
     run(work())
     assert "2 open transactions, half offsets 0 to 2, were deleted" in caplog.text
+
+
+def test_half_as_large_as_a_file_of_the_log_stops_nobody(tmp_path: Path) -> None:
+    """It is too large as soon as the count of its checks is added."""
+
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock, mappedFileSizeCommitLog=65_536) as desk:
+            await desk.create("T")
+            await desk.client.heartbeat(producer="pg")
+            answer = await desk.client.send(body=bytes(65_536))
+            assert answer.code == ResponseCode.MESSAGE_ILLEGAL and "65536" in (answer.remark or "")
+            for size in range(65_536, 60_000, -1):
+                properties = {"TRAN_MSG": "true", "PGROUP": "pg"}
+                answer = await desk.client.send(
+                    body=bytes(size), properties=properties, bornTimestamp=clock.wall_ms()
+                )
+                if answer.code == 0:
+                    break
+                assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+            await _half(desk, b"usual")
+            clock.advance(7)
+            bodies = [decode_record(bytes(q.body)).body for q in await _asked(desk, desk.client)]
+            assert len(bodies) == 2 and bodies[1] == b"usual"
+
+    run(work())

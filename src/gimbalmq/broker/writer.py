@@ -32,6 +32,8 @@ from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.message_store import MessageStore
 
 MAX_PROPERTIES_BYTES = 32_767
+_HEAD_ROOM = 512
+"""More than a record takes beside body and properties, and the blank behind the last one of a file."""
 
 
 @dataclass(slots=True)
@@ -87,6 +89,12 @@ class Writer:
             if len(text) > MAX_PROPERTIES_BYTES:
                 raise MessageIllegalError(
                     f"the message's properties are {len(text)} bytes; at most {MAX_PROPERTIES_BYTES} fit"
+                )
+            size, room = len(draft.body) + len(text) + _HEAD_ROOM, self._store.config.commitlog_file_bytes
+            if size > room:
+                raise MessageIllegalError(
+                    f"the message takes {size} bytes; a commit-log file has {room}: "
+                    "send smaller ones, or start on an empty folder with a larger mappedFileSizeCommitLog"
                 )
             encoded.append(text)
         group = self._store.group()
