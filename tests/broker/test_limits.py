@@ -234,6 +234,7 @@ def test_woken_pulls_of_a_peer_that_does_not_read_wait(tmp_path: Path) -> None:
             await turns()
             # 80 MB would wait for it; the line takes some, then the answers are not even made.
             assert desk.broker.load.waiting_bytes < 4_000_000
+            assert desk.broker.load.connections == 2, "it is not closed for being slow"
             writer.transport.abort()
             await until(lambda: desk.broker.load.connections == 1)
             assert desk.broker.load.waiting_bytes == 0
