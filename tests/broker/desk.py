@@ -84,7 +84,7 @@ class Client:
         return answer
 
     async def json(self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b"") -> Any:
-        return fastjson.loads(bytes((await self.ok(code, ext, body)).body))
+        return fastjson.loads(bytes((await self.ok(code, ext, body)).body), limit=None)
 
     async def tell(self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b"") -> None:
         """A one-way request, and then one that is answered, so that the first has been served."""
