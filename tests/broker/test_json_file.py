@@ -126,16 +126,19 @@ def test_refusal_of_the_disk_at_any_step_is_mended_by_the_next_save(path: Path, 
     assert json.loads(path.with_name("topics.json.bak").read_text()) == {"n": 3}
 
 
-def test_damaged_file_never_becomes_the_backup(path: Path) -> None:
+@pytest.mark.parametrize("crash_at", range(1, _STEPS + 1))
+def test_damaged_file_never_becomes_the_backup(path: Path, crash_at: int) -> None:
     file = JsonFile(path)
     file.save({"n": 1})
     file.save({"n": 2})
     path.write_text("{")
-    crashing = JsonFile(path, FailingFiles(5, Crash()))  # the rename that gives the new text its name
+    crashing = JsonFile(path, FailingFiles(crash_at, Crash()))
     assert crashing.load(_same) == {"n": 1}
-    with pytest.raises(Crash):
+    try:
         crashing.save({"n": 3})
-    assert JsonFile(path).load(_same) == {"n": 1}
+    except Crash:
+        pass
+    assert JsonFile(path).load(_same) in ({"n": 1}, {"n": 3})
 
 
 @pytest.mark.parametrize("damage", [b"", b"  \n", b'{"n": ', b"\xff\xfe", b"[1, 2]", None])
