@@ -135,7 +135,7 @@ class Broker:
         self.recovery = self.store.load()
         try:
             self.stats = Stats(clock, config.max_stats_items)
-            self._tables = TableThread()
+            self._tables = TableThread(self._files)
             self.topics = Topics(folder, live, clock, self._tables)
             self.groups = Groups(folder, live, clock, self._tables)
             self.offsets = ConsumerOffsets(folder, self._tables)
