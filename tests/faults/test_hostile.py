@@ -187,7 +187,11 @@ def siege(tmp_path: Path, flush: str, *, seed: int, rounds: int, seconds: float)
             print(await attack(broker, namesrv, seed=seed, rounds=rounds, seconds=seconds))
 
     with server_of(tmp_path, certificate, ports, flush) as server:
-        asyncio.run(work(server))
+        try:
+            asyncio.run(work(server))
+        except BaseException:
+            print(quiet.failures[:5], server.process.poll(), server.errors[-5000:], sep="\n")
+            raise
         assert server.process.poll() is None, server.errors[-3000:]
         print(quiet, *re.findall(r"the event loop stood still for .*", server.errors), sep="\n")
         assert complaints(server) == []
