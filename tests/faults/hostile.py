@@ -36,6 +36,8 @@ from gimbalmq.transport.tls import TlsPipe, client_tls
 from tests.golden.frames import exchanges
 
 HOST = "127.0.0.1"
+PATIENCE = 0.6
+"""Seconds for an answer; some requests have none."""
 AT_ONCE = 8
 """Requests of one attack under way at a time."""
 
@@ -135,6 +137,7 @@ class Hostile:
     def attacks(self) -> list[Callable[[random.Random], Awaitable[None]]]:
         return [
             self.mutants,
+            self.absurd,
             self.wrong_frames,
             self.half_open,
             self.slow,
@@ -209,6 +212,24 @@ class Hostile:
             await self.say(receiver, data, "mutants")
 
         await self._spread([partial(one, *job) for job in work])
+
+    async def absurd(self, rng: random.Random) -> None:
+        """Every absurd body with every request that has one: deep JSON, bombs, batches that are none."""
+        seeds, every_field = golden_seeds(), all_fields()
+        work = []
+        for code, (number, body) in itertools.product(WITH_BODY, enumerate(absurd_bodies(rng))):
+            if rng.random() < 0.5:  # the other half in another round
+                continue
+            known = seeds.get(code)
+            fields = dict(rng.choice(known)[0] if known else every_field)
+            if code in (103, 104):
+                fields |= {"compressed": "true", "bodyCrc32": str(zlib.crc32(body))}
+            if code in SENDS:
+                fields["f" if code in (310, 320) else "sysFlag"] = "1"
+            command = _numbered(RemotingCommand(code, fields, body), number)
+            receiver = "namesrv" if code in NAMESRV_CODES else "broker"
+            work.append(partial(self.say, receiver, encode_frame(command), "absurd bodies"))
+        await self._spread(rng.sample(work, len(work)))
 
     async def wrong_frames(self, rng: random.Random) -> None:
         """Lengths and encodings that cannot be."""
@@ -424,7 +445,7 @@ class Hostile:
         is_tls = data[:1] == b"\x16"
         try:
             writer.write(data)
-            async with asyncio.timeout(0.15):
+            async with asyncio.timeout(PATIENCE):
                 await writer.drain()
                 while chunk := await reader.read(262_144):
                     answers = [] if is_tls else [decode_command(*frame) for frame in frames.feed(chunk)]
@@ -599,6 +620,9 @@ def mutated(
 
 
 SENDS = {10, 36, 310, 320, 324, 325}
+
+WITH_BODY = (10, 25, 34, 35, 41, 42, 43, 46, 103, 104, 200, 217, 221, 303, 310, 318, 320, 322, 324, 325, 401)
+"""Codes whose handlers read a body, and some that might."""
 
 
 def flipped(rng: random.Random, data: bytes) -> bytes:
