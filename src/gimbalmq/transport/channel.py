@@ -230,10 +230,9 @@ class Channel(asyncio.Protocol):
             self._secured.set_exception(self._insecure())
         for waiter in self._pending.drain():
             if not waiter.done():
-                why = f" ({self._trouble})" if self._trouble else ""
                 waiter.set_exception(
                     ConnectionLostError(
-                        f"the connection to {self.address} broke{why}; the outcome is unknown"
+                        f"the connection to {self.address} broke{self._why()}; the outcome is unknown"
                     )
                 )
         for task in self._tasks:
