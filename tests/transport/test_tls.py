@@ -7,6 +7,7 @@ import dataclasses
 import os
 import socket
 import ssl
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from gimbalmq.nameserver import config as nameserver_config
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.serializers import encode_frame
 from gimbalmq.transport import channel as channel_module
+from gimbalmq.transport.channel import Channel, Handlers
+from gimbalmq.transport.network import AsyncioNetwork
 from gimbalmq.transport.tls import ServerTls, TlsMode, TlsPipe, client_tls
 from gimbalmq.transport.tls_config import TlsConfig
 from tests.support import run, until
@@ -354,12 +357,12 @@ def test_a_handshake_that_is_never_finished_is_closed_in_time(
 def test_a_client_waits_for_a_handshake_only_so_long() -> None:
     async def work() -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
-            address = f"127.0.0.1:{silent.getsockname()[1]}"
-            async with wire(client_tls=client_tls()) as line:
-                line.pool._connect_timeout = 0.05
-                with pytest.raises(ConnectError, match=r"did not finish a TLS handshake within 0\.05 s"):
-                    await line.pool.channel(address)
-                assert line.pool.existing(address) is None
+            make = partial(Channel, Handlers(), client_tls=client_tls(), tls_host="127.0.0.1")
+            channel = await AsyncioNetwork().connect(make, "127.0.0.1", silent.getsockname()[1], 20.0)
+            assert isinstance(channel, Channel)
+            with pytest.raises(ConnectError, match=r"did not finish a TLS handshake within 0\.05 s"):
+                await channel.secured(0.05)
+            await channel.wait_closed()
 
     run(work())
 
