@@ -148,6 +148,7 @@ class Hostile:
             self.parked_pulls,
             self.not_reading,
             self.tls_garbage,
+            self.tls_rogues,
         ]
 
     async def run(self, seconds: float) -> Deeds:
@@ -158,7 +159,7 @@ class Hostile:
                 # One seed for each attack and round: how far the others are changes nothing.
                 try:
                     await attack(random.Random(f"{self.seed}/{number}/{turn}"))
-                except ConnectionError as error:  # refused or ended, as a server may
+                except (OSError, TimeoutError) as error:  # refused or ended, as a server may
                     self.deeds.troubles[f"{attack.__name__}: {error}"] += 1
 
         try:
@@ -350,6 +351,34 @@ class Hostile:
                 for to, data in itertools.product(self.targets, samples)
             ]
         )
+
+    async def tls_rogues(self, rng: random.Random) -> None:
+        """Peers that go wrong after a good handshake: garbage, a goodbye and then more, a hello once again."""
+
+        async def one(receiver: str, number: int) -> None:
+            async with self._connected(receiver) as (reader, writer):
+                pipe = TlsPipe(client_tls(), server_side=False)
+                writer.write(pipe.start())
+                async with asyncio.timeout(5.0):
+                    while not pipe.established and (data := await reader.read(65536)):
+                        writer.write(pipe.receive(data)[1])
+                if not pipe.established:
+                    return
+                self.deeds.counts["TLS rogues"] += 1
+                request = encode_frame(RemotingCommand(RequestCode.GET_BROKER_RUNTIME_INFO))
+                ways: list[Callable[[], bytes]] = [
+                    lambda: pipe.send(request) + rng.randbytes(500),
+                    lambda: pipe.send(request) + pipe.farewell() + rng.randbytes(200_000),
+                    lambda: TlsPipe(client_tls(), server_side=False).start(),
+                    lambda: pipe.send(flipped(rng, request)),
+                    lambda: flipped(rng, pipe.send(request)),
+                    lambda: pipe.send(request * 500),
+                ]
+                writer.write(ways[number % len(ways)]())
+                await self._drained(writer)
+                await asyncio.sleep(0.3)
+
+        await self._spread([partial(one, to, number) for to in self.targets for number in range(18)])
 
     # -- floods --------------------------------------------------------------------------
 
