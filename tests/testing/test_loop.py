@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gimbalmq.testing.loop import EPOCH_MS, VirtualClock, run_virtual
+from gimbalmq.testing.loop import EPOCH_MS, VirtualClock, VirtualLoop, run_virtual
 
 
 def test_an_hour_passes_in_no_time() -> None:
@@ -81,3 +81,26 @@ def test_a_wait_that_cannot_end_is_an_error_not_a_hang() -> None:
 
     with pytest.raises(RuntimeError, match="nothing will ever happen"):
         run_virtual(main)
+
+
+def test_what_blocks_the_loop_costs_everybody_and_in_an_executor_only_its_caller() -> None:
+    async def main(clock: VirtualClock) -> list[float]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        seen: list[float] = []
+
+        async def other() -> None:
+            await asyncio.sleep(1)
+            seen.append(clock.monotonic())
+
+        beside = asyncio.create_task(other())
+        await loop.run_in_executor(None, loop.stall, 3.0)
+        await beside
+        seen.append(clock.monotonic())
+        beside = asyncio.create_task(other())
+        await asyncio.sleep(0)
+        loop.stall(5.0)
+        await beside
+        return seen
+
+    assert run_virtual(main) == [1.0, 3.0, 8.0]

@@ -11,6 +11,7 @@ from gimbalmq.errors import ConnectError, ConnectionLostError, RequestTimeoutErr
 from gimbalmq.nameserver.config import NameServerConfig
 from gimbalmq.nameserver.server import NameServer
 from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.protocol.serializers import encode_frame
 from gimbalmq.rpc import nameserver as rpc
 from gimbalmq.testing.loop import VirtualClock, run_virtual
 from gimbalmq.testing.network import MemoryNetwork
@@ -187,3 +188,28 @@ def test_name_server_runs_in_virtual_time() -> None:
             await pool.close()
 
     run_virtual(main)
+
+
+def test_a_server_notices_that_a_client_it_waits_for_is_gone() -> None:
+    """It writes to a client that does not read, so it does not read either; the reset must reach it all the same."""
+
+    class Silent(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            self.transport = transport
+            transport.pause_reading()
+
+    async def main(_: VirtualClock) -> int:
+        network = MemoryNetwork()
+        async with _Pair(network) as pair:
+            silent = await network.host(OTHER).connect(Silent, SERVER, 9000, 3.0)
+            assert isinstance(silent, Silent)
+            request = RemotingCommand(1, body=bytes(400_000))
+            silent.transport.write(4 * encode_frame(request))
+            await asyncio.sleep(5)
+            assert len(pair.server.channels) == 1
+            silent.transport.abort()
+            await asyncio.sleep(5)
+            return len(pair.server.channels)
+
+    assert run_virtual(main) == 0
