@@ -29,6 +29,7 @@ from gimbalmq.client.push_consumer import PushConsumer
 from gimbalmq.errors import RocketMQError, StoreError
 from gimbalmq.model.message import Message, MessageView
 from gimbalmq.model.queues import MessageQueue
+from gimbalmq.model.record import decode_record
 from gimbalmq.model.results import SendStatus
 from gimbalmq.model.topics import retry_topic
 from gimbalmq.nameserver.server import NameServer
@@ -116,6 +117,7 @@ class Report:
         errors: what the package logged as an error with a traceback, and what the loop complained of.
         taken, overridden, leases_lost: events of all members.
         digest: of everything that happened; equal for equal seeds.
+        passed: bodies that were not consumed and lie in the store, where consumers will not look again.
     """
 
     seed: int
@@ -131,14 +133,21 @@ class Report:
     happened: list[str] = field(default_factory=list)
     digest: str = ""
     seconds: float = 0.0
+    passed: set[bytes] = field(default_factory=set)
 
     @property
     def problems(self) -> list[str]:
         """Which promises were broken; every kind of world makes these."""
         found = []
         account = self.account
-        if account.lost:
-            found.append(f"{len(account.lost)} acknowledged messages were not consumed: {some(account.lost)}")
+        gone = account.lost - self.passed
+        if gone:
+            found.append(f"{len(gone)} acknowledged messages are gone: {some(gone)}")
+        if self.passed:
+            found.append(
+                f"{len(self.passed)} acknowledged messages are in the store, but the group has passed them: "
+                f"{some(self.passed)}"
+            )
         if account.seen_though_forbidden:
             found.append(
                 f"{len(account.seen_though_forbidden)} messages of transactions that were not committed were "
@@ -723,6 +732,20 @@ class World:
         parts = shares(strategy_by_name(self.settings.strategy), GROUP, queues, ids)
         return {queue: [client_id] for client_id, part in parts.items() for queue in part}
 
+    def still_stored(self, bodies: set[bytes]) -> set[bytes]:
+        """Those of the bodies that lie in a queue that members read."""
+        found: set[bytes] = set()
+        for broker in self.cluster.brokers if bodies else ():
+            store = broker.store
+            for topic in self.settings.subscribed:
+                for queue in (store.find_queue(topic, queue_id) for queue_id in store.queue_ids(topic)):
+                    assert queue is not None
+                    for offset in range(queue.min_offset, queue.max_offset):
+                        raw = store.record_at_queue(topic, queue.queue_id, offset)
+                        if raw is not None:
+                            found.add(decode_record(raw).body)
+        return bodies & found
+
     async def watch(self) -> None:
         """Notes since when owners are as they should be."""
         while True:
@@ -820,6 +843,7 @@ async def _run(seed: int, settings: Settings, faults: list[Fault], folder: Path,
         loop.call_later(10.0, world.stop_sending)
         report.settled = await world.rest()
         report.wrong_owners = world.wrong_owners()
+        report.passed = world.still_stored(world.account.lost)
         report.seconds = world.now
         report.digest = _digest(world)
         await world.close_clients()
