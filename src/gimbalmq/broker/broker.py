@@ -222,7 +222,7 @@ class Broker:
                 live,
                 self.stats,
                 self._registration.announced,
-                self.commit.checkpoint,
+                self.commit.wait,
             ),
             GroupAdminHandlers(
                 self.store,

@@ -8,14 +8,18 @@ no later crash can bring back a record whose sender was told "no".
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from gimbalmq.errors import StoreError
+from gimbalmq.errors import StoreError, StoreIOError
 from gimbalmq.model.record import check_record
 from gimbalmq.store.files import Files, store_error
 from gimbalmq.store.segments import Segments
 
 BLANK_BYTES = 8
+
+T = TypeVar("T")
 
 
 class CommitLog:
@@ -27,7 +31,8 @@ class CommitLog:
         self.flushed = 0
         self._files = files
         self._lock = threading.Lock()  # held by flush, and by whatever takes files away under it
-        self._synced_files = 0
+        self._synced_names = 0
+        self._sync_failure: str | None = None
 
     @property
     def min_offset(self) -> int:
@@ -90,25 +95,33 @@ class CommitLog:
         """Makes what was written so far durable; the offset up to which that holds. Any thread.
 
         Raises:
-            DiskFullError, StoreIOError: the kernel may have dropped the data; do not go on writing.
+            StoreIOError: the kernel may have dropped the data. A later sync would not say so again, so none is
+                believed any more until the store is opened anew.
         """
         with self._lock:
+            if self._sync_failure is not None:
+                raise StoreIOError(self._sync_failure)
             target = self.position
             segments = self.segments
             if target > self.flushed:
-                try:
-                    offset = max(self.flushed, segments.first_base)
-                    while offset < target:
-                        segment = segments.at(offset)
-                        segments.sync(segment)
-                        offset = segment.base + segments.size
-                    if segments.end != self._synced_files:
-                        self._files.sync_folder(segments.folder)
-                        self._synced_files = segments.end
-                except OSError as error:
-                    raise store_error(error, f"sync of the commit log at {self.flushed}") from error
+                names = segments.names_changed
+                offset = max(self.flushed, segments.first_base)
+                while offset < target:
+                    segment = segments.at(offset)
+                    self._sync(segments.sync, segment)
+                    offset = segment.base + segments.size
+                if names != self._synced_names:
+                    self._sync(self._files.sync_folder, segments.folder)
+                    self._synced_names = names
                 self.flushed = segments.keep_from = target
             return target
+
+    def _sync(self, sync: Callable[[T], None], what: T) -> None:
+        try:
+            sync(what)
+        except OSError as error:
+            self._sync_failure = f"sync of the commit log at {self.flushed}: {error.strerror or error}"
+            raise StoreIOError(self._sync_failure) from error
 
     def drop_first(self, count: int) -> None:
         """Deletes the oldest files; never the last."""

@@ -13,20 +13,33 @@ from __future__ import annotations
 
 import os
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from zlib import crc32
 
 from gimbalmq.errors import LocalProtocolError, StoreError
 from gimbalmq.model.record import topic_field
-from gimbalmq.store.files import Files, store_error, translated
+from gimbalmq.store.files import Files, is_number, store_error, translated
 
 ENTRY = struct.Struct(">qiq")
 ENTRY_BYTES = 20
 FILLER_SIZE = 0x7FFFFFFF
 _FILLER = ENTRY.pack(0, FILLER_SIZE, 0)
 
+MAX_QUEUES = 65_536
+"""Queue ids are below this; a larger one is a damaged field."""
+
 Entry = tuple[int, int, int]
+
+
+def entries_mark(queue: QueueLog, count: int) -> int:
+    """What ``count`` entries of a queue add to the store's mark.
+
+    The mark is one number for all queues and their ends. The checkpoint notes it; if the queues found at the next
+    start give another one, some of them are gone.
+    """
+    return crc32(queue.topic_bytes, queue.queue_id) * count
 
 
 class QueueLog:
@@ -84,6 +97,8 @@ class QueueFiles:
         self._open: OrderedDict[tuple[QueueLog, int], int] = OrderedDict()
         self.unsynced: set[str] = set()
         self.last_entries: dict[QueueLog, Entry] = {}  # as found by load, until recovery is done
+        self.damaged = False
+        self._name_limit = 0
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -158,7 +173,8 @@ class QueueFiles:
         """Adds an entry made again from its record; False if it is there already.
 
         A queue that begins late (its older files are gone) or has a hole is filled with entries that
-        stand for nothing, as Java does, because an entry's place in the file is its number.
+        stand for nothing, as Java does, because an entry's place in the file is its number. The caller sees to it
+        that the hole is not too large.
         """
         if queue_offset < queue.next_offset:
             return False
@@ -173,44 +189,113 @@ class QueueFiles:
 
     # --- loading and cutting -----------------------------------------------------------------
 
-    def load(self, notes: list[str]) -> Iterator[QueueLog]:
-        """All queues on disk, their end at the last file's last entry that could be valid."""
+    def check_name(self, topic: str) -> None:
+        """Raises StoreError if the topic cannot be a folder's name here."""
+        if not self._name_limit:
+            try:
+                self._name_limit = os.pathconf(self.root, "PC_NAME_MAX")
+            except (OSError, ValueError):
+                self._name_limit = 255
+        try:
+            size = len(topic.encode())
+        except UnicodeEncodeError:
+            size = 0
+        if not size or "/" in topic or "\0" in topic or topic in (".", ".."):
+            raise StoreError(f"{topic!r} cannot name a folder")
+        if size > self._name_limit:
+            raise StoreError(
+                f"{topic!r} cannot name a folder: it has {size} bytes, this file system takes {self._name_limit}"
+            )
+
+    def load(self, recorded: int, notes: list[str]) -> Iterator[QueueLog]:
+        """All queues on disk, their end at the last file's last entry that could be valid.
+
+        What cannot be a queue is left alone; a queue whose files do not fit together is removed, and ``damaged``
+        says that it must be made again from the log.
+
+        Args:
+            recorded: size of the files as the checkpoint noted it; 0 if it did not.
+        """
         with translated(self.root):
-            self.root.mkdir(parents=True, exist_ok=True)
-            topics = sorted(entry.name for entry in os.scandir(self.root) if entry.is_dir())
-        loaded = False
-        for topic in topics:
-            sibling: QueueLog | None = None
-            for queue_id in sorted(int(name) for name in os.listdir(self.root / topic) if name.isdigit()):
-                found = self._list_files(f"{self.root}/{topic}/{queue_id}")
-                if not found:
-                    continue
-                size = found[0][1]
-                if size != self.file_bytes and not loaded and size % ENTRY_BYTES == 0:
-                    notes.append(
-                        f"queue files have {size} bytes, not {self.file_bytes}: the folder's size is used"
-                    )
-                    self.file_bytes, self.per_file = size, size // ENTRY_BYTES
-                sibling = queue = QueueLog(topic, queue_id, sibling)
+            self._files.make_folder(self.root)
+            listed = list(self._list_queues(notes))
+        self._choose_size([size for _, _, found in listed for _, size in found], recorded, notes)
+        sibling: QueueLog | None = None
+        for topic, queue_id, found in listed:
+            if sibling is not None and sibling.topic != topic:
+                sibling = None
+            queue = QueueLog(topic, queue_id, sibling)
+            sibling = queue
+            if self._fits(queue, found, notes):
                 self._measure(queue, found)
-                loaded = True
                 yield queue
+
+    def _list_queues(self, notes: list[str]) -> Iterator[tuple[str, int, list[tuple[int, int]]]]:
+        with os.scandir(self.root) as entries:
+            topics = sorted(entry.name for entry in entries if entry.is_dir())
+        for topic in topics:
+            try:
+                self.check_name(topic)
+            except StoreError as error:
+                notes.append(f"folder in {self.root} left alone: {error}")
+                continue
+            with os.scandir(self.root / topic) as entries:
+                ids = sorted(int(e.name) for e in entries if is_number(e.name) and e.is_dir())
+            for queue_id in ids:
+                if queue_id >= MAX_QUEUES:
+                    notes.append(f"queue {queue_id} of {topic} left alone: ids are below {MAX_QUEUES}")
+                    continue
+                found = self._list_files(f"{self.root}/{topic}/{queue_id}")
+                if found:
+                    yield topic, queue_id, found
+
+    def _choose_size(self, sizes: list[int], recorded: int, notes: list[str]) -> None:
+        """The folder's size counts: as the checkpoint noted it, else as most files have it."""
+        size = recorded
+        if not size:
+            likely = Counter(size for size in sizes if size % ENTRY_BYTES == 0)
+            size = max(
+                likely, key=lambda size: (size == self.file_bytes, likely[size]), default=self.file_bytes
+            )
+        if size != self.file_bytes:
+            notes.append(f"queue files have {size} bytes, not {self.file_bytes}: the folder's size is used")
+            self.file_bytes, self.per_file = size, size // ENTRY_BYTES
 
     def _list_files(self, folder: str) -> list[tuple[int, int]]:
         """(offset, size) of a queue's files, without empty ones at the end that a crash left."""
         with translated(folder), os.scandir(folder) as entries:
-            found = sorted((int(e.name), e.stat().st_size) for e in entries if e.name.isdigit())
+            found = sorted((int(e.name), e.stat().st_size) for e in entries if is_number(e.name))
             while found and found[-1][1] == 0:
                 self._files.remove(f"{folder}/{found.pop()[0]:020d}")
+                self.unsynced.add(f"{folder}/")
         return found
 
-    def _measure(self, queue: QueueLog, found: list[tuple[int, int]]) -> None:
+    def _fits(self, queue: QueueLog, found: list[tuple[int, int]], notes: list[str]) -> bool:
+        """Whether the files are one queue; mends a last one that a crash left short, removes what is no queue."""
         start = found[0][0]
-        for number, place in enumerate(found):
-            if place != (start + number * self.file_bytes, self.file_bytes):
-                expected = (start + number * self.file_bytes, self.file_bytes)
-                raise StoreError(f"queue {queue.topic}-{queue.queue_id}: file {place}, expected {expected}")
-        queue.first = start // ENTRY_BYTES
+        wanted = [(start + number * self.file_bytes, self.file_bytes) for number in range(len(found))]
+        if found == wanted and start % self.file_bytes == 0:
+            return True
+        folder = self._folder(queue)
+        short = found[:-1] == wanted[:-1] and found[-1][0] == wanted[-1][0] and found[-1][1] < self.file_bytes
+        with translated(folder):
+            if short and start % self.file_bytes == 0:
+                path = self._path(queue, found[-1][0] // ENTRY_BYTES)
+                fd = self._files.open(path)
+                try:
+                    self._files.truncate(fd, self.file_bytes)
+                finally:
+                    self._files.close(fd)
+                self.unsynced.add(path)
+                return True
+            notes.append(f"files of queue {queue.topic}-{queue.queue_id} do not fit together: made again")
+            self._files.remove_folder(folder)
+        self.unsynced.add(f"{folder.parent}/")
+        self.damaged = True
+        return False
+
+    def _measure(self, queue: QueueLog, found: list[tuple[int, int]]) -> None:
+        queue.first = found[0][0] // ENTRY_BYTES
         queue.written = queue.first + len(found) * self.per_file
         low = queue.written - self.per_file
         end = self.first_where(queue, low, queue.written, lambda e: e[0] < 0 or e[1] <= 0)
@@ -232,7 +317,7 @@ class QueueFiles:
         with translated(folder):
             if folder.is_dir():
                 for path in folder.iterdir():
-                    if path.name.isdigit() and int(path.name) > base * ENTRY_BYTES:
+                    if is_number(path.name) and int(path.name) > base * ENTRY_BYTES:
                         self._forget(queue, int(path.name) // ENTRY_BYTES)
                         self._files.remove(path)
                         self.unsynced.add(f"{folder}/")
@@ -244,6 +329,17 @@ class QueueFiles:
         queue.tail.clear()
         queue.written = queue.next_offset = queue.max_offset = number
         queue.min_offset = min(queue.min_offset, number)
+
+    def clear(self, queue: QueueLog) -> None:
+        """Forgets all entries and files of a queue, so that it may begin anywhere."""
+        for key in [key for key in self._open if key[0] is queue]:
+            self._forget(*key)
+        folder = self._folder(queue)
+        with translated(folder):
+            self._files.remove_folder(folder)
+        self.unsynced.add(f"{folder.parent}/")
+        queue.tail.clear()
+        queue.first = queue.written = queue.min_offset = queue.max_offset = queue.next_offset = 0
 
     def correct_min(self, queue: QueueLog, log_min: int) -> None:
         """Moves min_offset to the first entry whose record still exists."""

@@ -7,14 +7,16 @@ from the record alone, for recovery and for whatever else reads the log in order
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import NamedTuple
 from zlib import crc32
 
+from gimbalmq.errors import StoreError
 from gimbalmq.model.flags import enters_index, enters_queue
 from gimbalmq.model.javahash import tag_hash
-from gimbalmq.model.record import CRC_MASK, MAGIC_BLANK, MAGIC_V1, check_record, find_property
+from gimbalmq.model.record import CRC_MASK, MAGIC_BLANK, MAGIC_V1, MIN_RECORD, check_record, find_property
 from gimbalmq.store.consumequeue import QueueFiles, QueueLog
+from gimbalmq.store.deletions import DELETION_TOPIC, decode_deletion
 from gimbalmq.store.index import KeyIndex
 from gimbalmq.store.segments import Segments
 
@@ -22,6 +24,11 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 _FLUSH_EVERY = 100_000
 _BLANK = MAGIC_BLANK.to_bytes(4, "big")
 _HEAD = struct.Struct(">iIIiiqqiq8sq8siqi")
+_MAGIC_START = b"\xda\xa3\x20"  # of both kinds of records
+_YEAR_2100_MS = 4_102_444_800_000
+_SMALL_HOLE = 1024
+_MOST_FILLERS = 100_000
+_NOTES = 20
 
 
 class Found(NamedTuple):
@@ -40,16 +47,22 @@ class Found(NamedTuple):
 class LogScanner:
     """Walks the log from an offset to its end: the first place that holds no valid record.
 
+    Below ``durable`` everything was whole and synced once, so what is not valid there was damaged later: it costs
+    that record, not the rest of the log. Behind it, such a place is where a crash stopped the writing.
+
     Attributes:
         end: after the walk, the first offset behind the valid records.
         reason: after the walk, why it ended there.
+        damaged: offsets below ``durable`` at which no valid record was found, with the reason.
     """
 
-    def __init__(self, segments: Segments, start: int) -> None:
+    def __init__(self, segments: Segments, start: int, durable: int = 0) -> None:
         self._segments = segments
+        self._durable = durable
         self.end = start
         self.reason = ""
         self.records = 0
+        self.damaged: list[tuple[int, str]] = []
 
     def __iter__(self) -> Iterator[Found]:
         segments = self._segments
@@ -73,17 +86,50 @@ class LogScanner:
             if found is None:
                 why = check_record(view, position, commitlog_offset=offset)
                 if why is not None:
+                    if offset < self._durable:
+                        self.damaged.append((offset, why))
+                        position = self._behind_damage(view, base, position)
+                        self.end = base + position
+                        continue
                     self.reason = why
                     return False
                 found = read_found(view, position, offset)
             position += found.size
-            if _fades_out(found) and not any(view[position : position + 64]):
+            if offset >= self._durable and _fades_out(found) and not any(view[position : position + 64]):
                 self.reason = "the last record ends in zeros"
                 return False
             self.records += 1
             yield found
             self.end = base + position
         return True
+
+    def _behind_damage(self, view: memoryview, base: int, position: int) -> int:
+        """Where the next valid record begins, or what is behind ``durable``, or the next file.
+
+        The damaged record's own sizes are tried before the bytes behind its start are searched: a body may hold
+        what looks like a record.
+        """
+        limit = min(len(view), self._durable - base)
+        size, body_size = (int.from_bytes(view[position + at : position + at + 4], "big") for at in (0, 84))
+        topic_at = position + _HEAD.size + body_size
+        candidates = [position + size]
+        if topic_at + 1 <= limit:
+            lengths_at = topic_at + 1 + view[topic_at]
+            candidates.append(lengths_at + 2 + int.from_bytes(view[lengths_at : lengths_at + 2], "big"))
+        for at in candidates:
+            if position < at < limit and self._starts_at(view, base, at):
+                return at
+        data = self._segments.map(self._segments.at(base))
+        at = data.find(_MAGIC_START, position + 5, limit)
+        while at >= 0:
+            if check_record(view, at - 4, commitlog_offset=base + at - 4) is None:
+                return at - 4
+            at = data.find(_MAGIC_START, at + 1, limit)
+        return limit
+
+    @staticmethod
+    def _starts_at(view: memoryview, base: int, at: int) -> bool:
+        return view[at + 4 : at + 8] == _BLANK or check_record(view, at, commitlog_offset=base + at) is None
 
 
 def _fades_out(found: Found) -> bool:
@@ -150,19 +196,36 @@ def tags_code(topic: str, properties: bytes, store_timestamp: int, delay_levels_
     """The last field of a queue entry: hash of the tag, or in the schedule topic the delivery time."""
     if topic == SCHEDULE_TOPIC:
         level = find_property(properties, b"DELAY")
-        if level is not None and level.isdigit() and int(level) > 0 and delay_levels_ms:
+        if level is not None and level.isdigit() and len(level) < 10 and int(level) > 0 and delay_levels_ms:
             number = min(int(level), max(delay_levels_ms))
             return store_timestamp + delay_levels_ms.get(number, 1000)
     tag = find_property(properties, b"TAGS")
     return tag_hash(tag.decode("utf-8", "replace")) if tag else 0
 
 
+Place = tuple[int, int, int, int]
+"""Queue offset, commit-log offset, size, tags code."""
+
+
 class Dispatcher:
-    """Gives records their queue entries and index keys; doing it twice changes nothing."""
+    """Gives records their queue entries and index keys; doing it twice changes nothing.
+
+    Only a record's body has a check sum, so any other field may be damaged. Such a record loses its queue entry,
+    and is noted, but must not harm the others: a queue offset that does not follow the one before it is believed
+    only if the queue's next record follows it.
+
+    Args:
+        queue: the queue of a topic; StoreError if there cannot be one.
+        forget: drops a deleted topic's queues and returns them.
+
+    Attributes:
+        begins_late: whether older parts of the log are gone, so that queues may begin at any offset.
+    """
 
     def __init__(
         self,
         queue: Callable[[str, int], QueueLog],
+        forget: Callable[[str], Iterable[QueueLog]],
         queue_files: QueueFiles,
         index: KeyIndex | None,
         delay_levels_ms: Mapping[int, int],
@@ -170,32 +233,108 @@ class Dispatcher:
         index_batch: int,
     ) -> None:
         self._queue = queue
+        self._forget = forget
         self._queue_files = queue_files
         self._index = index
         self._levels = delay_levels_ms
         self._index_batch = index_batch
         self._dirty: set[QueueLog] = set()
+        self._parked: dict[QueueLog, Place] = {}
         self._unwritten = 0
+        self._damaged = 0
+        self.begins_late = False
+        self.notes: list[str] = []
         self.added = 0
         self.last_timestamp = 0
 
     def dispatch(self, found: Found) -> None:
-        self.last_timestamp = found.store_timestamp
+        if 0 < found.store_timestamp < _YEAR_2100_MS:
+            self.last_timestamp = found.store_timestamp
         if enters_queue(found.sys_flag):
-            queue = self._queue(found.topic, found.queue_id)
+            try:
+                queue = self._queue(found.topic, found.queue_id)
+            except StoreError as error:
+                self._note(found.commitlog_offset, str(error))
+                return
             code = tags_code(found.topic, found.properties, found.store_timestamp, self._levels)
             place = (found.queue_offset, found.commitlog_offset, found.size, code)
-            if self._queue_files.append(queue, *place):
-                self.added += 1
-                self._dirty.add(queue)
-                self._unwritten += 1
-                if self._unwritten > _FLUSH_EVERY:
-                    self.write()
+            if found.queue_offset == queue.next_offset and not self._parked:
+                self._append(queue, place)
+            else:
+                self._out_of_order(queue, place)
+        elif found.topic == DELETION_TOPIC:
+            self._delete(found)
+            return
         if self._index is not None and enters_index(found.sys_flag):
-            item = (found.topic, found.properties, found.commitlog_offset, found.store_timestamp)
+            item = (found.topic, found.properties, found.commitlog_offset, self.last_timestamp)
             self._index.pending.append(item)
             if len(self._index.pending) >= self._index_batch:
                 self._index.build()
+
+    def _append(self, queue: QueueLog, place: Place) -> None:
+        if self._queue_files.append(queue, *place):
+            self.added += 1
+            self._dirty.add(queue)
+            self._unwritten += 1
+            if self._unwritten > _FLUSH_EVERY:
+                self.write()
+
+    def _out_of_order(self, queue: QueueLog, place: Place) -> None:
+        gap = place[0] - queue.next_offset
+        if gap < 0:  # there already
+            return
+        parked = self._parked.pop(queue, None)
+        if parked is None:
+            if gap == 0:
+                self._append(queue, place)
+            else:
+                self._parked[queue] = place
+        elif place[0] == parked[0] + 1:
+            self._jump(queue, parked)
+            self._append(queue, place)
+        else:
+            self._note(parked[1], f"queue offset {parked[0]} does not follow {queue.next_offset - 1}")
+            if gap <= 1:  # of 1, if the record noted should have been between
+                self._append(queue, place)
+            else:
+                self._parked[queue] = place
+
+    def _jump(self, queue: QueueLog, place: Place) -> None:
+        """Goes on behind a hole, or begins late."""
+        if queue.next_offset and place[0] - queue.next_offset > _MOST_FILLERS:
+            self.notes.append(
+                f"queue {queue.topic}-{queue.queue_id} goes on at {place[0]} after {queue.next_offset - 1}: "
+                "what was before the hole is dropped"
+            )
+            self._queue_files.clear(queue)
+        self._append(queue, place)
+
+    def finish(self) -> None:
+        """Decides about records that no other one followed; brings everything to the files."""
+        for queue, place in self._parked.items():
+            begins = self.begins_late and not queue.next_offset and place[0] <= place[1] // MIN_RECORD
+            if begins or place[0] - queue.next_offset <= _SMALL_HOLE:
+                self._append(queue, place)
+            else:
+                self._note(place[1], f"queue offset {place[0]} does not follow {queue.next_offset - 1}")
+        self._parked.clear()
+        self.write()
+        if self._damaged > _NOTES:
+            self.notes.append(f"and {self._damaged - _NOTES} more records like these")
+
+    def _delete(self, found: Found) -> None:
+        deletion = decode_deletion(found.topic, found.sys_flag, found.properties)
+        if deletion is None:
+            self._note(found.commitlog_offset, "the deletion of a topic cannot be read")
+            return
+        for queue in self._forget(deletion.topic):
+            self._dirty.discard(queue)
+            self._parked.pop(queue, None)
+
+    def _note(self, offset: int, why: str) -> None:
+        self._damaged += 1
+        if self._damaged <= _NOTES:
+            self.notes.append(f"the record at commit-log offset {offset} has no queue entry: {why}")
 
     def write(self) -> None:
         """Brings the queues' tails to their files."""

@@ -39,6 +39,11 @@ def translated(what: object) -> Iterator[None]:
         raise store_error(error, str(what)) from error
 
 
+def is_number(name: str) -> bool:
+    """Whether a file's name is a number as the store writes them; ``str.isdigit`` takes more than ``int`` reads."""
+    return name.isascii() and name.isdigit() and len(name) <= 20
+
+
 class Files:
     """Real files. Methods raise OSError; callers translate it with their own words."""
 
@@ -220,7 +225,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 def _owner(root: Path) -> str:
     try:
-        pid = (root / "abort").read_text().strip()
+        pid = (root / "abort").read_bytes().strip().decode("ascii", "replace")
     except OSError:
         pid = ""
-    return f"process {pid}" if pid.isdigit() else "another process"
+    return f"process {pid}" if is_number(pid) else "another process"

@@ -21,10 +21,12 @@ from typing import Literal
 
 from gimbalmq._clock import Clock
 from gimbalmq.errors import DiskFullError, StateError, StoreError, StoreIOError
+from gimbalmq.model.flags import TRANSACTION_ROLLBACK
 from gimbalmq.store.append import AppendGroup, IndexItem
 from gimbalmq.store.commitlog import CommitLog
 from gimbalmq.store.config import StoreConfig
-from gimbalmq.store.consumequeue import QueueFiles, QueueLog
+from gimbalmq.store.consumequeue import MAX_QUEUES, QueueFiles, QueueLog, entries_mark
+from gimbalmq.store.deletions import DELETION_TOPIC, Deletion, encode_deletion
 from gimbalmq.store.dispatcher import Dispatcher
 from gimbalmq.store.files import (
     Files,
@@ -80,6 +82,8 @@ class MessageStore:
         self._dirty: set[QueueLog] = set()
         self._unwritten = 0
         self._checkpoint = Checkpoint()
+        self._mark = 0
+        self._sync_failure: str | None = None
         self._last_timestamp = 0
         self._loaded = False
         self._open_group: AppendGroup | None = None
@@ -99,25 +103,37 @@ class MessageStore:
         if self._loaded:
             raise StateError("the store is loaded already")
         with translated(self.config.root):
-            self.config.root.mkdir(parents=True, exist_ok=True)
+            self._files.make_folder(self.config.root)
         self._lock.acquire()
         try:
             report = RecoveryReport(clean=not self._abort_path.exists())
             with translated(self._abort_path):
-                self._abort_path.write_text(str(os.getpid()))
+                self._mark_open()
                 self._recover(report)
             self._loaded = True
-            if not report.clean or report.redispatched:
+            if not report.clean or report.redispatched or self._checkpoint.safe_offset != self.log.position:
                 self.checkpoint()
         except BaseException:
             self.abandon()
             raise
         return report
 
+    def _mark_open(self) -> None:
+        """Durably, before anything is changed: a power loss must not make the folder look closed."""
+        fd = self._files.open(self._abort_path, create=True)
+        try:
+            self._files.truncate(fd, 0)
+            self._files.write_at(fd, str(os.getpid()).encode(), 0)
+            self._files.sync(fd)
+        finally:
+            self._files.close(fd)
+        self._files.sync_folder(self.config.root)
+
     def _recover(self, report: RecoveryReport) -> None:
-        self._checkpoint = Checkpoint.load(self._checkpoint_path)
-        report.notes += self.log.segments.load()
-        for queue in self._queue_files.load(report.notes):
+        self._checkpoint = point = Checkpoint.load(self._checkpoint_path)
+        known = None if report.clean or point.safe_offset < 0 else point.safe_offset
+        report.notes += self.log.segments.load(point.log_file_bytes, known)
+        for queue in self._queue_files.load(point.queue_file_bytes, report.notes):
             self._topics.setdefault(queue.topic, {})[queue.queue_id] = queue
         if self._index is not None:
             self._index.load(report.notes)
@@ -131,6 +147,7 @@ class MessageStore:
             return
         dispatcher = Dispatcher(
             self.queue,
+            self._forget_topic,
             self._queue_files,
             self._index,
             self.config.delay_levels_ms,
@@ -140,6 +157,7 @@ class MessageStore:
         recovery.run(lambda: list(self._all_queues()), dispatcher)
         self._last_timestamp = recovery.last_timestamp
         self.log.segments.keep_from = self.log.flushed
+        self._mark = sum(entries_mark(queue, queue.max_offset) for queue in self._all_queues())
 
     def close(self) -> None:
         """Writes and syncs everything, marks the folder as closed properly, unlocks it.
@@ -174,16 +192,14 @@ class MessageStore:
         """The queue, made if there is none; nothing is on disk before its first entry."""
         queues = self._topics.get(topic)
         if queues is None:
-            if not topic or "/" in topic or "\0" in topic or topic in (".", ".."):
-                raise StoreError(f"{topic!r} cannot name a folder")
+            self._queue_files.check_name(topic)
             queues = {}
-            self._topics[topic] = queues
         queue = queues.get(queue_id)
         if queue is None:
-            if queue_id < 0:
-                raise StoreError(f"queue id {queue_id} of {topic}: ids start at 0")
+            if not 0 <= queue_id < MAX_QUEUES:
+                raise StoreError(f"queue id {queue_id} of {topic}: ids are 0 to {MAX_QUEUES - 1}")
             queue = QueueLog(topic, queue_id, next(iter(queues.values()), None))
-            queues[queue_id] = queue
+            self._topics.setdefault(topic, queues)[queue_id] = queue
         return queue
 
     def find_queue(self, topic: str, queue_id: int) -> QueueLog | None:
@@ -220,7 +236,9 @@ class MessageStore:
         dirty = self._dirty
         try:
             for queue in touched:
-                self._unwritten += queue.next_offset - queue.max_offset
+                added = queue.next_offset - queue.max_offset
+                self._unwritten += added
+                self._mark += entries_mark(queue, added)
                 queue.max_offset = queue.next_offset
                 dirty.add(queue)
             for queue in touched:
@@ -336,6 +354,9 @@ class MessageStore:
 
         Do not start a second one before the first has ended.
         """
+        if self._sync_failure is not None:
+            # What the kernel dropped then is missing from the files, and no later sync says so again.
+            raise StoreIOError(self._sync_failure)
         self.flush_queues()
         self.build_index()
         offset = self.log.position
@@ -350,6 +371,9 @@ class MessageStore:
             safe_offset=offset,
             index_name=int(file.path.name) if file is not None else 0,
             index_count=file.count if file is not None else 0,
+            mark=self._mark,
+            log_file_bytes=self.log.segments.size,
+            queue_file_bytes=self._queue_files.file_bytes,
         )
 
         def finish() -> None:
@@ -358,8 +382,10 @@ class MessageStore:
                 self._queue_files.sync(unsynced)
                 if file is not None:
                     file.sync()
+                    self._files.sync_folder(self.config.root / "index")
             except OSError as error:
-                failure = StoreIOError(f"sync of queues and index: {error}")
+                self._sync_failure = f"sync of queues and index: {error}"
+                failure = StoreIOError(self._sync_failure)
                 self.writes_failed(failure)
                 raise failure from error
             point.save(self._checkpoint_path, self._files)
@@ -396,19 +422,49 @@ class MessageStore:
     def delete_topic(self, topic: str) -> bool:
         """Forgets a topic's queues and removes their files; its records stay in the log until it rolls.
 
+        The deletion is a record itself: durable as soon as the log is flushed, and before any message that
+        comes later.
+
         Returns:
             Whether there was anything to forget.
+
+        Raises:
+            DiskFullError, StoreIOError: the record could not be written, and nothing happened.
         """
         if self._open_group is not None:
             raise StateError("a group is open")
-        queues = self._topics.pop(topic, None)
+        queues = self._topics.get(topic)
         if queues is None:
             return False
-        for queue in queues.values():
+        mark = sum(entries_mark(queue, queue.max_offset) for queue in queues.values())
+        if mark:
+            with self.group() as group:
+                place = QueueLog(DELETION_TOPIC, 0)
+                properties = encode_deletion(Deletion(topic, mark))
+                group.add(
+                    place,
+                    b"",
+                    properties,
+                    0,
+                    0,
+                    TRANSACTION_ROLLBACK,
+                    group.store_timestamp,
+                    group.store_host,
+                    0,
+                    0,
+                )
+            self._mark -= mark
+        self._forget_topic(topic)
+        return True
+
+    def _forget_topic(self, topic: str) -> list[QueueLog]:
+        queues = list(self._topics.pop(topic, {}).values())
+        for queue in queues:
             self._unwritten -= queue.max_offset - queue.written
             self._dirty.discard(queue)
-        self._queue_files.remove_topic(list(queues.values()), topic)
-        return True
+        if queues:
+            self._queue_files.remove_topic(queues, topic)
+        return queues
 
     # --- reading -----------------------------------------------------------------------------
 

@@ -3,15 +3,20 @@
 The log is the truth; queues and index are derived from it. While a store is open a file ``abort``
 lies in the folder; if it is there at the next start, the last run ended without closing.
 
-* Closed properly: the queues' last entries lead to the last record; from there the log is checked
-  and anything not yet in a queue is dispatched (also after somebody deleted ``consumequeue/``).
+* Closed properly: the checkpoint leads to the log's end. A folder of Java's has no such mark: there the
+  queues' last entries lead to the last record, and anything behind is checked and dispatched.
 * Crashed: nothing written after the last checkpoint is trusted. Every queue is cut to what lay
   before it, the index likewise, and all valid records behind are dispatched anew: no gap and no
   entry twice, whatever had or had not reached the disk. Our checkpoint says exactly where that is;
   Java's only says when, so after a crash of Java's broker whole files are scanned, as Java does.
 
+A checkpoint is believed as far as the folder bears it out: if queues or index files it speaks of are gone, or
+shorter, the whole log is read and what is missing is made again. Deletions of topics are records of the log
+themselves (see ``deletions``), so that reading from any place gives the same queues.
+
 The scan ends at the first record that is not whole. Everything behind is wiped, so that a torn tail
-cannot become readable once new records have been written up to it.
+cannot become readable once new records have been written up to it. Below the checkpoint nothing is cut: what is
+not whole there was damaged later, and costs that record only.
 """
 
 from __future__ import annotations
@@ -22,11 +27,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
+from gimbalmq.model.flags import enters_queue
 from gimbalmq.model.record import check_record
 from gimbalmq.store.commitlog import CommitLog
-from gimbalmq.store.consumequeue import QueueFiles, QueueLog
+from gimbalmq.store.consumequeue import QueueFiles, QueueLog, entries_mark
+from gimbalmq.store.deletions import decode_deletion
 from gimbalmq.store.dispatcher import Dispatcher, LogScanner, read_found
-from gimbalmq.store.files import Files, sparse_data_end, translated
+from gimbalmq.store.files import Files, sparse_data_end, store_error, translated
 from gimbalmq.store.index import KeyIndex
 from gimbalmq.store.results import RecoveryReport
 
@@ -34,15 +41,24 @@ CHECKPOINT_BYTES = 4096
 _FIELDS = struct.Struct(">5q")
 # Ours, in the part of the file Java leaves alone: valid while the times before it are those it repeats,
 # which no longer holds once a Java broker has worked in the folder.
-_OURS = struct.Struct(">8s6q")
+_OURS = struct.Struct(">8s9q")
 _OURS_AT = 64
-_MAGIC = b"GIMBALMQ"
+_MAGIC = b"GIMBALM2"
 _SAFETY_MS = 3000
+_MARK_BITS = 0x7FFFFFFFFFFFFFFF
+_NOTES = 20
 
 
 @dataclass(slots=True)
 class Checkpoint:
-    """The file ``checkpoint``: up to when, and in ours up to where, everything is on the disk."""
+    """The file ``checkpoint``: up to when, and in ours up to where, everything is on the disk.
+
+    Attributes:
+        safe_offset: below it all of the log, the queues and the index is durable; -1 if nobody knows.
+        index_name, index_count: the newest index file then, and the number its next entry would have had.
+        mark: of all queue entries that point below ``safe_offset`` (see ``entries_mark``).
+        log_file_bytes, queue_file_bytes: sizes of this folder's files.
+    """
 
     log_ms: int = 0
     queues_ms: int = 0
@@ -52,6 +68,9 @@ class Checkpoint:
     safe_offset: int = -1
     index_name: int = 0
     index_count: int = 0
+    mark: int = 0
+    log_file_bytes: int = 0
+    queue_file_bytes: int = 0
 
     @property
     def min_ms(self) -> int:
@@ -63,15 +82,20 @@ class Checkpoint:
             data = path.read_bytes()
         except FileNotFoundError:
             return cls()
+        except OSError as error:
+            raise store_error(
+                error, f"{path}; if it cannot be mended, move it away: the whole log is read then"
+            ) from error
         if len(data) < _FIELDS.size:
             return cls()
         found = cls(*_FIELDS.unpack_from(data))
         if len(data) >= _OURS_AT + _OURS.size + 4:
-            magic, log_ms, queues_ms, index_ms, safe, name, count = _OURS.unpack_from(data, _OURS_AT)
+            magic, log_ms, queues_ms, index_ms, *ours = _OURS.unpack_from(data, _OURS_AT)
             whole = crc32(data[_OURS_AT : _OURS_AT + _OURS.size]).to_bytes(4, "big")
             same = (log_ms, queues_ms, index_ms) == (found.log_ms, found.queues_ms, found.index_ms)
             if magic == _MAGIC and same and data[_OURS_AT + _OURS.size :][:4] == whole:
-                found.safe_offset, found.index_name, found.index_count = safe, name, count
+                found.safe_offset, found.index_name, found.index_count = ours[:3]
+                found.mark, found.log_file_bytes, found.queue_file_bytes = ours[3:]
         return found
 
     def save(self, path: Path, files: Files) -> None:
@@ -79,7 +103,9 @@ class Checkpoint:
         data = bytearray(CHECKPOINT_BYTES)
         times = (self.log_ms, self.queues_ms, self.index_ms)
         _FIELDS.pack_into(data, 0, *times, self.master_flushed, self.confirm)
-        _OURS.pack_into(data, _OURS_AT, _MAGIC, *times, self.safe_offset, self.index_name, self.index_count)
+        ours = (self.safe_offset, self.index_name, self.index_count)
+        sizes = (self.log_file_bytes, self.queue_file_bytes)
+        _OURS.pack_into(data, _OURS_AT, _MAGIC, *times, *ours, self.mark & _MARK_BITS, *sizes)
         end = _OURS_AT + _OURS.size
         data[end : end + 4] = crc32(data[_OURS_AT:end]).to_bytes(4, "big")
         with translated(path):
@@ -89,6 +115,7 @@ class Checkpoint:
                 files.sync(fd)
             finally:
                 files.close(fd)
+            files.sync_folder(path.parent)
 
 
 class Recovery:
@@ -118,35 +145,91 @@ class Recovery:
         """
         log, report = self._log, self._report
         segments = log.segments
-        start = self._start_of_clean() if report.clean else self._start_after_crash()
-        if not report.clean:
-            for queue in queues():
-                self._cut_to(queue, start)
+        durable = self._checkpoint.safe_offset
+        if not segments.first_base <= durable <= segments.end:
+            durable = -1
+        start = self._find_start(list(queues()), durable)
         report.scan_start = start
-        scanner = LogScanner(segments, start)
+        dispatcher.begins_late = start == segments.first_base > 0 or durable < 0
+        scanner = LogScanner(segments, start, durable)
         for found in scanner:
             dispatcher.dispatch(found)
         report.records_scanned = scanner.records
         report.end_reason = scanner.reason
         end = scanner.end
         report.truncated_bytes = self._garbage_behind(end)
-        log.flushed = end if report.clean else start
+        log.flushed = end if report.clean else max(start, min(durable, end))
         if report.truncated_bytes or segments.end > end + segments.size:
             log.wipe_behind(end)
         log.position = end
+        dispatcher.finish()
         for queue in queues():
             if report.clean:
                 self._cut_overhang(queue, end)
             self._queue_files.correct_min(queue, log.min_offset)
         self._queue_files.last_entries.clear()
-        dispatcher.write()
         if self._index is not None:
             self._index.build()
             self._index.forget_behind(end)
         report.redispatched = dispatcher.added
+        for offset, why in scanner.damaged[:_NOTES]:
+            report.notes.append(f"the commit log is damaged at {offset}: {why}; passed over")
+        if len(scanner.damaged) > _NOTES:
+            report.notes.append(f"and at {len(scanner.damaged) - _NOTES} more places")
+        report.notes += dispatcher.notes
         self.last_timestamp = dispatcher.last_timestamp or self._checkpoint.log_ms
 
     # --- where to begin ----------------------------------------------------------------------
+
+    def _find_start(self, queues: list[QueueLog], durable: int) -> int:
+        report, checkpoint = self._report, self._checkpoint
+        if not report.clean:
+            if self._index is not None:
+                self._index.rewind(checkpoint.index_ms, checkpoint.index_name, checkpoint.index_count)
+            start = durable if durable >= 0 else self._start_after_crash()
+            for queue in queues:
+                self._cut_to(queue, start)
+        else:
+            start = durable if durable >= 0 else self._start_of_clean()
+        missing = self._missing(queues, durable)
+        if missing is not None:
+            report.notes.append(f"{missing}: the whole log is read to make them again")
+            return self._log.segments.first_base
+        return start
+
+    def _missing(self, queues: list[QueueLog], durable: int) -> str | None:
+        """What is gone of the things the checkpoint speaks of."""
+        checkpoint, index = self._checkpoint, self._index
+        if self._queue_files.damaged:
+            return "queue files are damaged"
+        if durable < 0:
+            return None if queues else "there are no queues"
+        if not self._bears_out(queues, durable):
+            return "queues are gone, or entries of theirs"
+        if index is not None and checkpoint.index_name:
+            newest = index.files[-1] if index.files else None
+            place = (0, 0) if newest is None else (int(newest.path.name), newest.count)
+            if place < (checkpoint.index_name, checkpoint.index_count):
+                return "index files are gone"
+        return None
+
+    def _bears_out(self, queues: list[QueueLog], durable: int) -> bool:
+        """Whether the queues are those of the checkpoint, but for topics that were deleted since."""
+        wanted = self._checkpoint.mark
+        if sum(entries_mark(queue, queue.max_offset) for queue in queues) & _MARK_BITS == wanted:
+            return True
+        since: dict[str, int] = {}  # what topics' queues got behind the checkpoint
+        gone: dict[str, int] = {}  # and what those of deleted topics had before it
+        for found in LogScanner(self._log.segments, durable):
+            deletion = decode_deletion(found.topic, found.sys_flag, found.properties)
+            if deletion is not None:
+                name = deletion.topic
+                gone[name] = gone.get(name, 0) + deletion.entries_mark - since.pop(name, 0)
+            elif enters_queue(found.sys_flag):
+                queue_mark = crc32(found.topic.encode(), found.queue_id & 0xFFFFFFFF)
+                since[found.topic] = since.get(found.topic, 0) + queue_mark
+        kept = sum(entries_mark(queue, queue.max_offset) for queue in queues if queue.topic not in gone)
+        return (kept + sum(gone.values())) & _MARK_BITS == wanted
 
     def _start_of_clean(self) -> int:
         """Behind the last record any queue knows, if that record is there."""
@@ -161,18 +244,13 @@ class Recovery:
             segment = segments.at(last[0])
             with memoryview(segments.map(segment)) as view:
                 if check_record(view, last[0] - segment.base, commitlog_offset=last[0]) is None:
-                    # what lies between is in no queue any more because its topic was deleted
-                    safe = self._checkpoint.safe_offset
-                    return max(last[0] + last[1], safe if safe <= segments.end else 0)
+                    return last[0] + last[1]
         self._report.notes.append(f"the queues end at {last[0]}, where the log has no record")
         return segments[max(0, len(segments) - 3)].base
 
     def _start_after_crash(self) -> int:
+        """By Java's checkpoint, which says when, not where."""
         segments, checkpoint = self._log.segments, self._checkpoint
-        if self._index is not None:
-            self._index.rewind(checkpoint.index_ms, checkpoint.index_name, checkpoint.index_count)
-        if segments.first_base <= checkpoint.safe_offset <= segments.end:
-            return checkpoint.safe_offset
         indexed = self._index.end_offset if self._index is not None else segments.end
         for number in range(len(segments) - 1, -1, -1):
             segment = segments[number]

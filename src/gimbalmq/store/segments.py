@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 from collections import OrderedDict
 from pathlib import Path
 
 from gimbalmq.errors import StoreError
-from gimbalmq.store.files import Files, translated
+from gimbalmq.model.record import MAGIC_V1, MAGIC_V2, MIN_RECORD
+from gimbalmq.store.files import Files, is_number, translated
+
+_START = struct.Struct(">iI")
 
 
 class Segment:
@@ -34,6 +38,7 @@ class Segments:
     """All files of one folder, ascending and without gaps.
 
     Attributes:
+        names_changed: grows when a file is made; the folder needs a sync when it differs from the last time.
         keep_from: files that reach behind this offset are never closed: they may be written or synced just now.
     """
 
@@ -46,6 +51,7 @@ class Segments:
         self._opened: OrderedDict[Segment, None] = OrderedDict()  # the one opened last comes last
         self.first_base = 0
         self.keep_from = 0
+        self.names_changed = 0
 
     def __len__(self) -> int:
         return len(self._list)
@@ -58,35 +64,106 @@ class Segments:
         """First offset behind the last file."""
         return self.first_base + len(self._list) * self.size
 
-    def load(self) -> list[str]:
-        """Finds the files; notes for the operator.
+    def load(self, recorded: int = 0, durable: int | None = None) -> list[str]:
+        """Finds the files and mends what a crash left half done; notes for the operator.
+
+        A file is made, then given its size; a cut makes it short, then long again; names and sizes that nobody
+        synced may be lost. So after a crash a file behind ``durable`` may be short or missing. What lies behind
+        a missing one was never acknowledged, because a flush makes all files before its end durable.
+
+        Args:
+            recorded: the files' size as the checkpoint noted it; 0 if it did not.
+            durable: after a crash: offset below which everything was durable. None: no crash, or nobody knows.
 
         Raises:
             StoreError: sizes differ among the files, or one is missing in between.
         """
         notes: list[str] = []
         with translated(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            found = sorted(p for p in self.folder.iterdir() if p.name.isdigit() and len(p.name) == 20)
-            # a file is created and then given its size; a crash in between leaves an empty last one
-            while found and found[-1].stat().st_size == 0:
-                notes.append(f"removed empty {found[-1].name}")
-                self._files.remove(found.pop())
-            sizes = {p.stat().st_size for p in found}
-        if len(sizes) > 1:
-            raise StoreError(f"{self.folder}: files of different sizes {sorted(sizes)}; all must be equal")
-        if sizes and self.size not in sizes:
-            adopted = sizes.pop()
-            notes.append(f"commit-log files have {adopted} bytes, not {self.size}: the folder's size is used")
-            self.size = adopted
-        self.first_base = int(found[0].name) if found else 0
-        for number, path in enumerate(found):
-            base = self.first_base + number * self.size
-            if int(path.name) != base:
-                raise StoreError(f"{self.folder}: {base:020d} is missing before {path.name}")
-            self._list.append(Segment(path, base, self.size, -1))
+            self._files.make_folder(self.folder)
+            paths = sorted(p for p in self.folder.iterdir() if is_number(p.name) and len(p.name) == 20)
+            found = [(path, path.stat().st_size) for path in paths]
+            while found and found[-1][1] == 0:
+                notes.append(f"removed empty {found[-1][0].name}")
+                self._discard(found.pop()[0])
+            if not found:
+                return notes
+            self._choose_size(found, recorded, notes)
+            self.first_base = int(found[0][0].name)
+            for number, (path, size) in enumerate(found):
+                base = self.end
+                if int(path.name) != base:
+                    if durable is None or base < durable:
+                        raise StoreError(
+                            f"{self.folder}: {base:020d} is missing before {path.name}; bring it back from a copy, "
+                            "or move the files before the gap away to go on without their messages"
+                        )
+                    notes.append(
+                        f"removed {path.name} and later files: {base:020d} before them was never whole"
+                    )
+                    for late, _ in reversed(found[number:]):
+                        self._discard(late)
+                    break
+                if size != self.size:
+                    last = number == len(found) - 1
+                    if size > self.size or not (last or (durable is not None and base + self.size > durable)):
+                        sizes = sorted({size for _, size in found})
+                        raise StoreError(
+                            f"{self.folder}: files of different sizes {sizes}; all must be equal: "
+                            f"bring {path.name} back from a copy"
+                        )
+                    notes.append(
+                        f"{path.name} has {size} bytes, as a crash may leave it: grown to {self.size}"
+                    )
+                    self._grow(path)
+                self._list.append(Segment(path, base, self.size, -1))
         self.keep_from = self.end  # nothing is written before the store is loaded
         return notes
+
+    def _choose_size(self, found: list[tuple[Path, int]], recorded: int, notes: list[str]) -> None:
+        """The size of this folder's files, which counts more than the configured one.
+
+        With several files it is the first one's: only the last may be short. A single file may be the short one:
+        then the checkpoint knows; without it a file whose last record ends with the file was cut, because a whole
+        file ends with a blank mark or with room for one.
+        """
+        path, size = found[0]
+        if len(found) == 1 and size < self.size:
+            if recorded > size:
+                size = recorded
+            elif not recorded and self._records_end(path, size) == size:
+                return
+        elif len(found) > 1 and size < int(found[1][0].name) - int(path.name) == recorded:
+            size = recorded
+        if size != self.size:
+            notes.append(f"commit-log files have {size} bytes, not {self.size}: the folder's size is used")
+            self.size = size
+
+    def _records_end(self, path: Path, end: int) -> int:
+        """Where the records end that follow each other from the file's start; their sizes are believed."""
+        fd = self._files.open(path)
+        try:
+            position = 0
+            while position + MIN_RECORD <= end:
+                size, magic = _START.unpack(self._files.read_at(fd, _START.size, position))
+                if magic not in (MAGIC_V1, MAGIC_V2) or size < MIN_RECORD:
+                    break
+                position += size
+            return position
+        finally:
+            self._files.close(fd)
+
+    def _grow(self, path: Path) -> None:
+        fd = self._files.open(path)
+        try:
+            self._files.truncate(fd, self.size)
+            self._files.sync(fd)
+        finally:
+            self._files.close(fd)
+
+    def _discard(self, path: Path) -> None:
+        self._files.remove(path)
+        self._files.sync_folder(self.folder)
 
     def add(self) -> Segment:
         """Creates the next file.
@@ -107,6 +184,7 @@ class Segments:
         self._list.append(segment)
         self._opened[segment] = None
         self._close_some()
+        self.names_changed += 1
         return segment
 
     def at(self, offset: int) -> Segment:
@@ -165,7 +243,8 @@ class Segments:
     def wipe_behind(self, offset: int) -> None:
         """Makes everything from ``offset`` on zero, so that no stale record can ever be read again.
 
-        Cutting the file and growing it again is the cheap way: the blocks are dropped.
+        Cutting the file and growing it again is the cheap way: the blocks are dropped. A crash in between leaves
+        a short file, which ``load`` mends.
         """
         while self._list and self._list[-1].base > offset:
             self.drop(len(self._list) - 1)
@@ -176,11 +255,15 @@ class Segments:
             self._files.truncate(fd, self.size)
 
     def drop(self, index: int) -> None:
-        """Deletes the first or the last file."""
+        """Deletes the first or the last file.
+
+        Durably, before another one goes: if of two files only the second were gone after a power loss, the log
+        would have a gap; and a file that came back would bring its records with it.
+        """
         assert index in (0, len(self._list) - 1)
         segment = self._list.pop(index)
         self._release(segment)
-        self._files.remove(segment.path)
+        self._discard(segment.path)
         if index == 0:
             self.first_base = self._list[0].base if self._list else segment.base + self.size
 

@@ -13,7 +13,7 @@ from gimbalmq.broker.metadata import ConsumerOffsets, Topics, is_system_topic
 from gimbalmq.broker.stats import Stats
 from gimbalmq.broker.steps import Steps, json_object
 from gimbalmq.broker.values import check_topic
-from gimbalmq.errors import InvalidParameterError, TopicNotExistError
+from gimbalmq.errors import InvalidParameterError, StoreIOError, TopicNotExistError
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import Body, TopicConfig, TopicList
@@ -40,7 +40,7 @@ class TopicAdminHandlers:
         live: LiveConfig,
         stats: Stats,
         announced: Callable[[], Awaitable[None]],
-        checkpoint: Callable[[], Awaitable[None]],
+        durable: Callable[[int], Awaitable[bool]],
     ) -> None:
         self._store = store
         self._topics = topics
@@ -49,7 +49,7 @@ class TopicAdminHandlers:
         self._live = live
         self._stats = stats
         self._announced = announced
-        self._checkpoint = checkpoint
+        self._durable = durable
 
     def register(self, handlers: Handlers) -> None:
         handlers.add(RequestCode.UPDATE_AND_CREATE_TOPIC, self.create)
@@ -102,13 +102,16 @@ class TopicAdminHandlers:
             raise InvalidParameterError("The specified topic is blank.")
         if is_system_topic(topic, self._live.now):
             raise InvalidParameterError(f"The topic[{topic}] is conflict with system topic.")
+        # First, because a disk that takes no record of the deletion refuses it.
+        self._store.delete_topic(topic)
         self._topics.remove(topic)
         self._offsets.forget_topic(topic)
         self._stats.forget_topic(topic)
-        self._store.delete_topic(topic)
+        self._offsets.save()
+        written = self._store.max_commitlog_offset
         await self._announced()
-        # A crash now must not dispatch its messages anew and so bring it back.
-        await self._checkpoint()
+        if not await self._durable(written):
+            raise StoreIOError(f"the deletion of {topic} is not on the disk: {self._store.read_only_reason}")
         return request.reply()
 
     async def all_topics(self, channel: Channel, request: RemotingCommand) -> Answer:
