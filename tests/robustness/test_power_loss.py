@@ -1,94 +1,51 @@
-"""With synchronous flush an answer means "on disk": what was never synced may vanish, no more.
+"""A crash at any moment loses nothing that was promised, and brings back nothing that was deleted.
 
-Killing a process leaves its writes in the system's cache, so it cannot show this. Here the
-file layer itself forgets: at the power cut every byte written since a file's last sync goes
-back to what it was.
+Killing a process leaves its writes in the system's cache, so it cannot show what a loss of power does. Here the
+file layer notes every operation of a run, and can write down what the end of the process or of the machine
+before any of them would have left. See tests/robustness/crash_run.py for what is checked.
 """
 
 from __future__ import annotations
 
-import random
+import shutil
 from pathlib import Path
 
 import pytest
 
-from gimbalmq._clock import SYSTEM_CLOCK
-from gimbalmq.model.record import decode_record
-from gimbalmq.store.config import StoreConfig
-from gimbalmq.store.files import Files
-from gimbalmq.store.message_store import MessageStore
+from tests.robustness.crash_run import check, record
+
+FLUSHES = ("SYNC_FLUSH", "ASYNC_FLUSH")
 
 
-class ForgetfulFiles(Files):
-    """Remembers what each unsynced write replaced, and can put it back."""
-
-    def __init__(self) -> None:
-        self._unsynced: dict[int, list[tuple[int, bytes]]] = {}
-
-    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:
-        before = self.read_at(fd, len(data), position)
-        written = super().pwrite(fd, data, position)
-        self._unsynced.setdefault(fd, []).append((position, before))
-        return written
-
-    def sync(self, fd: int) -> None:
-        super().sync(fd)
-        self._unsynced.pop(fd, None)
-
-    def close(self, fd: int) -> None:
-        # Writes of a closed descriptor would need its path to be undone; keeping it open is simpler.
-        if fd not in self._unsynced:
-            super().close(fd)
-
-    def cut_power(self, rng: random.Random) -> None:
-        """Undoes unsynced writes, newest first; some reach the disk all the same, in any order."""
-        for fd, writes in self._unsynced.items():
-            for position, before in reversed(writes):
-                if rng.random() < 0.8:
-                    super().pwrite(fd, before, position)
+def crash(folder: Path, flush: str, *, rounds: int, stride: int, seeds: int, first: int = 0) -> int:
+    """Crashes at every ``stride``-th operation, once by a kill and ``seeds`` times by a loss of power."""
+    disk, run = record(folder / "run", flush, rounds)
+    moments = range(first, len(disk.operations) + 1, stride)
+    left = folder / "left"
+    for moment in moments:
+        for seed in range(-1, seeds):
+            if seed < 0:
+                disk.killed(moment, left)
+            else:
+                disk.power_lost(moment, left, seed)
+            try:
+                check(left, run, moment, flush, power_lost=seed >= 0)
+            except BaseException as error:
+                how = "killed" if seed < 0 else f"power lost with seed {seed}"
+                error.add_note(f"{flush}, {how} before operation {moment} of {len(disk.operations)}")
+                raise
+            shutil.rmtree(left)
+    print(f"\n{flush}: {len(disk.operations)} operations, {len(moments) * (1 + seeds)} crashes")
+    return len(moments)
 
 
-def config(folder: Path) -> StoreConfig:
-    return StoreConfig(
-        root=folder,
-        commitlog_file_bytes=65536,
-        queue_file_bytes=2000,
-        index_slots=100,
-        index_entries=400,
-    )
+@pytest.mark.parametrize("flush", FLUSHES)
+def test_a_crash_now_and_then_loses_nothing(tmp_path: Path, flush: str) -> None:
+    assert crash(tmp_path, flush, rounds=1, stride=11, seeds=1) > 10
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_what_was_synced_survives_a_power_cut(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    files = ForgetfulFiles()
-    store = MessageStore(config(tmp_path), SYSTEM_CLOCK, files)
-    store.load()
-    promised: list[tuple[int, int, int, bytes]] = []
-    waiting: list[tuple[int, int, int, bytes]] = []
-    for number in range(300):
-        queue = store.queue("T", rng.randrange(3))
-        body = b"%d-" % number + rng.randbytes(rng.randrange(200))
-        with store.group() as group:
-            place = group.add(queue, body, b"KEYS\x01k\x02", 0, 0, 0, 1, bytes(8), 0, 0)
-        waiting.append((*place, queue.queue_id, body))
-        if rng.random() < 0.1:
-            durable = store.flush()
-            assert durable >= waiting[-1][0]
-            promised += waiting
-            waiting.clear()
-        if rng.random() < 0.05:
-            store.flush_queues()
-    files.cut_power(rng)
-
-    again = MessageStore(config(tmp_path), SYSTEM_CLOCK)
-    store.abandon()
-    again.load()
-    lost = []
-    for commitlog_offset, queue_offset, queue_id, body in promised:
-        raw = again.record_at_queue("T", queue_id, queue_offset)
-        if raw is None or decode_record(raw).body != body or again.record_at(commitlog_offset) != raw:
-            lost.append(body)
-    again.close()
-    print(f"seed {seed}: acknowledged {len(promised)}, lost {len(lost)}")
-    assert not lost
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("flush", FLUSHES)
+def test_a_crash_at_every_operation_loses_nothing(tmp_path: Path, flush: str) -> None:
+    assert crash(tmp_path, flush, rounds=2, stride=1, seeds=3) > 1000

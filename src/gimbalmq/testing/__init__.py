@@ -1,4 +1,4 @@
-"""For tests of programs that use RocketMQ: a cluster in the test's own process, and virtual time."""
+"""For tests of programs that use RocketMQ: a cluster in the test's own process, virtual time, crashes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gimbalmq.testing.cluster import LocalCluster as LocalCluster
     from gimbalmq.testing.cluster import ThreadCluster as ThreadCluster
+    from gimbalmq.testing.disk import RecordedDisk as RecordedDisk
     from gimbalmq.testing.loop import VirtualClock as VirtualClock
     from gimbalmq.testing.loop import VirtualLoop as VirtualLoop
     from gimbalmq.testing.loop import run_virtual as run_virtual
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "LocalCluster": "gimbalmq.testing.cluster",
     "MemoryNetwork": "gimbalmq.testing.network",
+    "RecordedDisk": "gimbalmq.testing.disk",
     "ThreadCluster": "gimbalmq.testing.cluster",
     "VirtualClock": "gimbalmq.testing.loop",
     "VirtualLoop": "gimbalmq.testing.loop",
