@@ -529,7 +529,17 @@ class MessageStore:
         if self._index is None:
             return QueryResult([], 0, 0)
         self.build_index()
-        return self._reader.query_by_key(self._index, topic, key, max_num, begin_ms, end_ms)
+        floor = self._begin_of(topic)
+        return self._reader.query_by_key(self._index, topic, key, max_num, begin_ms, end_ms, floor)
+
+    def _begin_of(self, topic: str) -> int:
+        """Where in the log the topic's oldest message lies; the index also knows those of one deleted before."""
+        begin = self.log.position
+        for queue in self._topics.get(topic, {}).values():
+            entry = self._queue_files.entry(queue, queue.min_offset)
+            if entry is not None and queue.min_offset < queue.max_offset:
+                begin = min(begin, entry[0])
+        return begin
 
     def is_in_memory(self, commitlog_offset: int) -> bool:
         """Whether the record there is near enough to the log's end to be in the page cache."""

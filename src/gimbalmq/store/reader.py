@@ -284,13 +284,13 @@ class Reader:
     # --- by key ------------------------------------------------------------------------------
 
     def query_by_key(
-        self, index: KeyIndex, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int
+        self, index: KeyIndex, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, floor: int
     ) -> QueryResult:
         records: list[bytes] = []
         seen: set[int] = set()
         limit = min(max_num, self._config.max_query_records)
         for offset in index.find(topic, key, begin_ms, end_ms) if limit > 0 else ():
-            if offset in seen:  # the same key twice in one message
+            if offset in seen or offset < floor:  # the same key twice in one message; a topic deleted since
                 continue
             seen.add(offset)
             data = self._log.record_at(offset)
