@@ -43,7 +43,8 @@ _AFTERWARDS_SECONDS = 40.0
 class Message:
     """One message and what became of it, in operations of the disk."""
 
-    body: bytes
+    body: bytes = field(repr=False)
+    number: int
     topic: str
     kind: str
     asked: int
@@ -129,7 +130,7 @@ class _Driver:
     ) -> tuple[Message, Any]:
         self._count += 1
         body = b"%d " % self._count + b"x" * size
-        message = Message(body, topic, kind, self._disk.now)
+        message = Message(body, self._count, topic, kind, self._disk.now)
         self._run.messages.append(message)
         properties = {"UNIQ_KEY": f"u{self._count}", "KEYS": f"k{self._count}", "TAGS": "t", **properties}
         header = SendMessageV2(
@@ -183,7 +184,7 @@ class _Driver:
         assert report.commitlog_files
         for message in self._run.messages:
             if message.end <= self._broker.store.min_commitlog_offset:
-                message.dropped = asked
+                message.dropped = min(message.dropped, asked)
 
 
 async def _work(disk: RecordedDisk, clock: VirtualClock, flush: str, run: Run, rounds: int) -> None:
