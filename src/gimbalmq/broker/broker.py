@@ -6,13 +6,14 @@ import asyncio
 import dataclasses
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.broker.clients import SIGNS_SCAN_SECONDS, Consumers, Producers
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.creations import Creations
-from gimbalmq.broker.delay import TICK_SECONDS, DelayLevels, Timers
+from gimbalmq.broker.delay_levels import DelayLevels
 from gimbalmq.broker.flush import GroupCommit
 from gimbalmq.broker.handlers.admin_broker import BrokerAdminHandlers
 from gimbalmq.broker.handlers.admin_groups import GroupAdminHandlers
@@ -27,8 +28,10 @@ from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.broker.metrics import MetricsServer
+from gimbalmq.broker.redelivery import Deliverer
 from gimbalmq.broker.registration import Registration
 from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
+from gimbalmq.broker.timers import SAVE_SECONDS, Timers
 from gimbalmq.broker.transactions import Transactions
 from gimbalmq.broker.values import MAX_QUEUES
 from gimbalmq.broker.writer import Writer
@@ -55,6 +58,7 @@ _QUEUE_FLUSH_SECONDS = 1.0
 _CHECKPOINT_SECONDS = 10.0
 _SCAN_SECONDS = 10.0
 _FAST_PORT_DISTANCE = 2
+_TICK_SECONDS = 0.1
 
 
 class Broker:
@@ -145,8 +149,10 @@ class Broker:
             self.long_poll = LongPoll(self._tags_since, live)
             self.commit = GroupCommit(self.store)
             self.writer = Writer(self.store, live, self.long_poll, self.stats, clock)
-            self.delays = DelayLevels(folder, self.store, self.writer, clock)
-            self.timers = Timers(folder, self.store, self.writer, clock)
+            deliverer = Deliverer(self.store, self.writer, self._queues_of)
+            self.delays = DelayLevels(folder, self.store, self.writer, deliverer, clock)
+            self.timers = Timers(self.store_path, self.store, deliverer, self.stats, clock)
+            self.store.keepers += [self.delays.keep, self.timers.keep]
             self.transactions = Transactions(
                 self.store, self.writer, self.producers, self.offsets, live, store_host, clock
             )
@@ -250,6 +256,10 @@ class Broker:
         queue = self.store.find_queue(topic, queue_id)
         return 0 if queue is None else queue.max_offset
 
+    def _queues_of(self, topic: str) -> int:
+        found = self.topics.find(topic)
+        return 0 if found is None else max(found.read_queue_nums, found.write_queue_nums)
+
     def _adopt_orphans(self) -> None:
         """A topic with messages but no configuration (a crash just after it was made) gets one."""
         for topic in self.store.topics():
@@ -275,8 +285,9 @@ class Broker:
         every(lambda: live.now.flush_interval_commit_log / 1000, self._flush, "flush")
         every(_QUEUE_FLUSH_SECONDS, self._flush_queues, "queue files")
         every(_CHECKPOINT_SECONDS, self.commit.checkpoint, "checkpoint")
-        every(TICK_SECONDS, self.delays.tick, "delay levels")
-        every(TICK_SECONDS, self.timers.tick, "timers")
+        every(_TICK_SECONDS, lambda: _in_pieces(self.delays.tick), "delay levels")
+        every(_TICK_SECONDS, lambda: _in_pieces(self.timers.tick), "timers")
+        every(SAVE_SECONDS, lambda: self.timers.save(self.commit.flush), "timers' progress")
         every(lambda: live.now.transaction_check_interval / 1000, self.transactions.check, "transactions")
         every(lambda: live.now.flush_consumer_offset_interval / 1000, self.offsets.save, "consumer offsets")
         every(lambda: live.now.flush_delay_offset_interval / 1000, self._save_delays, "delay offsets")
@@ -321,8 +332,17 @@ class Broker:
         self.store.delete_expired(self._clock.wall_ms())
 
     async def _save_delays(self) -> None:
-        await self._tables.run(self.delays.save)
-        await self._tables.run(self.timers.save)
+        """What was delivered is durable before it is noted as delivered."""
+        document = self.delays.document()
+        await self.commit.flush()
+        await self._tables.run(lambda: self.delays.save(document))
+
+    async def _close_delays(self) -> None:
+        self.store.flush()
+        self.delays.save(self.delays.document())
+
+    async def _close_timers(self) -> None:
+        self.timers.close()
 
     def _expire_clients(self) -> None:
         seconds = self.live.now.channel_expired_timeout / 1000
@@ -346,7 +366,8 @@ class Broker:
             self.topics.saving.finish,
             self.groups.saving.finish,
             self.offsets.finish,
-            self._save_delays,
+            self._close_delays,
+            self._close_timers,
         ):
             try:
                 await save()
@@ -372,6 +393,7 @@ class Broker:
             server.abort_all()
         await self._stop_serving()
         self._tables.close()
+        self.timers.abandon()
         self.store.abandon()
 
     async def _stop_serving(self) -> None:
@@ -380,3 +402,9 @@ class Broker:
         await self._tasks.close()
         await self._pool.close()
         await self.commit.close()
+
+
+async def _in_pieces(work: Callable[[], bool]) -> None:
+    """Calls ``work`` as long as it says there is more, and lets everybody else have the loop in between."""
+    while work():  # noqa: ASYNC110
+        await asyncio.sleep(0)

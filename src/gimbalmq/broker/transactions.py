@@ -24,8 +24,8 @@ from collections.abc import Iterator, Mapping
 from gimbalmq._clock import Clock
 from gimbalmq.broker.clients import Producers
 from gimbalmq.broker.config import LiveConfig
-from gimbalmq.broker.delay import redelivery
 from gimbalmq.broker.metadata import ConsumerOffsets
+from gimbalmq.broker.redelivery import redelivery
 from gimbalmq.broker.steps import Steps
 from gimbalmq.broker.stored import stored_record
 from gimbalmq.broker.writer import MAX_PROPERTIES_BYTES, Draft, Placed, Writer

@@ -8,6 +8,7 @@ transaction, passes through here.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,11 @@ from gimbalmq.store.message_store import MessageStore
 MAX_PROPERTIES_BYTES = 32_767
 _HEAD_ROOM = 512
 """More than a record takes beside body and properties, and the blank behind the last one of a file."""
+_ROOM_TO_WAIT = 128
+"""A delayed message may have to be stored again while it waits, with some more properties."""
+_DELAYS = frozenset({topics.SCHEDULE_TOPIC, topics.TIMER_TOPIC})
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
+"""What fits 64 bits whatever its digits are."""
 
 
 @dataclass(slots=True)
@@ -86,9 +92,12 @@ class Writer:
         for draft in drafts:
             self._redirect(draft)
             text = prop.dump(draft.properties).encode()
-            if len(text) > MAX_PROPERTIES_BYTES:
+            limit = MAX_PROPERTIES_BYTES
+            if draft.topic in _DELAYS and draft.prepared_offset == 0:
+                limit -= _ROOM_TO_WAIT
+            if len(text) > limit:
                 raise MessageIllegalError(
-                    f"the message's properties are {len(text)} bytes; at most {MAX_PROPERTIES_BYTES} fit"
+                    f"the message's properties are {len(text)} bytes; at most {limit} fit"
                 )
             size, room = len(draft.body) + len(text) + _HEAD_ROOM, self._store.config.commitlog_file_bytes
             if size > room:
@@ -190,7 +199,8 @@ def _with_host_bit(draft: Draft) -> int:
 
 
 def _number(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise MessageIllegalError(f"property {name} is {text!r}, not a number") from None
+    if not _NUMBER.fullmatch(text):
+        raise MessageIllegalError(
+            f"property {name} is {text[:64]!r}; give a whole number of at most 18 digits"
+        )
+    return int(text)

@@ -37,6 +37,7 @@ from gimbalmq.store.files import (
     translated,
 )
 from gimbalmq.store.index import KeyIndex
+from gimbalmq.store.marks import marks_since
 from gimbalmq.store.reader import Reader
 from gimbalmq.store.recovery import Checkpoint, Recovery
 from gimbalmq.store.results import CleanReport, GetResult, QueryResult, RecoveryReport
@@ -61,6 +62,8 @@ class MessageStore:
         self._lock = FolderLock(config.root)
         self._checkpoint_path = config.root / "checkpoint"
         self._abort_path = config.root / "abort"
+        self.keepers: list[Callable[[int], int]] = []
+        """Asked before the log's files below an offset go: below which offset they may go already."""
         self._reset()
 
     def _reset(self) -> None:
@@ -400,9 +403,10 @@ class MessageStore:
         report = CleanReport()
         usage = self._usage()
         verdict = decide(self.log.segments.modified_ms(), now_ms, usage, self.config, manual=manual)
-        if verdict.drop:
+        drop = self._may_go(verdict.drop)
+        if drop:
             before = len(self.log.segments)
-            self.log.drop_first(verdict.drop)
+            self.log.drop_first(drop)
             report.commitlog_files = before - len(self.log.segments)
             for queue in self._all_queues():
                 self._queue_files.correct_min(queue, self.log.min_offset)
@@ -418,6 +422,14 @@ class MessageStore:
         elif self._too_full and self._failure is None:
             self._too_full, self.read_only_reason = False, None
         return report
+
+    def _may_go(self, count: int) -> int:
+        """How many of the first ``count`` files hold nothing that somebody still has to save."""
+        first = self.log.min_offset
+        limit = first + count * self.log.segments.size
+        for keeper in self.keepers if count else ():
+            limit = min(limit, keeper(limit))
+        return max(0, (limit - first) // self.log.segments.size)
 
     def delete_topic(self, topic: str) -> bool:
         """Forgets a topic's queues and removes their files; its records stay in the log until it rolls.
@@ -495,6 +507,10 @@ class MessageStore:
         """The record that starts there, checked; None if none does."""
         return self.log.record_at(commitlog_offset)
 
+    def marks_since(self, commitlog_offset: int) -> Iterator[tuple[bytes, int]]:
+        """Records from there on that were stored in place of another: (topic, offset of the other)."""
+        return marks_since(self.log, commitlog_offset)
+
     def record_at_queue(self, topic: str, queue_id: int, queue_offset: int) -> bytes | None:
         return self._reader.record_at_queue(self.find_queue(topic, queue_id), queue_offset)
 
@@ -550,6 +566,11 @@ class MessageStore:
 
     def queue_ids(self, topic: str) -> list[int]:
         return sorted(self._topics.get(topic, ()))
+
+    @property
+    def files(self) -> Files:
+        """The file system, for what else is kept in the folder."""
+        return self._files
 
     @property
     def min_commitlog_offset(self) -> int:

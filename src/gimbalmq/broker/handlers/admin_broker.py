@@ -6,9 +6,10 @@ import shutil
 
 from gimbalmq._clock import Clock
 from gimbalmq.broker.config import LiveConfig
-from gimbalmq.broker.delay import DelayLevels, Timers
+from gimbalmq.broker.delay_levels import DelayLevels
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.stats import Stats
+from gimbalmq.broker.timers import Timers
 from gimbalmq.errors import ConfigError, InvalidParameterError, NoPermissionError, ResponseError
 from gimbalmq.protocol import fastjson, properties_text
 from gimbalmq.protocol.bodies import KvTable
@@ -134,11 +135,11 @@ class BrokerAdminHandlers:
             "queryThreadPoolQueueSize": "0",
             "queryThreadPoolQueueHeadWaitTimeMills": "0",
             "EndTransactionQueueSize": "0",
-            "timerReadBehind": "0",
-            "timerOffsetBehind": "0",
+            "timerReadBehind": str(self._timers.seconds_behind),
+            "timerOffsetBehind": str(self._timers.offsets_behind),
             "timerCongestNum": str(len(self._timers)),
-            "timerEnqueueTps": "0.0",
-            "timerDequeueTps": "0.0",
+            "timerEnqueueTps": str(stats.view(self._timers.entered)["statsMinute"]["tps"]),
+            "timerDequeueTps": str(stats.view(self._timers.delivered)["statsMinute"]["tps"]),
             "heldPulls": str(len(self._long_poll)),
             "writable": str(store.read_only_reason is None).lower(),
         }

@@ -1,0 +1,229 @@
+"""Delays by level: each level has a queue of the schedule topic in which messages fall due in the order they came.
+
+So one offset for each level is all the state there is (delayOffset.json). A queue entry of that topic holds the due
+time where others hold a tag's hash, so looking costs no record. What was delivered since the offsets were saved is
+told after a crash by the commit log (``store/marks``).
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from gimbalmq._clock import Clock
+from gimbalmq.broker.json_file import JsonFile
+from gimbalmq.broker.redelivery import Deliverer, waiting_copy
+from gimbalmq.broker.writer import Draft, Writer
+from gimbalmq.errors import StoreError
+from gimbalmq.model import topics
+from gimbalmq.store.consumequeue import FILLER_SIZE, QueueLog
+from gimbalmq.store.message_store import MessageStore
+
+log = logging.getLogger(__name__)
+
+PIECE_SECONDS = 0.004
+"""How long the loop may be kept at a time."""
+_BATCH = 32
+_BATCH_BYTES = 256 * 1024
+_MARKS_BEHIND = 64 << 20
+
+
+def _read(document: Any) -> tuple[dict[int, int], int]:
+    table = {int(level): int(offset) for level, offset in (document.get("offsetTable") or {}).items()}
+    return table, int(document.get("marksFrom", -1))
+
+
+class DelayLevels:
+    """The levels of messageDelayLevel (Java: ScheduleMessageService)."""
+
+    def __init__(
+        self, folder: Path, store: MessageStore, writer: Writer, deliverer: Deliverer, clock: Clock
+    ) -> None:
+        self._file = JsonFile(folder / "delayOffset.json", store.files)
+        self._store = store
+        self._writer = writer
+        self._deliverer = deliverer
+        self._clock = clock
+        self._offsets: dict[int, int] = {}
+        self._saved: tuple[dict[int, int], int] = ({}, -1)
+        self._delivered: set[int] = set()
+        """Commit-log offsets of messages delivered before the last crash, as far as offsets do not say so."""
+        self._check_until: dict[int, int] = {}
+        """Level to the queue offset behind which none of these can lie."""
+        self._set_back: dict[int, float] = {}
+        """Level to the moment at which its next message was seen to be due too late: the clock was set back."""
+        self._moved_from = 0
+        self._moved_end = 0
+        """Messages from the one offset on were put again, and end at the other."""
+
+    def load(self) -> None:
+        self._offsets, marks_from = self._file.load(_read) or ({}, -1)
+        self._saved = (dict(self._offsets), marks_from)
+        if marks_from >= 0:
+            self._delivered = {source for _, source in self._store.marks_since(marks_from)}
+        else:
+            self._note_marks()
+        if self._delivered:
+            self._check_until = {level: queue.max_offset for level, queue in self._queues()}
+
+    def _note_marks(self) -> None:
+        """From here on marks tell what was delivered; that is noted before the first delivery."""
+        try:
+            self.save(self.document())
+        except StoreError as error:
+            log.error("%s; tried again", error)
+
+    def document(self) -> dict[str, object]:
+        """To be saved as soon as the commit log is durable up to where it is now."""
+        offsets = {level: self._offsets[level] for level in sorted(self._offsets)}
+        marks_from = self._store.max_commitlog_offset
+        if offsets == self._saved[0] and 0 <= self._saved[1] and marks_from - self._saved[1] < _MARKS_BEHIND:
+            marks_from = self._saved[1]  # not worth a write
+        return {
+            "marksFrom": marks_from,
+            "offsetTable": {str(level): offset for level, offset in offsets.items()},
+        }
+
+    def save(self, document: dict[str, object]) -> None:
+        self._file.save(document)
+        self._saved = _read(document)
+
+    def progress(self) -> dict[int, tuple[int, int]]:
+        """Level to (delivered offset, newest offset)."""
+        return {level: (self._offsets.get(level, 0), queue.max_offset) for level, queue in self._queues()}
+
+    def _queues(self) -> list[tuple[int, QueueLog]]:
+        """Also those of levels that messageDelayLevel no longer has."""
+        found = []
+        for queue_id in self._store.queue_ids(topics.SCHEDULE_TOPIC):
+            queue = self._store.find_queue(topics.SCHEDULE_TOPIC, queue_id)
+            if queue is not None:
+                found.append((queue_id + 1, queue))
+        return found
+
+    # -- delivering --------------------------------------------------------------------
+
+    def tick(self) -> bool:
+        """Delivers what has fallen due, for a few milliseconds at most; True if more may be due now."""
+        until = self._clock.monotonic() + PIECE_SECONDS
+        busy = {
+            level: queue for level, queue in self._queues() if self._offsets.get(level, 0) != queue.max_offset
+        }
+        while busy:
+            for level in list(busy):
+                if not self._deliver(level, busy[level]):
+                    del busy[level]
+                if self._clock.monotonic() > until:
+                    return bool(busy)
+        return False
+
+    def _deliver(self, level: int, queue: QueueLog) -> bool:
+        """One batch of one level; True if more may be due."""
+        offset = self._clamped(level, queue)
+        now = self._clock.wall_ms()
+        drafts: list[Draft] = []
+        ends: list[int] = []
+        """Behind which queue offset each draft's message lies."""
+        size = 0
+        position = offset
+        entries = self._store.entries(topics.SCHEDULE_TOPIC, level - 1, offset, _BATCH)
+        for commitlog_offset, entry_size, due in entries:
+            if now < due and not self._overdue(level, due, now):
+                break
+            position += 1
+            if entry_size == FILLER_SIZE or self._known(level, position - 1, commitlog_offset):
+                continue
+            record = self._deliverer.record(commitlog_offset, topics.SCHEDULE_TOPIC)
+            draft = None if record is None else self._deliverer.draft(record)
+            if draft is not None:
+                drafts.append(draft)
+                ends.append(position)
+                size += entry_size
+                if size > _BATCH_BYTES:
+                    break
+        settled = self._deliverer.put(drafts) if drafts else 0
+        if settled < len(drafts):
+            self._offsets[level] = ends[settled - 1] if settled else offset
+            return False
+        self._offsets[level] = position
+        return position < queue.max_offset and position - offset > 0
+
+    def _clamped(self, level: int, queue: QueueLog) -> int:
+        offset = max(queue.min_offset, min(self._offsets.get(level, 0), queue.max_offset))
+        self._offsets[level] = offset
+        return offset
+
+    def _overdue(self, level: int, due: int, now: int) -> bool:
+        """Whether a message that is not due by the clock has waited as long as its level says.
+
+        Nothing can be due later than now and the level's delay, unless the clock was set back: then it waits for
+        that long from the moment this shows.
+        """
+        delay_ms = self._writer.delay_levels.get(level)
+        if delay_ms is None or due <= now + delay_ms:
+            self._set_back.pop(level, None)
+            return False
+        since = self._set_back.setdefault(level, self._clock.monotonic())
+        return self._clock.monotonic() - since >= delay_ms / 1000
+
+    def _known(self, level: int, queue_offset: int, commitlog_offset: int) -> bool:
+        """Whether it was delivered before the last crash."""
+        if not self._check_until:
+            return False
+        if queue_offset >= self._check_until.get(level, 0):
+            self._check_until.pop(level, None)
+            if not self._check_until:
+                self._delivered.clear()
+            return False
+        return commitlog_offset in self._delivered
+
+    # -- making room -------------------------------------------------------------------
+
+    def keep(self, limit: int) -> int:
+        """Asked before the log's files below ``limit`` go: below which offset nothing waits.
+
+        What waits below is put again as a timer for the same moment, which can wait further on in the log; its old
+        place may go when that is durable.
+        """
+        if self._store.flushed_offset >= self._moved_end:
+            self._moved_from = limit
+        until = self._clock.monotonic() + PIECE_SECONDS
+        kept = limit
+        for level, queue in self._queues():
+            while (lowest := self._lowest(level, queue)) < limit:
+                if self._clock.monotonic() > until or not self._move(level, limit):
+                    kept = min(kept, lowest)
+                    break
+                self._moved_from = min(self._moved_from, lowest)
+                self._moved_end = self._store.max_commitlog_offset
+        return min(kept, self._moved_from)
+
+    def _lowest(self, level: int, queue: QueueLog) -> int:
+        """Where the level's next message lies in the log."""
+        entries = self._store.entries(topics.SCHEDULE_TOPIC, level - 1, self._clamped(level, queue), 1)
+        return entries[0][0] if entries else self._store.max_commitlog_offset
+
+    def _move(self, level: int, limit: int) -> bool:
+        """Puts a few of the level's messages below ``limit`` again; False if the store refuses."""
+        offset = position = self._offsets[level]
+        drafts: list[Draft] = []
+        ends: list[int] = []
+        for commitlog_offset, size, due in self._store.entries(
+            topics.SCHEDULE_TOPIC, level - 1, offset, _BATCH
+        ):
+            if commitlog_offset >= limit and size != FILLER_SIZE:
+                break
+            position += 1
+            if size == FILLER_SIZE or self._known(level, position - 1, commitlog_offset):
+                continue
+            record = self._deliverer.record(commitlog_offset, topics.SCHEDULE_TOPIC)
+            if record is not None:
+                drafts.append(waiting_copy(record, due))
+                ends.append(position)
+        settled = self._deliverer.put(drafts) if drafts else 0
+        if settled < len(drafts):
+            self._offsets[level] = ends[settled - 1] if settled else offset
+            return False
+        self._offsets[level] = position
+        return True

@@ -1,0 +1,561 @@
+"""Messages for a moment of the client's choice, on Apache 5.x's own files: a wheel of seconds over a log of timers.
+
+A record of the timer topic is entered into the wheel once (``_enter``). When its second comes, the timers of that
+second are looked up (``_walk``) and delivered, each at its millisecond. Nothing is kept in memory for a timer before
+its second begins. All work is done in pieces of a few milliseconds, and whatever the store refuses is tried again.
+
+What survives a crash: the files as they were last saved, and the commit log. Records that came since are entered
+again; messages delivered since are told by their marks (``store/marks``) and not delivered again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from array import array
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from gimbalmq._clock import Clock
+from gimbalmq.broker.delay_levels import PIECE_SECONDS
+from gimbalmq.broker.redelivery import Deliverer, waiting_copy
+from gimbalmq.broker.stats import Stats
+from gimbalmq.broker.writer import Draft
+from gimbalmq.errors import StoreError
+from gimbalmq.model import properties as prop
+from gimbalmq.model import topics
+from gimbalmq.model.javahash import java_hash
+from gimbalmq.model.record import Record, decode_record
+from gimbalmq.store.consumequeue import FILLER_SIZE
+from gimbalmq.store.message_store import MessageStore
+from gimbalmq.store.timer_files import TimerCheck, TimerFiles
+from gimbalmq.store.timer_log import DELETE, PLAIN, ROLL, Unit
+from gimbalmq.store.timer_wheel import SLOTS, Slot
+
+log = logging.getLogger(__name__)
+
+SAVE_SECONDS = 1.0
+_BATCH = 32
+_BATCH_BYTES = 256 * 1024
+_WINDOW_SECONDS = SLOTS // 2 - 60
+"""A timer further away than that waits in two stages."""
+_MAX_UNSAVED_BYTES = 8 << 20
+_LATER_MS = 60_000
+"""A message found to be due so little later waits in memory."""
+_NEIGHBOURS = 60
+_TIMER_TOPIC = topics.TIMER_TOPIC.encode()
+
+
+class Timers:
+    """Java: TimerMessageStore."""
+
+    def __init__(
+        self, root: Path, store: MessageStore, deliverer: Deliverer, stats: Stats, clock: Clock
+    ) -> None:
+        self._files = TimerFiles(root, store.files)
+        self._wheel, self._log = self._files.wheel, self._files.log
+        self._store = store
+        self._deliverer = deliverer
+        self._clock = clock
+        self.entered = stats.item("TIMER_ENQUEUE_NUMS", "timers")
+        self.delivered = stats.item("TIMER_DEQUEUE_NUMS", "timers")
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="timers")
+        self._saving: Future[None] | None = None
+        self._save_failed = False
+        self._queue_offset = 0
+        self._fill_until = 0
+        """Records before this queue offset are only entered because the files were lost:
+        those due before ``_filled_from`` were delivered."""
+        self._filled_from = 0
+        self._second = 0
+        """Every timer of a second before this one was delivered."""
+        self._marks_from = 0
+        """Marks of what was delivered of this second lie in the log from here on."""
+        self._pending = 0
+        self._known: set[int] = set()
+        """Records delivered of the first second before the last crash; those put again, too."""
+        self._slot: _OpenSlot | None = None
+        self._moved_below = 0
+        self._move_to = 0
+        self._move_at = 0
+        """How far the timer log has been looked through for timers to move."""
+        self._move_marks = -1
+        """Where the marks of a move that is not saved yet begin."""
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return self._pending
+
+    # -- life --------------------------------------------------------------------------
+
+    def load(self) -> None:
+        now = self._clock.wall_ms()
+        check, self._pending = self._files.load()
+        self._second = now // 1000
+        self._marks_from = self._store.max_commitlog_offset
+        if check is not None:
+            self._go_on_from(check)
+        if check is None or check.marks_from < 0:
+            self._note_marks()
+
+    def _note_marks(self) -> None:
+        """From here on marks tell what was delivered; that is noted before the first delivery."""
+        write = self._files.prepare_save(self._check())
+        if write is not None:
+            done = False
+            try:
+                write()
+                done = True
+            except StoreError as error:
+                log.error("%s; tried again", error)
+            finally:
+                self._files.ended(done)
+
+    def _go_on_from(self, check: TimerCheck) -> None:
+        self._second = check.read_ms // 1000
+        self._queue_offset = check.queue_offset
+        self._moved_below = check.moved_below
+        self._fill_until, self._filled_from = check.fill_until, check.filled_from_ms
+        if check.log_end >= 0:
+            self._catch_up_queue()
+        else:
+            self._queue_offset = 0
+            self._fill_until = max(check.queue_offset, check.fill_until)
+            self._filled_from = check.filled_from_ms or check.read_ms
+        if check.marks_from >= 0:
+            self._find_marks(check.marks_from)
+
+    def _catch_up_queue(self) -> None:
+        """The queue offset behind the newest timer of the log, if that is further than the note says."""
+        newest = self._log.newest()
+        raw = None if newest is None else self._store.record_at(newest.offset)
+        record = None if raw is None else decode_record(raw)
+        if record is not None and record.topic == topics.TIMER_TOPIC:
+            self._queue_offset = max(self._queue_offset, record.queue_offset + 1)
+
+    def _find_marks(self, start: int) -> None:
+        self._marks_from = start
+        for topic, source in self._store.marks_since(start):
+            self._known.add(source)
+            if topic == _TIMER_TOPIC and self._is_timer(source):
+                # Timers were being put again: that is finished first.
+                self._move_marks = start
+                self._move_to = max(self._move_to, source + 1)
+                self._move_at = self._log.first
+
+    def _is_timer(self, offset: int) -> bool:
+        raw = self._store.record_at(offset)
+        return raw is not None and decode_record(raw).topic == topics.TIMER_TOPIC
+
+    def _check(self) -> TimerCheck:
+        marks_from = self._marks_from if self._move_marks < 0 else min(self._marks_from, self._move_marks)
+        filling = self._queue_offset < self._fill_until
+        return TimerCheck(
+            read_ms=self._second * 1000,
+            log_end=self._log.end,
+            queue_offset=self._queue_offset,
+            marks_from=marks_from,
+            moved_below=self._moved_below,
+            fill_until=self._fill_until if filling else 0,
+            filled_from_ms=self._filled_from if filling else 0,
+        )
+
+    async def save(self, flush: Callable[[], Awaitable[object]]) -> None:
+        """Saves how far timers have come; what that relies on in the commit log is made durable by ``flush`` first."""
+        if self._saving is not None:
+            return
+        write = self._files.prepare_save(self._check())
+        if write is None:
+            return
+        flushed = False
+        try:
+            await flush()
+            flushed = True
+            self._saving = self._executor.submit(write)
+            await asyncio.wrap_future(self._saving)
+            self._save_failed = False
+        except StoreError as error:
+            if not self._save_failed:
+                log.error("the progress of timers cannot be saved: %s; tried again", error)
+            self._save_failed = True
+        finally:
+            if not flushed:
+                self._files.ended(False)
+        if self._saving is not None:
+            self._saved()
+
+    def _saved(self) -> None:
+        assert self._saving is not None
+        done = not self._saving.cancelled() and self._saving.exception() is None
+        self._saving = None
+        self._files.ended(done)
+        if done:
+            if self._files.saved.moved_below >= self._move_to:
+                self._move_marks = -1
+            self._log.drop_before(self._store.min_commitlog_offset)
+
+    def close(self) -> None:
+        """Saves; raises StoreError if that fails. The commit log must be durable."""
+        self._executor.shutdown(wait=True)
+        try:
+            if self._saving is not None:
+                self._saved()
+            write = self._files.prepare_save(self._check())
+            if write is not None:
+                write()
+                self._files.ended(True)
+        finally:
+            self._files.close()
+
+    def abandon(self) -> None:
+        """Lets go without writing."""
+        self._executor.shutdown(wait=True)
+        self._files.close()
+
+    # -- what brokerStatus shows -------------------------------------------------------
+
+    @property
+    def seconds_behind(self) -> int:
+        return max(0, self._clock.wall_ms() // 1000 - self._second)
+
+    @property
+    def offsets_behind(self) -> int:
+        queue = self._store.find_queue(topics.TIMER_TOPIC, 0)
+        return 0 if queue is None else max(0, queue.max_offset - self._queue_offset)
+
+    # -- work --------------------------------------------------------------------------
+
+    def tick(self) -> bool:
+        """Works for a few milliseconds at most; True if there is more to do now."""
+        more = self._enter_new()
+        more = self._deliver_due() or more
+        return self._move_on() or more
+
+    def _until(self) -> float:
+        return self._clock.monotonic() + PIECE_SECONDS / 2
+
+    # -- into the wheel ----------------------------------------------------------------
+
+    def _enter_new(self) -> bool:
+        """Enters new records of the timer topic; True if there are more."""
+        queue = self._store.find_queue(topics.TIMER_TOPIC, 0)
+        if queue is None:
+            return False
+        self._queue_offset = max(queue.min_offset, min(self._queue_offset, queue.max_offset))
+        until = self._until()
+        while self._queue_offset < queue.max_offset:
+            if self._log.waiting > _MAX_UNSAVED_BYTES:
+                return False
+            entries = self._store.entries(topics.TIMER_TOPIC, 0, self._queue_offset, _BATCH)
+            for offset, size, _ in entries:
+                if size != FILLER_SIZE and not self._enter(offset, size):
+                    return False
+                self._queue_offset += 1
+            if not entries:
+                self._queue_offset += 1  # its file is gone
+            if self._clock.monotonic() > until:
+                return self._queue_offset < queue.max_offset
+        return False
+
+    def _enter(self, offset: int, size: int) -> bool:
+        """Enters one record; False if its place in the wheel is taken by another round's."""
+        record = self._deliverer.record(offset, topics.TIMER_TOPIC)
+        if record is None or offset < self._moved_below:
+            return True
+        due = due_ms(record)
+        if self._queue_offset < self._fill_until and due < self._filled_from:
+            return True
+        wanted = min(max(due // 1000, self._second), self._second + _WINDOW_SECONDS)
+        for second in range(wanted, max(self._second, wanted - _NEIGHBOURS) - 1, -1):
+            slot = self._wheel.at(second)
+            if slot is None or slot.second == second:
+                break
+        else:
+            return False
+        magic = PLAIN
+        if due // 1000 > second:
+            magic |= ROLL
+        if prop.TIMER_DELETE_UNIQ_KEY in record.properties:
+            magic |= DELETE
+        when = due if due // 1000 == second else second * 1000
+        topic = java_hash(record.properties.get(prop.REAL_TOPIC, ""))
+        now = min(self._clock.wall_ms(), when)
+        previous = -1 if slot is None else slot.last
+        position = self._log.append(previous, magic, max(now, when - 0x7FFFFFFF), when, offset, size, topic)
+        if slot is None:
+            self._wheel.put(Slot(second, position, position, 1, 0))
+        else:
+            self._wheel.put(slot._replace(last=position, number=slot.number + 1))
+        self._pending += 1
+        self.entered.add()
+        if self._slot is not None and self._slot.second == second:
+            self._slot.late.append((due, Unit(previous, magic, when, offset, size)))
+            self._slot.count += 1
+        return True
+
+    # -- out of the wheel --------------------------------------------------------------
+
+    def _deliver_due(self) -> bool:
+        """Delivers what is due; True if more is due now."""
+        until = self._until()
+        while True:
+            now = self._clock.wall_ms()
+            second = now // 1000
+            # A clock that was set back: what this second holds was due already.
+            set_back = second < self._second - 1
+            if self._slot is None and not self._open_next(second, set_back):
+                return False
+            slot = self._slot
+            if slot is None:
+                if self._clock.monotonic() > until:
+                    return True
+                continue
+            if not self._walk(slot, until):
+                return True
+            if not self._deliver(slot, (slot.second + 2) * 1000 if set_back else now, until):
+                return self._clock.monotonic() > until
+            if slot.times or slot.late or not (set_back or self._second < second):
+                return False  # the rest of the second is yet to come
+            self._wheel.clear(slot.second)
+            self._settled(slot, slot.count)
+            self._slot = None
+            if self._move_marks < 0:
+                self._known.clear()
+            self._go_to(self._second + 1)
+
+    def _go_to(self, second: int) -> None:
+        self._second = second
+        self._marks_from = self._store.max_commitlog_offset
+
+    def _open_next(self, second: int, set_back: bool) -> bool:
+        """Goes on to the next second that has timers, at most to the present one; False if that has none."""
+        if set_back:
+            self._go_to(second)
+        if self._second > second:
+            return False
+        if self._second < second:
+            empty = self._wheel.empty_until(self._second)
+            if empty:
+                self._go_to(min(self._second + empty, second))
+                return True
+        found = self._wheel.at(self._second)
+        if found is not None and found.second <= self._second:
+            self._slot = _OpenSlot(found)
+        elif self._second < second:
+            self._go_to(self._second + 1)
+        else:
+            return False
+        return True
+
+    def _walk(self, slot: _OpenSlot, until: float) -> bool:
+        """Looks up the timers of the second, newest first; False if time ran out."""
+        steps = 0
+        while slot.next >= 0:
+            unit = self._log.unit(slot.next)
+            if unit is None:
+                if slot.next >= self._log.first:
+                    log.error("the timer log has no timer at %d; those before it are passed over", slot.next)
+                slot.next = -1
+                break
+            self._take(slot, unit, unit.due_ms)
+            slot.next = unit.previous if unit.previous < slot.next else -1
+            steps += 1
+            if steps % 64 == 0 and self._clock.monotonic() > until:
+                return False
+        if not slot.walked:
+            slot.walked = True
+            for offsets in slot.due.values():
+                offsets.reverse()
+        late, slot.late = slot.late, []
+        for due, unit in late:
+            self._take(slot, unit, due)
+        return True
+
+    def _settled(self, slot: _OpenSlot, count: int) -> None:
+        slot.count -= count
+        self._pending -= count
+
+    def _take(self, slot: _OpenSlot, unit: Unit, due: int) -> None:
+        if unit.offset < self._moved_below or unit.offset in self._known:
+            self._settled(slot, 1)
+            return
+        if unit.magic & DELETE and not unit.magic & ROLL:
+            record = self._deliverer.record(unit.offset, topics.TIMER_TOPIC)
+            if record is not None:
+                slot.deleted.add(record.properties.get(prop.TIMER_DELETE_UNIQ_KEY, ""))
+            self._settled(slot, 1)
+            return
+        slot.add(due, unit.offset)
+
+    def _deliver(self, slot: _OpenSlot, now: int, until: float) -> bool:
+        """Delivers what of the second is due; False if time ran out or the store refuses."""
+        while slot.times and slot.times[0] <= now:
+            offsets = slot.due[slot.times[0]]
+            drafts: list[Draft] = []
+            ends: list[int] = []
+            size, end = 0, slot.at
+            while end < len(offsets) and len(drafts) < _BATCH and size < _BATCH_BYTES:
+                offset = offsets[end]
+                end += 1
+                draft = self._draft(slot, offset, now)
+                if draft is not None:
+                    drafts.append(draft)
+                    ends.append(end)
+                    size += len(draft.body)
+            settled = self._deliverer.put(drafts) if drafts else 0
+            self.delivered.add(settled)
+            if settled < len(drafts):
+                end = ends[settled - 1] if settled else slot.at
+            self._settled(slot, end - slot.at)
+            slot.at = end
+            if settled < len(drafts):
+                return False
+            if end == len(offsets):
+                del slot.due[heapq.heappop(slot.times)]
+                slot.at = 0
+            if self._clock.monotonic() > until:
+                return not slot.times
+        return True
+
+    def _draft(self, slot: _OpenSlot, offset: int, now: int) -> Draft | None:
+        record = self._deliverer.record(offset, topics.TIMER_TOPIC)
+        if record is None:
+            return None
+        due = due_ms(record)
+        if due > now:
+            if due <= now + _LATER_MS:
+                slot.add(due, offset)
+                self._settled(slot, -1)
+                return None
+            return waiting_copy(record, due)
+        if slot.deleted and _is_deleted(record, slot.deleted):
+            return None
+        return self._deliverer.draft(record)
+
+    # -- making room -------------------------------------------------------------------
+
+    def keep(self, limit: int) -> int:
+        """Asked before the log's files below ``limit`` go: below which offset no timer waits.
+
+        What waits below is put again in the next ticks; its old place may go when that is saved.
+        """
+        queue = self._store.find_queue(topics.TIMER_TOPIC, 0)
+        if queue is None:
+            return limit
+        kept = limit
+        entries = self._store.entries(topics.TIMER_TOPIC, 0, self._queue_offset, 1)
+        if entries:
+            kept = min(kept, entries[0][0])
+        first = self._log.unit(self._log.first)
+        if first is None or first.offset >= limit or self._files.saved.moved_below >= limit:
+            return kept
+        if limit > self._move_to:
+            self._move_to = limit
+            self._move_at = self._log.first
+        return min(kept, max(self._files.saved.moved_below, self._store.min_commitlog_offset))
+
+    def _move_on(self) -> bool:
+        """Puts timers again whose records lie where the log is to end; True if there are more."""
+        if self._moved_below >= self._move_to:
+            return False
+        if self._move_marks < 0:
+            self._move_marks = self._store.max_commitlog_offset
+        until = self._until()
+        while True:
+            units: list[tuple[int, Draft]] = []
+            size = 0
+            position = self._log.skip_blank(self._move_at)
+            finished = False
+            while len(units) < _BATCH and size < _BATCH_BYTES:
+                unit = self._log.unit(position)
+                if position >= self._log.end or (unit is not None and unit.offset >= self._move_to):
+                    finished = True
+                    break
+                if unit is None:
+                    log.error("the timer log has no timer at %d; passed over", position)
+                    position = self._log.after(position)
+                    continue
+                second = unit.due_ms // 1000
+                if second == self._second:
+                    break  # it is being delivered
+                if (
+                    second > self._second
+                    and unit.offset >= self._moved_below
+                    and unit.offset not in self._known
+                ):
+                    record = self._deliverer.record(unit.offset, topics.TIMER_TOPIC)
+                    if record is not None:
+                        units.append((position, waiting_copy(record, due_ms(record))))
+                        size += unit.size
+                position = self._log.after(position)
+            settled = self._deliverer.put([draft for _, draft in units]) if units else 0
+            self._known.update(~draft.prepared_offset for _, draft in units[:settled])
+            if settled < len(units):
+                return False
+            if finished:
+                self._moved_below = self._move_to
+                return False
+            if position == self._move_at:
+                return False
+            self._move_at = position
+            if self._clock.monotonic() > until:
+                return True
+
+
+class _OpenSlot:
+    """The second that is being delivered: its timers by millisecond, 8 bytes each."""
+
+    __slots__ = ("at", "count", "deleted", "due", "late", "next", "second", "times", "walked")
+
+    def __init__(self, slot: Slot) -> None:
+        self.second = slot.second
+        self.next = slot.last
+        self.count = slot.number
+        self.walked = False
+        self.times: list[int] = []
+        self.due: dict[int, array[int]] = {}
+        self.at = 0
+        """How many of the first millisecond's are settled."""
+        self.late: list[tuple[int, Unit]] = []
+        """Came while the second was being walked or delivered."""
+        self.deleted: set[str] = set()
+
+    def add(self, due: int, offset: int) -> None:
+        offsets = self.due.get(due)
+        if offsets is None:
+            offsets = self.due[due] = array("q")
+            if self.at and due < self.times[0]:
+                # The first millisecond is under way: what comes for an earlier one joins it.
+                del self.due[due]
+                offsets = self.due[self.times[0]]
+            else:
+                heapq.heappush(self.times, due)
+        offsets.append(offset)
+
+
+def due_ms(record: Record) -> int:
+    """When the record's message is due; 0 if it does not say.
+
+    Apache's broker notes the second in which it looks at the timer, which is up to a second before the time the
+    client gave: that time counts.
+    """
+    properties = record.properties
+    due = _number(properties.get(prop.TIMER_OUT_MS))
+    exact = _number(properties.get(prop.TIMER_DELIVER_MS))
+    if not exact:
+        delay = _number(properties.get(prop.TIMER_DELAY_SEC)) * 1000 or _number(
+            properties.get(prop.TIMER_DELAY_MS)
+        )
+        exact = record.store_timestamp + delay if delay else 0
+    return exact if due < exact <= due + 1000 else due
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else 0
+
+
+def _is_deleted(record: Record, deleted: set[str]) -> bool:
+    key = record.properties.get(prop.UNIQ_KEY, "")
+    return key in deleted or f"{record.properties.get(prop.REAL_TOPIC)}+{key}" in deleted
