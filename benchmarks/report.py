@@ -28,7 +28,7 @@ from benchmarks.loadgen.runner import CannotMeasure, LoadFailed
 from tests.peers.process import PeerError
 
 RESULTS = Path(__file__).resolve().parent / "results"
-NAMES = ("startup", "memory", "send", "latency", "pull", "topics", "javaclient")
+NAMES = ("startup", "memory", "send", "latency", "pull", "topics", "timers", "javaclient")
 
 
 @dataclass

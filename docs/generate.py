@@ -135,9 +135,11 @@ ABSENT: dict[str, dict[int, str]] = {
         3009: "AUTH_GET_ACL",
         3010: "AUTH_LIST_ACL",
     },
-    "Apache's timer wheel; delays are kept otherwise here": {
+    "asked by slaves; there are none here": {
         60: "GET_TIMER_CHECK_POINT",
         61: "GET_TIMER_METRICS",
+    },
+    "timers in RocksDB": {
         5001: "SWITCH_TIMER_ENGINE",
     },
     "filter servers": {

@@ -21,6 +21,7 @@ from gimbalmq.model.javahash import tag_hash
 from gimbalmq.model.record import Record, decode_record
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
+from gimbalmq.store.timer_files import TimerCheck
 from tests.broker.desk import Desk, fields, open_desk, pulled
 from tests.support import ManualClock, run
 
@@ -189,5 +190,45 @@ def test_what_java_left_open_is_finished_by_us(tmp_path: Path, version: str) -> 
             desk.broker.delays.tick()
             await desk.broker.transactions.check()
             assert len(desk.messages(*real)) == before + 1
+
+    run(work())
+
+
+def test_timers_of_apaches_folder_come_once_and_at_their_time(tmp_path: Path) -> None:
+    """Each of the three that Apache had delivered came a second time."""
+    with tarfile.open(GOLDEN / "timers_5_5_0.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    check = TimerCheck.load(tmp_path / "config" / "timercheck")
+    assert check is not None and check.marks_from == -1
+
+    async def work() -> None:
+        clock = ManualClock(wall_ms=check.read_ms + 1000)
+        settings = {"mappedFileSizeCommitLog": 1 << 20, "mappedFileSizeConsumeQueue": 120_000}
+        async with open_desk(tmp_path, clock, **settings) as desk:
+
+            def bodies() -> list[bytes]:
+                while desk.broker.timers.tick():
+                    pass
+                return sorted(body for queue in range(8) for body in desk.bodies("TimerT", queue))
+
+            delivered = [b"at once", b"short-1", b"short-2", b"short-3"]
+            assert bodies() == delivered and len(desk.broker.timers) == 4
+            dues = {
+                record.body: int(record.properties["TIMER_DELIVER_MS"])
+                for record in desk.messages(names.TIMER_TOPIC)
+            }
+            for body, count in ((b"long-3600", 2), (b"long-7200", 1), (b"long-250000", 1)):
+                # The farthest waits in two stages, and so do we, by Apache's mark.
+                while dues[body] - clock.wall > 86_400_000:
+                    clock.advance(43_200)
+                    assert bodies() == delivered
+                clock.advance((dues[body] - clock.wall - 1) / 1000)
+                assert bodies() == delivered
+                clock.advance(0.001)
+                delivered = sorted([*delivered, *[body] * count])
+                assert bodies() == delivered
+            await desk.restart()
+            clock.advance(864_000)
+            assert bodies() == delivered and len(desk.broker.timers) == 0
 
     run(work())

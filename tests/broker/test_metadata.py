@@ -111,7 +111,6 @@ def test_new_topic_survives_a_crash_soon_after(tmp_path: Path) -> None:
         ("consumerOffset.json", '{"offsetTable":{"T@g":{"0":"x"}}}'),
         ("consumerOffset.json", '{"offsetTable":[1]}'),
         ("delayOffset.json", '{"offsetTable":{"one":2}}'),
-        ("timerOffset.json", "7"),
     ],
 )
 def test_damaged_file_stops_the_start_and_is_named(tmp_path: Path, name: str, text: str) -> None:

@@ -134,12 +134,12 @@ def _shown(message: Received) -> dict[str, Any]:
     return fields
 
 
-def pack(store: Path, archive: Path) -> None:
+def pack(store: Path, archive: Path, parts: Iterable[str] = PARTS) -> None:
     """The parts of a store folder both sides know, in an archive that depends on nothing but their bytes."""
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
         files = [
-            file for part in PARTS for file in (store / part, *(store / part).rglob("*")) if file.is_file()
+            file for part in parts for file in (store / part, *(store / part).rglob("*")) if file.is_file()
         ]
         for file in sorted(files):
             entry = tarfile.TarInfo(file.relative_to(store).as_posix())

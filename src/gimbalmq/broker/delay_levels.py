@@ -78,7 +78,7 @@ class DelayLevels:
         """To be saved as soon as the commit log is durable up to where it is now."""
         offsets = {level: self._offsets[level] for level in sorted(self._offsets)}
         marks_from = self._store.max_commitlog_offset
-        if offsets == self._saved[0] and 0 <= self._saved[1] and marks_from - self._saved[1] < _MARKS_BEHIND:
+        if offsets == self._saved[0] and self._saved[1] >= 0 and marks_from - self._saved[1] < _MARKS_BEHIND:
             marks_from = self._saved[1]  # not worth a write
         return {
             "marksFrom": marks_from,

@@ -170,7 +170,7 @@ class BrokerAdminHandlers:
         return request.reply()
 
     def delay_offsets(self, channel: Channel, request: RemotingCommand) -> Answer:
-        return request.reply(body=fastjson.dumps(self._delays.document()))
+        return request.reply(body=fastjson.dumps({"offsetTable": self._delays.document()["offsetTable"]}))
 
 
 def _duration(millis: int) -> str:
