@@ -242,6 +242,37 @@ def test_file_stays_while_its_timers_cannot_be_put_again(tmp_path: Path) -> None
     run(work())
 
 
+@DELAYS
+def test_disk_that_is_too_full_for_clients_takes_what_makes_room(
+    tmp_path: Path, delay: dict[str, str]
+) -> None:
+    """Else one timer in the oldest file would keep the disk full for as long as it waits."""
+
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock, mappedFileSizeCommitLog=8192) as desk:
+            await desk.create("T")
+            await desk.create("other")
+            _put(desk, b"x", dict(delay))
+            for _ in range(200):
+                _put(desk, bytes(200), {}, "other")
+            _tick(desk)
+            store = desk.broker.store
+            usage = [0.95]
+            store.config = dataclasses.replace(store.config, disk_usage=lambda: usage[0])
+            for _ in range(4):
+                store.delete_expired(clock.wall_ms())
+                await _settle(desk)
+            assert store.read_only_reason is not None and store.min_commitlog_offset > 0
+            usage[0] = 0.5
+            store.delete_expired(clock.wall_ms())
+            clock.advance(5)
+            _tick(desk)
+            assert desk.bodies("T") == [b"x"]
+
+    run(work())
+
+
 def test_kill_in_the_middle_of_putting_again_repeats_none(tmp_path: Path) -> None:
     async def work() -> None:
         clock = SlowClock()

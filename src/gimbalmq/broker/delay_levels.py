@@ -221,7 +221,7 @@ class DelayLevels:
             if record is not None:
                 drafts.append(waiting_copy(record, due))
                 ends.append(position)
-        settled = self._deliverer.put(drafts) if drafts else 0
+        settled = self._deliverer.put(drafts, making_room=True) if drafts else 0
         if settled < len(drafts):
             self._offsets[level] = ends[settled - 1] if settled else offset
             return False

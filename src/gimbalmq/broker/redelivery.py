@@ -114,13 +114,16 @@ class Deliverer:
         draft.prepared_offset = mark_for(where)
         return draft
 
-    def put(self, drafts: list[Draft]) -> int:
+    def put(self, drafts: list[Draft], *, making_room: bool = False) -> int:
         """Stores them in order; how many are settled: stored, or passed over because they never can be.
 
         Fewer than all: the store takes nothing now, try the rest again later.
+
+        Args:
+            making_room: old files can go when this is stored.
         """
         try:
-            self._writer.put(*drafts)
+            self._writer.put(*drafts, making_room=making_room)
             self._refused = False
             return len(drafts)
         except TROUBLE as error:
@@ -129,7 +132,7 @@ class Deliverer:
             pass  # one of them is to blame
         for number, draft in enumerate(drafts):
             try:
-                self._writer.put(draft)
+                self._writer.put(draft, making_room=making_room)
             except TROUBLE as error:
                 return self._trouble(error, number)
             except (ResponseError, StoreError) as error:

@@ -197,11 +197,12 @@ class Timers:
             self._log.drop_before(self._store.min_commitlog_offset)
 
     def close(self) -> None:
-        """Saves; raises StoreError if that fails. The commit log must be durable."""
+        """Saves; raises StoreError if that fails."""
         self._executor.shutdown(wait=True)
         try:
             if self._saving is not None:
                 self._saved()
+            self._store.flush()
             write = self._files.prepare_save(self._check())
             if write is not None:
                 write()
@@ -490,7 +491,7 @@ class Timers:
                         units.append((position, waiting_copy(record, due_ms(record))))
                         size += unit.size
                 position = self._log.after(position)
-            settled = self._deliverer.put([draft for _, draft in units]) if units else 0
+            settled = self._deliverer.put([draft for _, draft in units], making_room=True) if units else 0
             self._known.update(~draft.prepared_offset for _, draft in units[:settled])
             if settled < len(units):
                 return False

@@ -81,8 +81,11 @@ class Writer:
         self.delay_levels = parse_delay_levels(live.now.message_delay_level)
         self._max_level = max(self.delay_levels, default=0)
 
-    def put(self, *drafts: Draft) -> list[Placed]:
+    def put(self, *drafts: Draft, making_room: bool = False) -> list[Placed]:
         """Stores all of them or, on an error, none.
+
+        Args:
+            making_room: old files can go when this is stored; see ``MessageStore.group``.
 
         Raises:
             MessageIllegalError: properties are too long, or a delay is wrong.
@@ -106,7 +109,7 @@ class Writer:
                     "send smaller ones, or start on an empty folder with a larger mappedFileSizeCommitLog"
                 )
             encoded.append(text)
-        group = self._store.group()
+        group = self._store.group(making_room=making_room)
         places: list[tuple[int, int]] = []
         try:
             for draft, text in zip(drafts, encoded, strict=True):

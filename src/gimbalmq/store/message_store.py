@@ -210,14 +210,19 @@ class MessageStore:
         queues = self._topics.get(topic)
         return None if queues is None else queues.get(queue_id)
 
-    def group(self) -> AppendGroup:
+    def group(self, *, making_room: bool = False) -> AppendGroup:
         """Begins a group; only one at a time.
+
+        Args:
+            making_room: what is stored lets files go, so a disk that is too full for others will do.
 
         Raises:
             DiskFullError, StoreIOError: the store is read-only, for the reason given.
             StateError: not loaded, or another group is open.
         """
-        if self.read_only_reason is not None:
+        if self.read_only_reason is not None and not (
+            making_room and self._too_full and self._failure is None
+        ):
             kind = StoreIOError if isinstance(self._failure, StoreIOError) else DiskFullError
             raise kind(f"the store is read-only: {self.read_only_reason}")
         if self._open_group is not None:
