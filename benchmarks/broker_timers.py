@@ -106,7 +106,7 @@ def run(options: Options) -> list[Row]:
             restart.add(name, subject.start(TOPIC))
             with Wire(subject.port) as wire:
                 known = delivered(wire)
-                due = int(time.time() * 1000) + options.pick(60, 20) * 1000
+                due = int((time.time() + options.pick(60, 20)) * 1000)
                 send(subject, [due] * burst)
                 entered(subject)
                 time.sleep(max(0.0, due / 1000 - time.time()))

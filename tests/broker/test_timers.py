@@ -21,6 +21,8 @@ from tests.support import ManualClock, run
 
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
 HOUR = 3600
+NEVER_PROBED: dict[str, object] = {"flushIntervalCommitLog": 60_000}
+"""A store that a test made read-only stays so."""
 
 
 class SlowClock(ManualClock):
@@ -219,7 +221,7 @@ async def _settle(desk: Desk) -> None:
 def test_file_stays_while_its_timers_cannot_be_put_again(tmp_path: Path) -> None:
     async def work() -> None:
         clock = ManualClock()
-        async with open_desk(tmp_path, clock, mappedFileSizeCommitLog=8192) as desk:
+        async with open_desk(tmp_path, clock, mappedFileSizeCommitLog=8192, **NEVER_PROBED) as desk:
             await desk.create("T")
             await desk.create("other")
             for number in range(40):
@@ -551,10 +553,51 @@ def test_deleted_timer_does_not_come(tmp_path: Path) -> None:
     run(work())
 
 
-def test_runtime_table_shows_how_timers_are_doing(tmp_path: Path) -> None:
+def test_refusing_store_is_not_asked_again_and_again(tmp_path: Path) -> None:
+    """However long a try took: the next comes with the next tick."""
+
+    async def work() -> None:
+        clock = SlowClock()
+        async with open_desk(tmp_path, clock, **NEVER_PROBED) as desk:
+            await desk.create("T")
+            for _ in range(100):
+                _put(desk, b"x", {"TIMER_DELAY_SEC": "1"})
+                _put(desk, b"x", {"DELAY": "1"})
+            _tick(desk)
+            clock.advance(5)
+            desk.broker.store.read_only_reason = "a test"
+            while desk.broker.timers._slot is None or not desk.broker.timers._slot.refused:
+                desk.broker.timers.tick()
+            for _ in range(5):
+                assert not desk.broker.timers.tick() and not desk.broker.delays.tick()
+            desk.broker.store.read_only_reason = None
+            _tick(desk)
+            assert len(desk.messages("T")) == 200
+
+    run(work())
+
+
+def test_broker_without_timers_writes_nothing(tmp_path: Path) -> None:
     async def work() -> None:
         clock = ManualClock()
         async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            note = (tmp_path / "config" / "timercheck").stat().st_mtime_ns
+            for _ in range(5):
+                _put(desk, b"x", {})
+                clock.advance(10)
+                _tick(desk)
+                await desk.broker.timers.save(desk.broker.commit.flush)
+            assert (tmp_path / "config" / "timercheck").stat().st_mtime_ns == note
+            assert not (tmp_path / "timerwheel").exists()
+
+    run(work())
+
+
+def test_runtime_table_shows_how_timers_are_doing(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock, **NEVER_PROBED) as desk:
             await desk.create("T")
             _tick(desk)
             for seconds in (5, 5, 60):

@@ -53,7 +53,7 @@ class Mortal(Files):
     def sync(self, fd: int) -> None:
         self._change()
 
-    def sync_folder(self, folder: Path) -> None:
+    def sync_folder(self, folder: Path | str) -> None:
         self._change()
 
     def remove(self, path: Path | str) -> None:

@@ -45,6 +45,7 @@ _MAX_UNSAVED_BYTES = 8 << 20
 _LATER_MS = 60_000
 """A message found to be due so little later waits in memory."""
 _NEIGHBOURS = 60
+_MARKS_BEHIND = 64 << 20
 _TIMER_TOPIC = topics.TIMER_TOPIC.encode()
 
 
@@ -164,7 +165,7 @@ class Timers:
 
     async def save(self, flush: Callable[[], Awaitable[object]]) -> None:
         """Saves how far timers have come; what that relies on in the commit log is made durable by ``flush`` first."""
-        if self._saving is not None:
+        if self._saving is not None or not self._worth_saving():
             return
         write = self._files.prepare_save(self._check())
         if write is None:
@@ -185,6 +186,17 @@ class Timers:
                 self._files.ended(False)
         if self._saving is not None:
             self._saved()
+
+    def _worth_saving(self) -> bool:
+        """Whether anything came or went, or so much else was stored that looking for marks would take long."""
+        saved = self._files.saved
+        return (
+            self._log.waiting > 0
+            or self._wheel.changes > 0
+            or self._queue_offset != saved.queue_offset
+            or self._moved_below != saved.moved_below
+            or self._marks_from - saved.marks_from > _MARKS_BEHIND
+        )
 
     def _saved(self) -> None:
         assert self._saving is not None
@@ -315,8 +327,9 @@ class Timers:
                 continue
             if not self._walk(slot, until):
                 return True
+            slot.refused = False
             if not self._deliver(slot, (slot.second + 2) * 1000 if set_back else now, until):
-                return self._clock.monotonic() > until
+                return not slot.refused
             if slot.times or slot.late or not (set_back or self._second < second):
                 return False  # the rest of the second is yet to come
             self._wheel.clear(slot.second)
@@ -412,6 +425,7 @@ class Timers:
             self._settled(slot, end - slot.at)
             slot.at = end
             if settled < len(drafts):
+                slot.refused = True
                 return False
             if end == len(offsets):
                 del slot.due[heapq.heappop(slot.times)]
@@ -508,7 +522,7 @@ class Timers:
 class _OpenSlot:
     """The second that is being delivered: its timers by millisecond, 8 bytes each."""
 
-    __slots__ = ("at", "count", "deleted", "due", "late", "next", "second", "times", "walked")
+    __slots__ = ("at", "count", "deleted", "due", "late", "next", "refused", "second", "times", "walked")
 
     def __init__(self, slot: Slot) -> None:
         self.second = slot.second
@@ -522,6 +536,8 @@ class _OpenSlot:
         self.late: list[tuple[int, Unit]] = []
         """Came while the second was being walked or delivered."""
         self.deleted: set[str] = set()
+        self.refused = False
+        """The store takes nothing now."""
 
     def add(self, due: int, offset: int) -> None:
         offsets = self.due.get(due)
