@@ -76,7 +76,7 @@ class World:
         self.store = MessageStore(config, clock, files)
         live = LiveConfig(BrokerConfig(store_path_root_dir=str(root)))
         stats = Stats(clock)
-        self.writer = Writer(self.store, live, LongPoll(lambda queue, offset: []), stats, clock)
+        self.writer = Writer(self.store, live, LongPoll(lambda queue, offset: [], live), stats, clock)
         deliverer = Deliverer(self.store, self.writer, lambda topic: 4)
         self.levels = DelayLevels(root / "config", self.store, self.writer, deliverer, clock)
         self.timers = Timers(root, self.store, deliverer, stats, clock)
