@@ -173,6 +173,17 @@ def complaints(server: Server) -> list[str]:
     return ["\n".join(lines[max(0, index - 2) : index + 25]) for index in found[:5]]
 
 
+def pauses(server: Server) -> list[str]:
+    """When the server's loop stood still for long, and where."""
+    found: list[str] = []
+    for line in server.errors.splitlines():
+        if "the event loop stood still" in line:
+            found.append(line.partition("stood still ")[2])
+        elif found and (place := re.match(r'  File ".*/gimbalmq/(.*)", line (\d+), in (\w+)', line)):
+            found[-1] = f"{found[-1].split(' in ')[0]} in {place[1]}:{place[2]} {place[3]}"
+    return found
+
+
 def siege(tmp_path: Path, flush: str, *, seed: int, rounds: int, seconds: float) -> Quiet:
     """Attacks beside quiet clients; then the process is killed, starts again, is told to end and starts again."""
     certificate = self_signed(tmp_path)
@@ -193,7 +204,7 @@ def siege(tmp_path: Path, flush: str, *, seed: int, rounds: int, seconds: float)
             print(quiet.failures[:5], server.process.poll(), server.errors[-5000:], sep="\n")
             raise
         assert server.process.poll() is None, server.errors[-3000:]
-        print(quiet, *re.findall(r"the event loop stood still for .*", server.errors), sep="\n")
+        print(quiet, *pauses(server), sep="\n")
         assert complaints(server) == []
         server.end(signal.SIGKILL)
     assert quiet.failures == []
