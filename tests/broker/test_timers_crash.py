@@ -60,6 +60,14 @@ class Mortal(Files):
         self._change()
         super().remove(path)
 
+    def replace(self, path: Path | str, target: Path | str) -> None:
+        self._change()
+        super().replace(path, target)
+
+    def make_folder(self, folder: Path | str) -> None:
+        self._change()
+        super().make_folder(folder)
+
 
 class World:
     """What of a broker delivers delayed messages, by hand."""

@@ -81,8 +81,9 @@ class TimerCheck:
         end = _OURS_AT + _OURS.size
         data[end : end + 4] = crc32(data[_OURS_AT:end]).to_bytes(4, "big")
         new = not path.exists()
-        if new:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        if new and not path.parent.exists():
+            files.make_folder(path.parent)
+            files.sync_folder(path.parent.parent)
         fd = files.open(path, create=True)
         try:
             files.write_at(fd, data, 0)
