@@ -52,8 +52,8 @@ QUIET_DELAY = (0.0002, 0.001)
 STABLE_SECONDS = 25.0
 """At rest means: as the strategy says for longer than the 20 s between two rounds."""
 CLOSING_SECONDS = 300.0
-EXPIRY_SECONDS = 160.0
-"""After it a broker has closed the connections of hosts that fell silent."""
+EXPIRY_SECONDS = 270.0
+"""After it a broker has closed the connections of hosts that fell silent, with an answer unread: twice 120 s."""
 
 
 @dataclass(frozen=True)
