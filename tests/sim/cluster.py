@@ -73,6 +73,8 @@ class SimCluster(LocalCluster):
             properties={
                 "mappedFileSizeCommitLog": small,
                 "mappedFileSizeConsumeQueue": 20 * 300,
+                "maxHashSlotNum": 500,
+                "maxIndexNum": 2000,
                 "flushDiskType": "SYNC_FLUSH" if settings.sync_flush else "ASYNC_FLUSH",
                 **(_QUICK if settings.transactions else {}),
                 **dict(settings.broker_options),
@@ -83,7 +85,12 @@ class SimCluster(LocalCluster):
         self.clocks = [WallClock(loop, clock) for _ in indexes]
         self.usage = [0.1 for _ in indexes]
         self.disks = [
-            Disk(folder / f"disk-{index}", f"{seed} disk {index}", self.clocks[index].wall_ms, loop.stall)
+            Disk(
+                folder / f"broker-{chr(ord('a') + index)}",
+                f"{seed} disk {index}",
+                self.clocks[index].wall_ms,
+                loop.stall,
+            )
             for index in indexes
         ]
 

@@ -424,7 +424,7 @@ class World:
         await self.close_clients()
         await self.cluster.close()
         self.errors += [
-            f"broker {index} left {len(disk.open_files)} files open"
+            f"broker {index} left {disk.open_files} files open"
             for index, disk in enumerate(self.cluster.disks)
             if disk.open_files
         ]
@@ -580,7 +580,7 @@ class World:
         else:
             await self.cluster.kill_broker(index)
         if fault.kind == "power loss":
-            self.note(f"{self.cluster.disks[index].lose_power()} writes of broker {index} are lost")
+            self.cluster.disks[index].lose_power()
         await asyncio.sleep(fault.seconds)
         while True:  # as whoever supervises it would
             try:
