@@ -31,12 +31,14 @@ class WallClock(VirtualClock):
 
     Attributes:
         set_at: when somebody last set it.
+        highest_ms: what it had reached when it was set back.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, base: VirtualClock | None = None) -> None:
         super().__init__(loop)
         self.offset_ms = 0
         self.set_at: float | None = None
+        self.highest_ms = 0
         self._base = base
 
     def wall_ms(self) -> int:
@@ -44,6 +46,7 @@ class WallClock(VirtualClock):
         return base + self.offset_ms
 
     def set_by(self, millis: int, now: float) -> None:
+        self.highest_ms = max(self.highest_ms, self.wall_ms())
         self.offset_ms += millis
         self.set_at = now
 
