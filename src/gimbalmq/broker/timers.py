@@ -15,7 +15,7 @@ import heapq
 import logging
 from array import array
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gimbalmq._clock import Clock
@@ -63,7 +63,7 @@ class Timers:
         self.entered = stats.item("TIMER_ENQUEUE_NUMS", "timers")
         self.delivered = stats.item("TIMER_DEQUEUE_NUMS", "timers")
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="timers")
-        self._saving: Future[None] | None = None
+        self._saving = False
         self._save_failed = False
         self._queue_offset = 0
         self._fill_until = 0
@@ -165,27 +165,23 @@ class Timers:
 
     async def save(self, flush: Callable[[], Awaitable[object]]) -> None:
         """Saves how far timers have come; what that relies on in the commit log is made durable by ``flush`` first."""
-        if self._saving is not None or not self._worth_saving():
+        if self._saving or not self._worth_saving():
             return
         write = self._files.prepare_save(self._check())
         if write is None:
             return
-        flushed = False
+        self._saving = True
         try:
             await flush()
-            flushed = True
-            self._saving = self._executor.submit(write)
-            await asyncio.wrap_future(self._saving)
-            self._save_failed = False
+            await asyncio.get_running_loop().run_in_executor(self._executor, write)
         except StoreError as error:
             if not self._save_failed:
                 log.error("the progress of timers cannot be saved: %s; tried again", error)
             self._save_failed = True
-        finally:
-            if not flushed:
-                self._files.ended(False)
-        if self._saving is not None:
-            self._saved()
+        else:
+            self._save_failed = False
+        # Not after a cancellation: the thread may be at it still, and ``close`` waits for it.
+        self._saved(not self._save_failed)
 
     def _worth_saving(self) -> bool:
         """Whether anything came or went, or so much else was stored that looking for marks would take long."""
@@ -198,10 +194,8 @@ class Timers:
             or self._marks_from - saved.marks_from > _MARKS_BEHIND
         )
 
-    def _saved(self) -> None:
-        assert self._saving is not None
-        done = not self._saving.cancelled() and self._saving.exception() is None
-        self._saving = None
+    def _saved(self, done: bool) -> None:
+        self._saving = False
         self._files.ended(done)
         if done:
             if self._files.saved.moved_below >= self._move_to:
@@ -212,8 +206,8 @@ class Timers:
         """Saves; raises StoreError if that fails."""
         self._executor.shutdown(wait=True)
         try:
-            if self._saving is not None:
-                self._saved()
+            if self._saving:
+                self._saved(False)  # it was cancelled; what it wrote is written again
             self._store.flush()
             write = self._files.prepare_save(self._check())
             if write is not None:
