@@ -27,8 +27,9 @@
     `- StoreError
        |- CorruptRecordError          file and position
        |- StoreLockedError            another process owns the folder
-       |- DiskFullError               no space left: the store has gone read-only
-       `- StoreIOError                any other failure of the disk: likewise
+       |- DiskFullError               no space left: read-only until there is
+       |- ResourceShortageError       no descriptor or memory to be had: read-only until there is
+       `- StoreIOError                any other failure of the disk: read-only until a restart
 
 Broker handlers raise the same ``ResponseError`` classes that clients catch; the transport
 alone turns them into responses.
@@ -244,6 +245,10 @@ class StoreLockedError(StoreError):
 
 class DiskFullError(StoreError):
     """No space left; the store is read-only until the disk has room again."""
+
+
+class ResourceShortageError(StoreError):
+    """The system had no file descriptor or memory left; the store is read-only until it has."""
 
 
 class StoreIOError(StoreError):

@@ -111,7 +111,7 @@ def test_retention_changed_at_run_time_reaches_the_store(tmp_path: Path) -> None
         async with open_desk(tmp_path, cleanResourceInterval=60_000) as desk:
             await desk.client.ok(UPDATE, None, b"fileReservedTime=5\ndeleteWhen=01;02\n")
             await desk.client.ok(UPDATE, None, b"diskMaxUsedSpaceRatio=50\ncleanFileForciblyEnable=false\n")
-            desk.broker._clean_up()
+            await desk.broker.upkeep.clean()
             config = desk.broker.store.config
             assert (config.file_reserved_hours, config.delete_when_hours) == (5, frozenset({1, 2}))
             assert (config.disk_max_used_ratio, config.clean_forcibly) == (0.5, False)

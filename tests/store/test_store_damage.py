@@ -19,6 +19,7 @@ from gimbalmq.store.consumequeue import FILLER_SIZE
 from gimbalmq.store.files import Files
 from gimbalmq.store.recovery import Checkpoint
 from gimbalmq.store.results import RecoveryReport
+from gimbalmq.store.steps import run_through
 from tests.store.helpers import (
     LOG_FILE,
     QUEUE_FILE,
@@ -477,7 +478,7 @@ def test_after_a_failed_sync_nothing_is_called_durable(tmp_path: Path) -> None:
     store.checkpoint()
     before = Checkpoint.load(tmp_path / "checkpoint")
     put(store, "t", 0, b"y")
-    finish = store.prepare_checkpoint()
+    finish = run_through(store.checkpoint_steps(store.begin_checkpoint()))
     store.flush()
     files.sync_fails = True  # of the queues' files now
     with pytest.raises(StoreIOError):

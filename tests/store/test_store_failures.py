@@ -164,7 +164,7 @@ def test_a_store_whose_index_could_not_be_written_closes(tmp_path: Path) -> None
     store.close()
 
 
-def test_a_start_that_fails_for_want_of_room_leaves_no_file_open(tmp_path: Path) -> None:
+def test_a_start_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
     class Counting(FailingFiles):
         def __init__(self) -> None:
             super().__init__()
@@ -183,8 +183,8 @@ def test_a_start_that_fails_for_want_of_room_leaves_no_file_open(tmp_path: Path)
     put(store, "t", 0, b"first", KEYS="k1")
     store.close()
     files = Counting()
-    files.room = 0
-    with pytest.raises(DiskFullError):
+    files.room, files.error = 0, errno.EIO
+    with pytest.raises(StoreIOError):
         open_store(tmp_path, files=files)
     assert not files.fds
     files.room = None

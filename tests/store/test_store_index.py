@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gimbalmq.model.javahash import java_hash
 from gimbalmq.model.record import decode_record, encode_properties
+from gimbalmq.store import index as index_module
 from gimbalmq.store.files import Files
 from gimbalmq.store.index import KeyIndex
 from tests.store.helpers import NOON, FakeClock, index_content, open_store, put
@@ -108,13 +109,55 @@ def test_colliding_keys_are_told_apart(tmp_path: Path) -> None:
     store.close()
 
 
-def test_pending_is_bounded_and_the_switch_works(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "on", index_pending_limit=10)
-    for n in range(35):
+def test_pending_is_bounded(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "on", index_pending_limit=10, index_entries=1000)
+    assert store._index is not None
+    for n in range(100):
         put(store, "t", 0, b"", KEYS=f"k{n}")
-        assert store._index is not None and len(store._index.pending) <= 10
+    assert len(store._index.pending) == 100  # they wait for somebody to make a file ...
+    for n in range(100, 170):
+        put(store, "t", 0, b"", KEYS=f"k{n}")
+        assert len(store._index.pending) <= 160  # ... but not for ever
+    for n in range(170, 200):
+        put(store, "t", 0, b"", KEYS=f"k{n}")
+    assert len(store._index.pending) <= 10
+    for n in range(0, 200, 17):
+        assert len(store.query_by_key("t", f"k{n}", 9, 0, NOON).records) == 1
+    for _ in range(3):
+        put(store, "t", 0, b"", KEYS="k")
     assert store.build_index(2) == 2
     store.close()
+    assert not (tmp_path / "on" / ".next-index").exists()
+
+
+def test_a_file_made_ahead_is_taken(tmp_path: Path) -> None:
+    store = open_store(tmp_path, index_entries=64)
+    assert store.prepare_index() is None  # no key, no file
+    for n in range(60):
+        put(store, "t", 0, b"%d" % n, KEYS=f"k{n}")
+    prepare = store.prepare_index()
+    assert prepare is not None
+    prepare()
+    assert store.prepare_index() is None
+    assert list((tmp_path / "index").iterdir()) == []
+    store.build_index()
+    assert not (tmp_path / ".next-index").exists()
+    prepare = store.prepare_index()  # the first is nearly full
+    assert prepare is not None
+    prepare()
+    for n in range(60, 100):
+        put(store, "t", 0, b"%d" % n, KEYS=f"k{n}")
+    assert found(store.query_by_key("t", "k99", 9, 0, NOON).records) == [b"99"]
+    assert len(list((tmp_path / "index").iterdir())) == 2
+    store.abandon()
+    (tmp_path / ".next-index").write_bytes(b"what a crash left")
+    store = open_store(tmp_path, index_entries=64)
+    for n in (0, 62, 63, 99):
+        assert found(store.query_by_key("t", f"k{n}", 9, 0, NOON).records) == [b"%d" % n]
+    store.close()
+
+
+def test_the_switch_works(tmp_path: Path) -> None:
     store = open_store(tmp_path / "off", message_index_enable=False)
     put(store, "t", 0, b"", KEYS="k")
     assert store.build_index() == 0
@@ -128,4 +171,85 @@ def test_messages_without_keys_need_no_index_file(tmp_path: Path) -> None:
     put(store, "t", 0, b"", TAGS="only")
     assert store.build_index() == 1
     assert list((tmp_path / "index").iterdir()) == []
+    store.close()
+
+
+class CountingFiles(Files):
+    reads = 0
+
+    def read_at(self, fd: int, size: int, position: int) -> bytes:
+        self.reads += 1
+        return super().read_at(fd, size, position)
+
+
+def test_a_key_that_repeats_costs_few_reads(tmp_path: Path) -> None:
+    files = CountingFiles()
+    index = KeyIndex(tmp_path / "index", 1000, 200_010, files, lambda: NOON)
+    index.load([])
+    old = NOON - 100_000_000
+    index.pending = [("T", b"KEYS\x01same\x02", 100 * n, old if n < 3 else NOON) for n in range(200_000)]
+    index.build()
+    files.reads = 0
+    assert list(index.search("T", "same", 0, old + 1000)) == [200, 100, 0]
+    assert list(index.search("T", "same", old + 50_000, NOON - 50_000)) == []
+    assert files.reads < 10_000  # one read for each of 200,000 entries, twice, without blocks
+    files.reads = 0
+    newest = index.search("T", "same", 0, NOON)
+    assert [place for place, _ in zip(newest, range(64), strict=False)] == [
+        100 * n for n in range(199_999, 199_935, -1)
+    ]
+    assert files.reads < 100
+    index.close()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 7, 4096])
+def test_long_and_short_chains_give_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    monkeypatch.setattr(index_module, "_CHAIN_STEPS", steps)
+    monkeypatch.setattr(index_module, "_BLOCK_ENTRIES", 10)
+    index = KeyIndex(tmp_path / "index", 3, 100, Files(), lambda: NOON)
+    index.load([])
+    records = [(n * 100, NOON + n * 400, f"k{n % 5}") for n in range(250)]
+    for place, stored, key in records[:200]:
+        index.pending.append(("t", encode_properties({"KEYS": key}), place, stored))
+    index.build()
+    before = index.search("t", "k3", 0, NOON * 2)
+    for place, stored, key in records[200:]:
+        index.pending.append(("t", encode_properties({"KEYS": key}), place, stored))
+    index.build()
+    wanted = [place for place, _, key in reversed(records) if key == "k3"]
+    assert list(index.search("t", "k3", 0, NOON * 2)) == wanted
+    assert list(before) == [place for place in wanted if place < 200 * 100]  # as it was when it was asked
+    begin, end = NOON + 20_000, NOON + 40_000
+    found = list(index.search("t", "k3", begin, end))
+    assert set(found) >= {place for place, stored, key in records if key == "k3" and begin <= stored <= end}
+    assert all(begin - 2000 <= NOON + place * 4 <= end + 1000 for place in found)
+    index.close()
+
+
+def test_a_search_does_not_mind_a_file_that_went(tmp_path: Path) -> None:
+    index = KeyIndex(tmp_path / "index", 3, 20, Files(), lambda: NOON)
+    index.load([])
+    for n in range(50):
+        index.pending.append(("t", encode_properties({"KEYS": "k"}), n * 100, NOON + n * 1000))
+    index.build()
+    search = index.search("t", "k", 0, NOON * 2)
+    for file in index.drop_expired(3000):
+        file.remove()
+    assert list(search) == [n * 100 for n in range(49, 18, -1)]
+    index.close()
+
+
+def test_an_answer_is_bounded(tmp_path: Path) -> None:
+    store = open_store(tmp_path, commitlog_file_bytes=1 << 26, index_entries=10_000)
+    for n in range(5000):
+        put(store, "t", 0, b"%d" % n, KEYS="BB")  # the same hash as "Aa"
+    put(store, "t", 0, b"large", KEYS="k")
+    for _ in range(5):
+        put(store, "t", 0, bytes(3_000_000), KEYS="k")
+    assert len(store.query_by_key("t", "k", 9, 0, NOON).records) == 2  # 8 MB of 15
+    put(store, "t", 0, b"newest", KEYS="Aa")
+    assert found(store.query_by_key("t", "Aa", 9, 0, NOON).records) == [b"newest"]
+    assert store.query_by_key("t", "C#", 9, 0, NOON).records == []  # 4,096 looked at, not 5,001
     store.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import os
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from gimbalmq.broker.registration import Registration
 from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
 from gimbalmq.broker.timers import SAVE_SECONDS, Timers
 from gimbalmq.broker.transactions import Transactions
+from gimbalmq.broker.upkeep import Upkeep
 from gimbalmq.broker.values import MAX_QUEUES
 from gimbalmq.broker.writer import Writer
 from gimbalmq.errors import ConfigError, ConnectError, StateError, StoreError
@@ -148,6 +148,7 @@ class Broker:
             self.locks = QueueLocks(clock)
             self.long_poll = LongPoll(self._tags_since, live)
             self.commit = GroupCommit(self.store)
+            self.upkeep = Upkeep(self.store, self.commit, live, clock)
             self.writer = Writer(self.store, live, self.long_poll, self.stats, clock)
             deliverer = Deliverer(self.store, self.writer, self._queues_of)
             self.delays = DelayLevels(folder, self.store, self.writer, deliverer, clock)
@@ -219,7 +220,7 @@ class Broker:
             ),
             clients,
             OffsetHandlers(self.store, self.offsets, self.topics, creations),
-            QueryHandlers(self.store, self.transactions),
+            QueryHandlers(self.store, self.transactions, self.upkeep),
             TopicAdminHandlers(
                 self.store,
                 self.topics,
@@ -243,7 +244,15 @@ class Broker:
                 self.stats,
             ),
             BrokerAdminHandlers(
-                self.store, live, self.stats, self.delays, self.timers, self.long_poll, clock, self._watchdog
+                self.store,
+                live,
+                self.stats,
+                self.delays,
+                self.timers,
+                self.long_poll,
+                self.upkeep,
+                clock,
+                self._watchdog,
             ),
         ):
             family.register(self.handlers)
@@ -282,9 +291,9 @@ class Broker:
     def _schedule(self) -> None:
         every = self._tasks.every
         live = self.live
-        every(lambda: live.now.flush_interval_commit_log / 1000, self._flush, "flush")
-        every(_QUEUE_FLUSH_SECONDS, self._flush_queues, "queue files")
-        every(_CHECKPOINT_SECONDS, self.commit.checkpoint, "checkpoint")
+        every(lambda: live.now.flush_interval_commit_log / 1000, self.upkeep.sync_log, "flush")
+        every(_QUEUE_FLUSH_SECONDS, self.upkeep.write_behind, "queue files", first=0.0)
+        every(_CHECKPOINT_SECONDS, self.upkeep.checkpoint, "checkpoint")
         every(_TICK_SECONDS, lambda: _in_pieces(self.delays.tick), "delay levels")
         every(_TICK_SECONDS, lambda: _in_pieces(self.timers.tick), "timers")
         every(SAVE_SECONDS, lambda: self.timers.save(self.commit.flush), "timers' progress")
@@ -297,39 +306,18 @@ class Broker:
         every(SAMPLE_SECONDS, self._sample, "statistics")
         every(
             lambda: live.now.clean_resource_interval / 1000,
-            self._clean_up,
+            self.upkeep.clean,
             "clean-up",
             first=min(60.0, live.now.clean_resource_interval / 1000),
         )
-
-    async def _flush(self) -> None:
-        if self.store.read_only_reason is not None and not self.store.probe_writable():
-            return
-        if self.store.flushed_offset < self.store.max_commitlog_offset:
-            await self.commit.flush()
 
     async def _reload_certificates(self) -> None:
         if await self._tls.reload():
             self._pool.tls = self._tls.client
 
-    def _flush_queues(self) -> None:
-        self.store.build_index()
-        self.store.flush_queues()
-
     async def _sample(self) -> None:
         for _ in self.stats.round():
             await asyncio.sleep(0)
-
-    def _clean_up(self) -> None:
-        config = self.live.now
-        self.store.config = dataclasses.replace(
-            self.store.config,
-            delete_when_hours=config.delete_hours(),
-            file_reserved_hours=config.file_reserved_time,
-            disk_max_used_ratio=config.disk_max_used_space_ratio / 100,
-            clean_forcibly=config.clean_file_forcibly_enable,
-        )
-        self.store.delete_expired(self._clock.wall_ms())
 
     async def _save_delays(self) -> None:
         """What was delivered is durable before it is noted as delivered."""
@@ -402,6 +390,7 @@ class Broker:
         await self._tasks.close()
         await self._pool.close()
         await self.commit.close()
+        await self.upkeep.close()
 
 
 async def _in_pieces(work: Callable[[], bool]) -> None:

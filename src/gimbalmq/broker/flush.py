@@ -1,4 +1,4 @@
-"""Durability off the loop: one thread syncs, any number of sends wait for it together.
+"""Durability off the loop: one thread syncs the log and does nothing else; any number of sends wait for it together.
 
 A sync takes milliseconds and covers everything written before it began. So while one runs,
 the sends that arrive gather, and the next one serves them all (group commit).
@@ -61,11 +61,6 @@ class GroupCommit:
     async def flush(self) -> None:
         """The periodic sync of asynchronous flushing."""
         await asyncio.get_running_loop().run_in_executor(self._executor, self._store.flush)
-
-    async def checkpoint(self) -> None:
-        """Queue files and the checkpoint, synced off the loop."""
-        finish = self._store.prepare_checkpoint()
-        await asyncio.get_running_loop().run_in_executor(self._executor, finish)
 
     async def close(self) -> None:
         if self._running is not None:

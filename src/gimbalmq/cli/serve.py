@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_COLLECT_EVERY = (1000, 5, 5)
+"""A full collection for every 25,000 objects more: some milliseconds."""
+
 WILDCARDS = frozenset({"", "0.0.0.0", "::", "*"})
 
 
@@ -134,10 +137,28 @@ async def _serve(plan: Plan) -> None:
             await broker.start()
             announce(_broker_ready(broker, broker_config.broker_name, SYSTEM_CLOCK.monotonic() - begun))
             log.info("broker %s can hold %s", broker_config.broker_name, budget())
-        # What exists now lives as long as the process: the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
+        _keep_collections_short(stack)
         await asyncio.get_running_loop().create_future()
+
+
+def _keep_collections_short(stack: AsyncExitStack) -> None:
+    """Sees to it that the garbage collector never looks at all there is: with 10,000 topics that takes 100 ms.
+
+    What exists when the servers are ready, and what has outlived a full collection, is not looked at again. It is still
+    freed when nobody refers to it any more; only cycles would stay, and servers do not leave any.
+    """
+
+    def freeze(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and info["generation"] == 2:
+            gc.freeze()
+
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_EVERY)
+    gc.callbacks.append(freeze)
+    stack.callback(gc.set_threshold, *before)
+    stack.callback(gc.callbacks.remove, freeze)
 
 
 def _watchdog(config: BrokerConfig | None) -> LoopWatchdog:

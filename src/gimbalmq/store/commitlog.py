@@ -8,18 +8,14 @@ no later crash can bring back a record whose sender was told "no".
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from gimbalmq.errors import StoreError, StoreIOError
 from gimbalmq.model.record import check_record
-from gimbalmq.store.files import Files, store_error
-from gimbalmq.store.segments import Segments
+from gimbalmq.store.files import Files, store_error, sync_names, translated
+from gimbalmq.store.segments import Segment, Segments
 
 BLANK_BYTES = 8
-
-T = TypeVar("T")
 
 
 class CommitLog:
@@ -30,7 +26,8 @@ class CommitLog:
         self.position = 0
         self.flushed = 0
         self._files = files
-        self._lock = threading.Lock()  # held by flush, and by whatever takes files away under it
+        self._lock = threading.Lock()  # for moments: the list of files, position and flushed go together
+        self._syncing = threading.Lock()  # for as long as a sync takes
         self._synced_names = 0
         self._sync_failure: str | None = None
 
@@ -59,6 +56,9 @@ class CommitLog:
         except OSError as error:
             self._undo()
             raise store_error(error, f"append at commit-log offset {self.position}") from error
+        except StoreError:  # a file that could not be opened
+            self._undo()
+            raise
         self.position = end
         return end
 
@@ -97,41 +97,42 @@ class CommitLog:
         Raises:
             StoreIOError: the kernel may have dropped the data. A later sync would not say so again, so none is
                 believed any more until the store is opened anew.
+            ResourceShortageError: nothing was synced yet; try again.
         """
-        with self._lock:
+        with self._syncing:
             if self._sync_failure is not None:
                 raise StoreIOError(self._sync_failure)
-            target = self.position
             segments = self.segments
-            if target > self.flushed:
+            with self._lock:
+                target, start = self.position, self.flushed
+                unsynced = segments.between(start, target)
                 names = segments.names_changed
-                offset = max(self.flushed, segments.first_base)
-                while offset < target:
-                    segment = segments.at(offset)
-                    self._sync(segments.sync, segment)
-                    offset = segment.base + segments.size
-                if names != self._synced_names:
-                    self._sync(self._files.sync_folder, segments.folder)
-                    self._synced_names = names
-                self.flushed = segments.keep_from = target
-            return target
+            # Without the lock: a sync takes as long as the disk pleases, and the thread that appends
+            # must not wait for it.
+            try:
+                with translated(f"sync of the commit log at {start}"):
+                    for segment in unsynced:
+                        segments.sync(segment)
+                    if unsynced and names != self._synced_names:
+                        sync_names(self._files, segments.folder)
+                        self._synced_names = names
+            except StoreIOError as error:
+                self._sync_failure = str(error)
+                raise
+            with self._lock:
+                if self.position >= target:  # else it was cut meanwhile, and the next sync looks again
+                    self.flushed = segments.keep_from = target
+            return self.flushed
 
-    def _sync(self, sync: Callable[[T], None], what: T) -> None:
-        try:
-            sync(what)
-        except OSError as error:
-            self._sync_failure = f"sync of the commit log at {self.flushed}: {error.strerror or error}"
-            raise StoreIOError(self._sync_failure) from error
-
-    def drop_first(self, count: int) -> None:
-        """Deletes the oldest files; never the last."""
+    def drop_first(self, count: int) -> list[Segment]:
+        """Forgets the oldest files, never one that may be written or synced just now; the caller discards them."""
+        segments = self.segments
+        dropped: list[Segment] = []
         with self._lock:
-            for _ in range(min(count, len(self.segments) - 1)):
-                try:
-                    self.segments.drop(0)
-                except OSError as error:
-                    raise store_error(error, "delete of an expired commit-log file") from error
+            while len(dropped) < count and len(segments) > 1 and segments[1].base <= self.flushed:
+                dropped.append(segments.drop(0))
+        return dropped
 
     def close(self) -> None:
-        with self._lock:
+        with self._syncing, self._lock:
             self.segments.close()

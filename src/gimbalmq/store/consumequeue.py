@@ -13,14 +13,24 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from zlib import crc32
 
 from gimbalmq.errors import LocalProtocolError, StoreError
 from gimbalmq.model.record import topic_field
-from gimbalmq.store.files import Files, is_number, store_error, translated
+from gimbalmq.store.files import (
+    OUT_OF_DESCRIPTORS,
+    Files,
+    is_number,
+    store_error,
+    sync_file,
+    sync_names,
+    translated,
+)
 
 ENTRY = struct.Struct(">qiq")
 ENTRY_BYTES = 20
@@ -29,6 +39,9 @@ _FILLER = ENTRY.pack(0, FILLER_SIZE, 0)
 
 MAX_QUEUES = 65_536
 """Queue ids are below this; a larger one is a damaged field."""
+
+_FEW_SYNCS = 64
+_SYNC_THREADS = 4
 
 Entry = tuple[int, int, int]
 
@@ -50,13 +63,17 @@ class QueueLog:
     Attributes:
         min_offset: first offset whose message still exists.
         max_offset: first offset that is free.
+        gone: its topic was deleted; whoever still has the queue must not write it.
+        min_place: where in the log the record of min_offset lies, or less: what is behind it was not deleted.
     """
 
     __slots__ = (
         "first",
+        "gone",
         "magic",
         "max_offset",
         "min_offset",
+        "min_place",
         "next_offset",
         "queue_id",
         "tail",
@@ -78,6 +95,8 @@ class QueueLog:
             self.topic, self.topic_bytes = sibling.topic, sibling.topic_bytes
         self.queue_id = queue_id
         self.first = self.written = 0
+        self.min_place = -1
+        self.gone = False
         self.min_offset = self.max_offset = self.next_offset = 0
         self.tail = bytearray()
 
@@ -96,6 +115,8 @@ class QueueFiles:
         self._limit = descriptors
         self._open: OrderedDict[tuple[QueueLog, int], int] = OrderedDict()
         self.unsynced: set[str] = set()
+        self._aside = threading.Lock()
+        self._writing: QueueLog | None = None  # by the thread that holds the lock
         self.last_entries: dict[QueueLog, Entry] = {}  # as found by load, until recovery is done
         self.damaged = False
         self._name_limit = 0
@@ -168,6 +189,30 @@ class QueueFiles:
             done += portion
         del queue.tail[: count * ENTRY_BYTES]
         queue.written += count
+
+    def write_aside(self, queue: QueueLog, start: int, data: bytes) -> None:
+        """Writes entries from number ``start`` on, beside the owner of the descriptors. Any thread, one at a time.
+
+        If the owner writes the same entries meanwhile, both write the same.
+        """
+        with self._aside:
+            self._writing = queue
+            try:
+                done = 0
+                while done < len(data) and not queue.gone:
+                    number = start + done // ENTRY_BYTES
+                    within = number % self.per_file
+                    piece = data[done : done + (self.per_file - within) * ENTRY_BYTES]
+                    path = self._path(queue, number - within)
+                    fd = self._open_file(path, create=True)
+                    try:
+                        self._files.write_at(fd, piece, within * ENTRY_BYTES)
+                    finally:
+                        self._files.close(fd)
+                    self.unsynced.add(path)
+                    done += len(piece)
+            finally:
+                self._writing = None
 
     def append(self, queue: QueueLog, queue_offset: int, offset: int, size: int, tags_code: int) -> bool:
         """Adds an entry made again from its record; False if it is there already.
@@ -329,6 +374,7 @@ class QueueFiles:
         queue.tail.clear()
         queue.written = queue.next_offset = queue.max_offset = number
         queue.min_offset = min(queue.min_offset, number)
+        queue.min_place = -1
 
     def clear(self, queue: QueueLog) -> None:
         """Forgets all entries and files of a queue, so that it may begin anywhere."""
@@ -340,6 +386,7 @@ class QueueFiles:
         self.unsynced.add(f"{folder.parent}/")
         queue.tail.clear()
         queue.first = queue.written = queue.min_offset = queue.max_offset = queue.next_offset = 0
+        queue.min_place = -1
 
     def correct_min(self, queue: QueueLog, log_min: int) -> None:
         """Moves min_offset to the first entry whose record still exists."""
@@ -353,7 +400,9 @@ class QueueFiles:
         first = self.entry(queue, low) if low < queue.max_offset else None
         if first is None or not exists(first):  # mostly nothing changed: one read, no search
             low = self.first_where(queue, low, queue.max_offset, exists)
+            first = self.entry(queue, low) if low < queue.max_offset else None
         queue.min_offset = low
+        queue.min_place = first[0] if first is not None else -1
 
     def drop_expired(self, queue: QueueLog, log_min: int) -> int:
         """Deletes leading files whose entries all point below ``log_min``; never the last one."""
@@ -371,30 +420,55 @@ class QueueFiles:
             dropped += 1
         return dropped
 
-    def sync(self, paths: Iterable[str]) -> None:
+    def take_unsynced(self) -> set[str]:
+        taken, self.unsynced = self.unsynced, set()
+        return taken
+
+    def sync(self, paths: set[str]) -> None:
         """Syncs files, and folders (they end with a slash), by name: so it can run beside the descriptors' owner.
 
-        One by one: a sync of the whole machine is one call, but it reports no errors.
+        Each by itself: a sync of the whole machine is one call, but it reports no errors. Many of them a few at a time,
+        because the file system writes its journal once for all that wait. What is left in ``paths`` after an error was
+        not synced.
         """
-        for path in paths:
-            try:
-                if path.endswith("/"):
-                    self._files.sync_folder(path)
-                    continue
-                fd = self._files.open(path)
-            except FileNotFoundError:  # its topic was deleted meanwhile
-                continue
-            try:
-                self._files.sync(fd)
-            finally:
-                self._files.close(fd)
+        work = iter(list(paths))
+
+        def sync_some() -> None:
+            for path in work:
+                self._sync_one(path)
+                paths.discard(path)
+
+        if len(paths) < _FEW_SYNCS:
+            sync_some()
+            return
+        with ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="sync") as threads:
+            for done in [threads.submit(sync_some) for _ in range(_SYNC_THREADS)]:
+                done.result()
+
+    def _sync_one(self, path: str) -> None:
+        try:
+            if path.endswith("/"):
+                sync_names(self._files, path)
+                return
+            fd = self._files.open(path)
+        except FileNotFoundError:  # its topic was deleted meanwhile
+            return
+        try:
+            sync_file(self._files, fd, path)
+        finally:
+            self._files.close(fd)
 
     def remove_topic(self, queues: list[QueueLog], topic: str) -> None:
         gone = set(queues)
+        for queue in gone:
+            queue.gone = True
+        if self._writing in gone:  # another thread is at it; the next one of these it will leave alone
+            with self._aside:
+                pass
         for key in [key for key in self._open if key[0] in gone]:
             self._files.close(self._open.pop(key))
         prefix = f"{self.root}/{topic}/"
-        self.unsynced = {path for path in self.unsynced if not path.startswith(prefix)}
+        self.unsynced -= {path for path in self.unsynced if path.startswith(prefix)}
         with translated(prefix):
             self._files.remove_folder(self.root / topic)
         self.unsynced.add(f"{self.root}/")
@@ -419,15 +493,28 @@ class QueueFiles:
             return fd
         path = self._path(queue, base)
         try:
-            fd = self._files.open(path)
+            fd = self._open_file(path, create)
+        except OSError as error:
+            if error.errno not in OUT_OF_DESCRIPTORS or not self._open:
+                raise
+            # Somebody else has taken them all. Those of ours that were not used for long do it, too.
+            self._close_down_to(len(self._open) // 2)
+            fd = self._open_file(path, create)
+        self._close_down_to(self._limit - 1)
+        self._open[key] = fd
+        return fd
+
+    def _close_down_to(self, count: int) -> None:
+        while len(self._open) > count:
+            self._files.close(self._open.popitem(last=False)[1])
+
+    def _open_file(self, path: str, create: bool) -> int:
+        try:
+            return self._files.open(path)
         except FileNotFoundError:
             if not create:
                 raise
-            fd = self._create(path)
-        while len(self._open) >= self._limit:
-            self._files.close(self._open.popitem(last=False)[1])
-        self._open[key] = fd
-        return fd
+            return self._create(path)
 
     def _create(self, path: str) -> int:
         folder = os.path.dirname(path)
@@ -458,3 +545,44 @@ class QueueFiles:
     def _path(self, queue: QueueLog, base: int) -> str:
         # a string: making Path objects would be half the cost of writing a tail
         return f"{self.root}/{queue.topic}/{queue.queue_id}/{base * ENTRY_BYTES:020d}"
+
+
+class TailCopies:
+    """Entries on their way to the files: copied by the queues' owner, written by another thread.
+
+    Attributes:
+        failure: why the rest could not be written, None if all was.
+    """
+
+    def __init__(self, files: QueueFiles) -> None:
+        self._files = files
+        self._copies: list[tuple[QueueLog, int, bytes]] = []
+        self._done = 0
+        self.failure: StoreError | None = None
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def add(self, queue: QueueLog) -> None:
+        count = queue.max_offset - queue.written
+        if count > 0 and not queue.gone:
+            self._copies.append((queue, queue.written, bytes(queue.tail[: count * ENTRY_BYTES])))
+
+    def write(self) -> None:
+        """Any thread; no checkpoint is to end before the owner has heard of it."""
+        for queue, start, data in self._copies:
+            try:
+                self._files.write_aside(queue, start, data)
+            except OSError as error:
+                self.failure = store_error(error, f"consume queue of {queue.topic}-{queue.queue_id}")
+                return
+            self._done += 1
+
+    def written(self) -> Iterator[tuple[QueueLog, int]]:
+        """For the owner: takes what was written from the tails; each queue, and how many entries left its memory."""
+        for queue, start, data in self._copies[: self._done]:
+            count = len(data) // ENTRY_BYTES
+            if queue.written == start and not queue.gone:  # else the owner itself was faster
+                del queue.tail[: len(data)]
+                queue.written += count
+                yield queue, count

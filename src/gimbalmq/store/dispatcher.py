@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 from zlib import crc32
 
@@ -17,6 +18,7 @@ from gimbalmq.model.javahash import tag_hash
 from gimbalmq.model.record import CRC_MASK, MAGIC_BLANK, MAGIC_V1, MIN_RECORD, check_record, find_property
 from gimbalmq.store.consumequeue import QueueFiles, QueueLog
 from gimbalmq.store.deletions import DELETION_TOPIC, decode_deletion
+from gimbalmq.store.files import passes, store_error
 from gimbalmq.store.index import KeyIndex
 from gimbalmq.store.segments import Segments
 
@@ -238,13 +240,14 @@ class Dispatcher:
         self._index = index
         self._levels = delay_levels_ms
         self._index_batch = index_batch
-        self._dirty: set[QueueLog] = set()
+        self.unwritten: set[QueueLog] = set()
         self._parked: dict[QueueLog, Place] = {}
-        self._unwritten = 0
+        self._count = 0
         self._damaged = 0
         self.begins_late = False
         self.notes: list[str] = []
         self.added = 0
+        self.failure: StoreError | None = None
         self.last_timestamp = 0
 
     def dispatch(self, found: Found) -> None:
@@ -269,14 +272,14 @@ class Dispatcher:
             item = (found.topic, found.properties, found.commitlog_offset, self.last_timestamp)
             self._index.pending.append(item)
             if len(self._index.pending) >= self._index_batch:
-                self._index.build()
+                self.build_index()
 
     def _append(self, queue: QueueLog, place: Place) -> None:
         if self._queue_files.append(queue, *place):
             self.added += 1
-            self._dirty.add(queue)
-            self._unwritten += 1
-            if self._unwritten > _FLUSH_EVERY:
+            self.unwritten.add(queue)
+            self._count += 1
+            if self._count > _FLUSH_EVERY:
                 self.write()
 
     def _out_of_order(self, queue: QueueLog, place: Place) -> None:
@@ -328,7 +331,7 @@ class Dispatcher:
             self._note(found.commitlog_offset, "the deletion of a topic cannot be read")
             return
         for queue in self._forget(deletion.topic):
-            self._dirty.discard(queue)
+            self.unwritten.discard(queue)
             self._parked.pop(queue, None)
 
     def _note(self, offset: int, why: str) -> None:
@@ -337,8 +340,27 @@ class Dispatcher:
             self.notes.append(f"the record at commit-log offset {offset} has no queue entry: {why}")
 
     def write(self) -> None:
-        """Brings the queues' tails to their files."""
-        for queue in self._dirty:
-            self._queue_files.write_tail(queue)
-        self._dirty.clear()
-        self._unwritten = 0
+        """Brings the queues' tails to their files; on a full disk they stay in memory."""
+        self._count = 0
+        for queue in list(self.unwritten):
+            if not self._tried(partial(self._queue_files.write_tail, queue), "consume queues"):
+                return
+            self.unwritten.discard(queue)
+
+    def build_index(self) -> None:
+        """Puts waiting keys into the index; on a full disk they go on waiting."""
+        if self._index is not None:
+            self._tried(self._index.build, "key index")
+
+    def _tried(self, step: Callable[[], object], what: str) -> bool:
+        if self.failure is not None:
+            return False
+        try:
+            step()
+        except OSError as error:
+            failure = store_error(error, what)
+            if not passes(failure):
+                raise
+            self.failure = failure
+            return False
+        return True

@@ -17,22 +17,39 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gimbalmq.errors import DiskFullError, StoreError, StoreIOError, StoreLockedError
+from gimbalmq.errors import (
+    DiskFullError,
+    ResourceShortageError,
+    StoreError,
+    StoreIOError,
+    StoreLockedError,
+)
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # macOS: fsync hands the data to the drive, whose cache loses it with the power; this waits for the platters.
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EINTR, errno.EAGAIN})
+OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 def store_error(error: OSError, what: str) -> StoreError:
-    """The error of ours for an OSError."""
-    kind = DiskFullError if error.errno in _FULL else StoreIOError
+    """The error of ours for an OSError: one that passes, or a failure of the disk, which does not."""
+    kind: type[StoreError] = StoreIOError
+    if error.errno in _FULL:
+        kind = DiskFullError
+    elif error.errno in _SHORT:
+        kind = ResourceShortageError
     return kind(f"{what}: {error.strerror or error}")
+
+
+def passes(error: BaseException | None) -> bool:
+    """Whether the trouble ends without a restart."""
+    return isinstance(error, DiskFullError | ResourceShortageError)
 
 
 @contextmanager
 def translated(what: object) -> Iterator[None]:
-    """Turns any OSError inside into DiskFullError or StoreIOError."""
+    """Turns any OSError inside into the store error it is."""
     try:
         yield
     except OSError as error:
@@ -145,6 +162,29 @@ class Files:
         return mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=protection)
 
 
+def sync_file(files: Files, fd: int, what: object) -> None:
+    """Syncs a file that is open.
+
+    Raises:
+        StoreIOError: whatever the reason. The kernel may have dropped what it could not write, so even a full disk
+            is no trouble that passes here.
+    """
+    try:
+        files.sync(fd)
+    except OSError as error:
+        raise StoreIOError(f"sync of {what}: {error.strerror or error}") from error
+
+
+def sync_names(files: Files, folder: Path | str) -> None:
+    """Syncs a folder; likewise, except that it has to be opened first, and that trouble may pass."""
+    try:
+        files.sync_folder(folder)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StoreIOError(f"sync of {folder}: {error.strerror or error}") from error
+        raise
+
+
 def disk_usage(folder: Path) -> float:
     """Used part of the folder's disk, 0..1, counted as ``df`` does."""
     stat = os.statvfs(folder)
@@ -209,7 +249,10 @@ class FolderLock:
         self._fd = fd
         self._key = _identity(path)
         _held.add(self._key)
-        os.pwrite(fd, b"lock", 0)
+        try:
+            os.pwrite(fd, b"lock", 0)
+        except OSError:
+            pass  # a full disk; what is in the file does not matter, only who has it locked
 
     def release(self) -> None:
         if self._fd >= 0:

@@ -7,21 +7,27 @@ of one slot each entry links to its neighbour, the first to what the slot held, 
 last: a handful of numpy calls for thousands of keys.
 
 The slots are written through a map, whose blocks are reserved beforehand so that a full disk cannot
-turn into a SIGBUS; entries are appended with a plain write.
+turn into a SIGBUS; entries are appended with a plain write. Only the newest file is kept open: the others are
+read when somebody asks for a key.
+
+A new file is hundreds of megabytes, and reserving its slots may take long, so it can be made ahead, in another
+thread and outside the folder, where Java would take it for an index file; it is moved in when it is needed.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gimbalmq.model.javahash import hash_and_power_utf8, java_hash
 from gimbalmq.store.append import IndexItem
-from gimbalmq.store.files import Files, translated
+from gimbalmq.store.files import Files, sync_file, sync_names, translated
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +41,14 @@ _SLOT = struct.Struct(">i")
 _ENTRY_FIELDS = [("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
 
 
+_CHAIN_STEPS = 4096
+"""So many entries of a chain are followed one by one; a longer chain is looked for in whole blocks."""
+_BLOCK_ENTRIES = 65_536
+_CHUNK = 1 << 20
+_MOST_ENTRIES = 64_000_000
+"""So many entries are looked at for one question: more than three files of Apache's size."""
+
+
 class IndexFile:
     """One file; ``count`` is the number the next entry gets (it starts at 1)."""
 
@@ -45,7 +59,7 @@ class IndexFile:
         self._files = files
         self._entries_at = _HEADER.size + slots * _SLOT.size
         self._fd = -1
-        self._map: mmap.mmap
+        self._map: mmap.mmap | None = None
         self.begin_ms = self.end_ms = self.begin_offset = self.end_offset = 0
         self.used_slots = 0
         self.count = 1
@@ -55,30 +69,55 @@ class IndexFile:
         return _HEADER.size + slots * _SLOT.size + entries * _ENTRY.size
 
     def create(self) -> None:
-        self._fd = self._files.open(self.path, create=True)
+        """Makes the file, whole and empty. Any thread, as long as nobody else knows the file."""
+        fd = self._files.open(self.path, create=True)
         try:
-            self._files.truncate(self._fd, self.size(self.slots, self.entries))
-            self._reserve()
+            self._files.truncate(fd, 0)  # what a crash may have left
+            self._files.truncate(fd, self.size(self.slots, self.entries))
+            self._files.allocate(fd, 0, self._entries_at)
+            # Zeros that are in memory already: the map would fetch each of its pages when it is first touched.
+            for position in range(0, self._entries_at, _CHUNK):
+                self._files.write_at(fd, bytes(min(_CHUNK, self._entries_at - position)), position)
+            self._files.write_at(fd, self._header(), 0)
         except OSError:
-            self._files.close(self._fd)
             self._files.remove(self.path)
             raise
-        self._write_header()
+        finally:
+            self._files.close(fd)
 
-    def open(self) -> None:
-        self._fd = self._files.open(self.path)
+    def read_header(self) -> None:
+        fd = self._files.open(self.path)
         try:
-            self._reserve()
-        except OSError:
-            self._files.close(self._fd)
-            raise
-        fields = _HEADER.unpack_from(self._map, 0)
+            raw = self._files.read_at(fd, _HEADER.size, 0)
+        finally:
+            self._files.close(fd)
+        fields = _HEADER.unpack(raw)
         self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.used_slots, count = fields
         self.count = min(max(count, 1), self.entries)
 
-    def _reserve(self) -> None:
-        self._files.allocate(self._fd, 0, self._entries_at)  # a file of Java's may be sparse as well
-        self._map = self._files.map(self._fd, self._entries_at, writable=True)
+    def warm(self) -> None:
+        """Brings the slots into the system's cache. Any thread."""
+        with translated(self.path):
+            fd = self._files.open(self.path)
+            try:
+                for position in range(0, self._entries_at, _CHUNK):
+                    self._files.read_at(fd, _CHUNK, position)
+            finally:
+                self._files.close(fd)
+
+    def _opened(self) -> mmap.mmap:
+        """The header and the slots; opens the file for writing if it is not."""
+        if self._map is None:
+            fd = self._files.open(self.path)
+            try:
+                self._files.allocate(fd, 0, self._entries_at)  # a file of Java's may be sparse
+                self._map = self._files.map(fd, self._entries_at, writable=True)
+                self._map.madvise(mmap.MADV_RANDOM)  # keys are all over it: what is beside one is not wanted
+            except OSError:
+                self._files.close(fd)
+                raise
+            self._fd = fd
+        return self._map
 
     @property
     def room(self) -> int:
@@ -88,6 +127,7 @@ class IndexFile:
         """Adds keys; there must be room. Entries reach the file before the slots that lead to them."""
         import numpy as np
 
+        slots = self._opened()
         added = len(hashes)
         if self.count == 1:
             self.begin_ms, self.begin_offset = int(times[0]), int(offsets[0])
@@ -102,7 +142,7 @@ class IndexFile:
         previous = np.empty(added, dtype=np.int32)
         previous[1:] = sorted_numbers[:-1]
         run_slots = sorted_slots[starts]
-        table = np.frombuffer(self._map, dtype=">i4", count=self.slots, offset=_HEADER.size)
+        table = np.frombuffer(slots, dtype=">i4", count=self.slots, offset=_HEADER.size)
         held = table[run_slots].astype(np.int32)
         held[(held < 0) | (held >= self.count)] = 0  # Java ignores such values, too
         previous[starts] = held
@@ -121,28 +161,22 @@ class IndexFile:
         self.end_ms, self.end_offset = int(times[-1]), int(offsets[-1])
         self._write_header()
 
-    def _write_header(self) -> None:
-        fields = (self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.used_slots, self.count)
-        _HEADER.pack_into(self._map, 0, *fields)
+    def _header(self) -> bytes:
+        return _HEADER.pack(
+            self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.used_slots, self.count
+        )
 
-    def walk(self, key_hash: int) -> Iterator[tuple[int, int]]:
-        """(commit-log offset, about when in ms) of entries with this hash, newest first."""
-        number = _SLOT.unpack_from(self._map, _HEADER.size + key_hash % self.slots * _SLOT.size)[0]
-        limit = self.count
-        while 0 < number < limit:
-            raw = self._files.read_at(self._fd, _ENTRY.size, self._entries_at + number * _ENTRY.size)
-            found, offset, seconds, previous = _ENTRY.unpack(raw)
-            if found == key_hash:
-                yield offset, self.begin_ms + seconds * 1000
-            limit, number = number, previous  # links only lead to smaller numbers: no endless chain
+    def _write_header(self) -> None:
+        self._opened()[: _HEADER.size] = self._header()
 
     def keep(self, count: int) -> None:
         """Goes back to the first entries, below number ``count``, and builds the slots anew."""
         import numpy as np
 
+        slots = self._opened()
         raw = self._files.read_at(self._fd, (count - 1) * _ENTRY.size, self._entries_at + _ENTRY.size)
         entries = np.frombuffer(raw, dtype=_ENTRY_FIELDS)
-        table = np.frombuffer(self._map, dtype=">i4", count=self.slots, offset=_HEADER.size)
+        table = np.frombuffer(slots, dtype=">i4", count=self.slots, offset=_HEADER.size)
         table[:] = 0
         table[entries["hash"] % np.int32(self.slots)] = np.arange(1, count, dtype=np.int32)  # the last wins
         self.used_slots = int(np.count_nonzero(table))
@@ -152,25 +186,131 @@ class IndexFile:
         self._write_header()
 
     def sync(self) -> None:
-        self._map.flush()
-        self._files.sync(self._fd)
+        """Any thread: by name, because the owner may close the file meanwhile.
+
+        Syncing the file covers what was written through the map. ``mmap.flush`` would hold the interpreter's
+        lock, and with it every other thread, for as long as the disk takes.
+        """
+        try:
+            fd = self._files.open(self.path)
+        except FileNotFoundError:  # expired
+            return
+        try:
+            sync_file(self._files, fd, self.path)
+        finally:
+            self._files.close(fd)
 
     def close(self) -> None:
-        if self._fd >= 0:
+        if self._map is not None:
             try:
                 self._map.close()
             except BufferError:
                 pass  # the error of a write that failed still holds a view; the map goes with it
             self._files.close(self._fd)
-            self._fd = -1
+            self._map, self._fd = None, -1
 
     def remove(self) -> None:
         self.close()
         self._files.remove(self.path)
 
 
+@dataclass(frozen=True, slots=True)
+class _Searched:
+    """A file as it was when somebody asked: what is below ``count`` never changes."""
+
+    path: Path
+    slots: int
+    count: int
+    begin_ms: int
+    grows: bool
+
+
+class KeySearch:
+    """Commit-log offsets of records that may have a key, newest first. Iterate in any one thread.
+
+    It opens the files anew and reads what no longer changes, so it minds neither the thread that fills the index
+    nor one that removes old files. A short chain is followed; of a long one (a key that repeats, or others with the
+    same hash) nobody knows where it enters the time asked for, so the entries are compared in blocks, which is
+    far faster than following it.
+    """
+
+    def __init__(
+        self, found: list[_Searched], key_hash: int, begin_ms: int, end_ms: int, files: Files
+    ) -> None:
+        self._found = found
+        self._hash = key_hash
+        self._begin_ms = begin_ms
+        self._end_ms = end_ms
+        self._files = files
+        self._left = _MOST_ENTRIES
+
+    def __iter__(self) -> Iterator[int]:
+        for file in self._found:
+            if self._left <= 0:
+                return
+            try:
+                fd = self._files.open(file.path)
+            except FileNotFoundError:  # expired meanwhile
+                continue
+            try:
+                yield from self._search(fd, file)
+            finally:
+                self._files.close(fd)
+
+    def _search(self, fd: int, file: _Searched) -> Iterator[int]:
+        entries_at = _HEADER.size + file.slots * _SLOT.size
+        read_at, begin_ms = self._files.read_at, file.begin_ms
+        slot_at = _HEADER.size + self._hash % file.slots * _SLOT.size
+        number = _SLOT.unpack(read_at(fd, _SLOT.size, slot_at))[0]
+        if (
+            number >= file.count and file.grows
+        ):  # a newer entry hides where the chain went on when we were asked
+            yield from self._scan(fd, file, entries_at, file.count)
+            return
+        limit = file.count
+        for _ in range(_CHAIN_STEPS):
+            if not 0 < number < limit:
+                return
+            raw = read_at(fd, _ENTRY.size, entries_at + number * _ENTRY.size)
+            found, offset, seconds, previous = _ENTRY.unpack(raw)
+            time_ms = begin_ms + seconds * 1000
+            if time_ms <= self._begin_ms - 1000:
+                return
+            if found == self._hash and time_ms <= self._end_ms:
+                yield offset
+            limit, number = number, previous  # links only lead to smaller numbers: no endless chain
+        if 0 < number < limit:
+            yield from self._scan(fd, file, entries_at, number + 1)
+
+    def _scan(self, fd: int, file: _Searched, entries_at: int, end: int) -> Iterator[int]:
+        """The same for all entries below number ``end``, block by block."""
+        import numpy as np
+
+        earliest = (self._begin_ms - 1000 - file.begin_ms) / 1000  # seconds of an entry are whole ones
+        latest = (self._end_ms - file.begin_ms) / 1000
+        while end > 1 and self._left > 0:
+            start = max(1, end - _BLOCK_ENTRIES)
+            raw = self._files.read_at(fd, (end - start) * _ENTRY.size, entries_at + start * _ENTRY.size)
+            block = np.frombuffer(raw, dtype=_ENTRY_FIELDS, count=len(raw) // _ENTRY.size)
+            self._left -= end - start
+            hits = block[block["hash"] == self._hash]
+            if len(hits):
+                seconds = hits["seconds"]
+                hits = hits[(seconds > earliest) & (seconds <= latest)]
+                yield from hits["offset"][::-1].tolist()
+            if not len(block) or block["seconds"].max() <= earliest:
+                return
+            end = start
+
+
 class KeyIndex:
-    """All index files of a store, and the records that wait to be indexed."""
+    """All index files of a store, and the records that wait to be indexed.
+
+    Attributes:
+        marked: name, count and end of the newest file when all records before ``mark`` were indexed and no other;
+            None before that, zeros if there was no file.
+        unsynced: files written since they were last taken from here to be synced.
+    """
 
     def __init__(
         self, folder: Path, slots: int, entries: int, files: Files, now_ms: Callable[[], int]
@@ -183,16 +323,23 @@ class KeyIndex:
         self.files: list[IndexFile] = []
         self.pending: list[IndexItem] = []
         self._prefixes: dict[str, int] = {}
+        self._mark: int | None = None
+        self.marked: tuple[int, int, int] | None = None
+        self.unsynced: list[IndexFile] = []
+        self._ahead = IndexFile(folder.parent / ".next-index", slots, entries, files)
+        self._is_ahead = False
+        self._is_warm = False
 
     def load(self, notes: list[str]) -> None:
         wanted = IndexFile.size(self._slots, self._entries)
         with translated(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
+            self._files.remove(self._ahead.path)
             for path in sorted(p for p in self._folder.iterdir() if p.name.isdigit()):
                 size = path.stat().st_size
                 if size == wanted:
                     file = IndexFile(path, self._slots, self._entries, self._files)
-                    file.open()
+                    file.read_header()
                     self.files.append(file)
                 elif size == 0:
                     self._files.remove(path)
@@ -210,23 +357,38 @@ class KeyIndex:
     def end_ms(self) -> int:
         return next((f.end_ms for f in reversed(self.files) if f.count > 1), 0)
 
+    def mark(self, log_offset: int) -> None:
+        """Has ``marked`` say where the index stands when all records before the offset are in it, and no other."""
+        self._mark, self.marked = log_offset, None
+        self._pass_mark()
+
+    def _pass_mark(self) -> None:
+        if self._mark is not None and not (self.pending and self.pending[0][2] < self._mark):
+            file = next((f for f in reversed(self.files) if f.count > 1), None)
+            self.marked = (int(file.path.name), file.count, file.end_ms) if file is not None else (0, 0, 0)
+            self._mark = None
+
     def build(self, limit: int | None = None) -> int:
         """Indexes waiting records, oldest first; how many.
 
         Raises:
             OSError: what was not indexed still waits.
         """
-        if not self.pending:
-            return 0
-        items = self.pending if limit is None else self.pending[:limit]
-        batch = self._keys(items)
-        if batch is not None:
-            self._put(*batch)
-        if len(items) == len(self.pending):
-            self.pending = []
-        else:
-            del self.pending[: len(items)]
-        return len(items)
+        done = 0
+        while self.pending and (limit is None or done < limit):
+            items = self.pending if limit is None else self.pending[: limit - done]
+            if self._mark is not None and items[-1][2] >= self._mark:
+                items = items[: bisect_left(items, self._mark, key=lambda item: item[2])]
+            batch = self._keys(items)
+            if batch is not None:
+                self._put(*batch)
+            done += len(items)
+            if len(items) == len(self.pending):
+                self.pending = []
+            else:
+                del self.pending[: len(items)]
+            self._pass_mark()
+        return done
 
     def _put(self, hashes: NDArray[np.int32], offsets: NDArray[np.int64], times: NDArray[np.int64]) -> None:
         start = 0
@@ -236,7 +398,34 @@ class KeyIndex:
             file = self.files[-1]
             stop = start + file.room
             file.put(hashes[start:stop], offsets[start:stop], times[start:stop])
+            if file not in self.unsynced:
+                self.unsynced.append(file)
             start = stop
+
+    @property
+    def waits_for_file(self) -> bool:
+        """Whether the next key needs a file that nobody has made yet."""
+        return not self._is_ahead and (not self.files or self.files[-1].room <= 0)
+
+    def prepare_file(self) -> Callable[[], None] | None:
+        """A function for another thread that makes the next file, if it is time to; call it before asking again.
+
+        The first time, it reads the newest file's slots: the keys to come are all over them.
+        """
+        if self.files and self.pending and not self._is_warm:
+            self._is_warm = True
+            return self.files[-1].warm
+        soon = not self.files or self.files[-1].room <= self._entries // 16
+        if self._is_ahead or not soon or not (self.pending or self.files):
+            return None
+
+        def make() -> None:
+            with translated("a new index file"):
+                self._ahead.create()
+            self._is_ahead = True
+            self._is_warm = True
+
+        return make
 
     def _keys(self, items: list[IndexItem]) -> Batch | None:
         """Hashes of all keys with their records' offsets and times: UNIQ_KEY first, then each of KEYS."""
@@ -290,28 +479,51 @@ class KeyIndex:
         name = int(f"{now:%Y%m%d%H%M%S}{now.microsecond // 1000:03d}")
         if self.files:  # names are the order of the files, also when the clock steps back
             name = max(name, int(self.files[-1].path.name) + 1)
-            self.files[-1].sync()
         file = IndexFile(self._folder / f"{name:017d}", self._slots, self._entries, self._files)
-        file.create()
+        if self._is_ahead:
+            self._files.replace(self._ahead.path, file.path)
+            self._is_ahead = False
+        else:
+            file.create()
+        if self.files:
+            self.files[-1].close()
         self.files.append(file)
 
-    def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
-        """Commit-log offsets of records that may have the key, newest first."""
+    def search(self, topic: str, key: str, begin_ms: int, end_ms: int) -> KeySearch:
+        """Commit-log offsets of records that may have the key, newest first; to be iterated in any thread."""
         key_hash = abs(java_hash(f"{topic}#{key}"))
         if key_hash > 0x7FFFFFFF:
             key_hash = 0
-        for file in reversed(self.files):
-            if file.count > 1 and file.begin_ms <= end_ms and file.end_ms >= begin_ms - 1000:
-                for offset, time_ms in file.walk(key_hash):
-                    # entries keep whole seconds; the record itself is asked for the exact time
-                    if begin_ms - 1000 < time_ms <= end_ms:
-                        yield offset
+        newest = self.files[-1] if self.files else None
+        return KeySearch(
+            [
+                _Searched(file.path, file.slots, file.count, file.begin_ms, file is newest)
+                for file in reversed(self.files)
+                # entries keep whole seconds; the record itself is asked for the exact time
+                if file.count > 1 and file.begin_ms <= end_ms and file.end_ms >= begin_ms - 1000
+            ],
+            key_hash,
+            begin_ms,
+            end_ms,
+            self._files,
+        )
 
-    def drop_expired(self, log_min: int) -> int:
-        dropped = 0
+    def take_unsynced(self) -> list[IndexFile]:
+        taken, self.unsynced = self.unsynced, []
+        return taken
+
+    def sync(self, taken: list[IndexFile]) -> None:
+        """Makes files durable, their names too. Any thread."""
+        for file in taken:
+            file.sync()
+        if taken:
+            sync_names(self._files, self._folder)
+
+    def drop_expired(self, log_min: int) -> list[IndexFile]:
+        """Forgets files that only speak of records before ``log_min``; the caller removes them, in any thread."""
+        dropped: list[IndexFile] = []
         while len(self.files) > 1 and self.files[0].end_offset < log_min:
-            self.files.pop(0).remove()
-            dropped += 1
+            dropped.append(self.files.pop(0))
         return dropped
 
     def rewind(self, safe_ms: int, name: int, count: int) -> None:
@@ -341,3 +553,6 @@ class KeyIndex:
         for file in self.files:
             file.close()
         self.files.clear()
+        if self._is_ahead:
+            self._files.remove(self._ahead.path)
+            self._is_ahead = False

@@ -1,7 +1,8 @@
 """MessageStore: the face of the package (Java's ``DefaultMessageStore``).
 
-One thread appends, reads and runs the background steps; only ``flush`` and the function returned by
-``prepare_checkpoint`` may run in another, because a sync blocks for as long as the disk pleases.
+One thread appends, reads and runs the background steps. Another may only run ``flush``, ``KeyQuery.search``,
+``TailCopies.write`` and the functions that the steps return, because these take as long as the disk pleases.
+Long work comes in steps (store/steps.py), so that the one thread can do other things in between.
 
 What is where, from a message's point of view:
 
@@ -17,33 +18,54 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gimbalmq._clock import Clock
-from gimbalmq.errors import DiskFullError, StateError, StoreError, StoreIOError
+from gimbalmq.errors import DiskFullError, ResourceShortageError, StateError, StoreError, StoreIOError
 from gimbalmq.model.flags import TRANSACTION_ROLLBACK
 from gimbalmq.store.append import AppendGroup, IndexItem
 from gimbalmq.store.commitlog import CommitLog
 from gimbalmq.store.config import StoreConfig
-from gimbalmq.store.consumequeue import MAX_QUEUES, QueueFiles, QueueLog, entries_mark
+from gimbalmq.store.consumequeue import MAX_QUEUES, QueueFiles, QueueLog, TailCopies, entries_mark
 from gimbalmq.store.deletions import DELETION_TOPIC, Deletion, encode_deletion
 from gimbalmq.store.dispatcher import Dispatcher
 from gimbalmq.store.files import (
     Files,
     FolderLock,
     disk_usage,
+    passes,
     physical_memory,
     store_error,
+    sync_file,
+    sync_names,
     translated,
 )
-from gimbalmq.store.index import KeyIndex
+from gimbalmq.store.index import IndexFile, KeyIndex
 from gimbalmq.store.marks import marks_since
+from gimbalmq.store.query import KeyQuery
 from gimbalmq.store.reader import Reader
 from gimbalmq.store.recovery import Checkpoint, Recovery
 from gimbalmq.store.results import CleanReport, GetResult, QueryResult, RecoveryReport
 from gimbalmq.store.retention import decide
+from gimbalmq.store.segments import Segment
+from gimbalmq.store.steps import Steps, run_through
 
 _PROBE_BYTES = 1 << 20
+_INDEX_STEP = 512
+"""Records indexed in one step: about a millisecond."""
+_QUEUES_AT_ONCE = 32
+"""Queues written where nobody can wait for steps: likewise."""
+_MOST_INDEX_BATCHES = 16
+"""A commit that finds so many times ``index_pending_limit`` records waiting indexes them, whatever it takes."""
+
+
+class BegunCheckpoint(NamedTuple):
+    """What a checkpoint will speak of."""
+
+    offset: int
+    timestamp: int
+    mark: int
+    tails: list[tuple[QueueLog, int]]
 
 
 class MessageStore:
@@ -86,13 +108,14 @@ class MessageStore:
         self._unwritten = 0
         self._checkpoint = Checkpoint()
         self._mark = 0
-        self._sync_failure: str | None = None
         self._last_timestamp = 0
         self._loaded = False
         self._open_group: AppendGroup | None = None
         self.read_only_reason: str | None = None
         self._failure: StoreError | None = None
+        self._sync_failure: StoreIOError | None = None
         self._too_full = False
+        self._is_marked_open = False
 
     # --- life --------------------------------------------------------------------------------
 
@@ -110,27 +133,43 @@ class MessageStore:
         self._lock.acquire()
         try:
             report = RecoveryReport(clean=not self._abort_path.exists())
-            with translated(self._abort_path):
+            try:
                 self._mark_open()
+            except StoreError as error:
+                if not passes(error):
+                    raise
+                self.writes_failed(error)
+            with translated(self.config.root):
                 self._recover(report)
             self._loaded = True
             if not report.clean or report.redispatched or self._checkpoint.safe_offset != self.log.position:
-                self.checkpoint()
+                try:
+                    self.checkpoint()
+                except StoreError as error:
+                    if not passes(error):
+                        raise
+            if self.read_only_reason is not None:
+                report.notes.append(f"read-only for now: {self.read_only_reason}")
         except BaseException:
             self.abandon()
             raise
         return report
 
     def _mark_open(self) -> None:
-        """Durably, before anything is changed: a power loss must not make the folder look closed."""
-        fd = self._files.open(self._abort_path, create=True)
-        try:
-            self._files.truncate(fd, 0)
-            self._files.write_at(fd, str(os.getpid()).encode(), 0)
-            self._files.sync(fd)
-        finally:
-            self._files.close(fd)
-        self._files.sync_folder(self.config.root)
+        """Durably, before anything is changed: a power loss must not make the folder look closed.
+
+        Without the mark nothing may be appended.
+        """
+        with translated(self._abort_path):
+            fd = self._files.open(self._abort_path, create=True)
+            try:
+                self._files.truncate(fd, 0)
+                self._files.write_at(fd, str(os.getpid()).encode(), 0)
+                sync_file(self._files, fd, self._abort_path)
+            finally:
+                self._files.close(fd)
+            sync_names(self._files, self.config.root)
+        self._is_marked_open = True
 
     def _recover(self, report: RecoveryReport) -> None:
         self._checkpoint = point = Checkpoint.load(self._checkpoint_path)
@@ -158,6 +197,10 @@ class MessageStore:
         )
         recovery = Recovery(self.log, self._queue_files, self._index, self._checkpoint, report)
         recovery.run(lambda: list(self._all_queues()), dispatcher)
+        self._dirty = dispatcher.unwritten  # nothing, unless the disk is full
+        self._unwritten = sum(queue.max_offset - queue.written for queue in self._dirty)
+        if dispatcher.failure is not None:
+            self.writes_failed(dispatcher.failure)
         self._last_timestamp = recovery.last_timestamp
         self.log.segments.keep_from = self.log.flushed
         self._mark = sum(entries_mark(queue, queue.max_offset) for queue in self._all_queues())
@@ -217,13 +260,16 @@ class MessageStore:
             making_room: what is stored lets files go, so a disk that is too full for others will do.
 
         Raises:
-            DiskFullError, StoreIOError: the store is read-only, for the reason given.
+            DiskFullError, ResourceShortageError, StoreIOError: the store is read-only, for the reason given.
             StateError: not loaded, or another group is open.
         """
         if self.read_only_reason is not None and not (
             making_room and self._too_full and self._failure is None
         ):
-            kind = StoreIOError if isinstance(self._failure, StoreIOError) else DiskFullError
+            failure = self._failure
+            kind = (
+                type(failure) if isinstance(failure, StoreIOError | ResourceShortageError) else DiskFullError
+            )
             raise kind(f"the store is read-only: {self.read_only_reason}")
         if self._open_group is not None:
             raise StateError("another group is open")
@@ -252,29 +298,38 @@ class MessageStore:
             for queue in touched:
                 if len(queue.tail) > limit:
                     self._write_tail(queue)
-            if self._unwritten * 20 > self.config.queue_tails_total_bytes:
-                self.flush_queues()
             if index and self._index is not None:
                 self._index.pending += index
-                if len(self._index.pending) > self.config.index_pending_limit:
-                    self.build_index()
+                self._index_some(self._index)
+            if self._unwritten * 20 > self.config.queue_tails_total_bytes:
+                self.flush_queues(_QUEUES_AT_ONCE)
         except StoreError:
             pass  # noted as read_only_reason; the messages themselves are safe in the log
 
+    def _index_some(self, index: KeyIndex) -> None:
+        """Keeps the records that wait for the index few, even if the steps that should do it do not keep up."""
+        limit = self.config.index_pending_limit
+        if len(index.pending) > limit and not index.waits_for_file:
+            self.build_index(limit)
+        while len(index.pending) > limit * _MOST_INDEX_BATCHES:
+            self.build_index(limit)
+
     def writes_failed(self, error: StoreError) -> None:
-        """For the store's parts: a write failed, so no more are taken."""
+        """For the store's parts: a write failed, so no more are taken. Any thread."""
         if self._failure is None or isinstance(error, StoreIOError):
             self._failure = error
             self.read_only_reason = str(error)
 
     def probe_writable(self) -> bool:
-        """Whether groups are taken; tries the disk if they are not because it was full."""
+        """Whether groups are taken; tries the disk if they are not because of something that passes."""
         if self.read_only_reason is None:
             return True
-        if self._usage() > self.config.disk_reject_ratio or isinstance(self._failure, StoreIOError):
+        if not passes(self._failure) and self._failure is not None:
             return False
         path = self.config.root / ".space-probe"
         try:
+            if self._usage() > self.config.disk_reject_ratio:
+                return False
             fd = self._files.open(path, create=True)
             try:
                 self._files.allocate(fd, 0, _PROBE_BYTES)
@@ -282,12 +337,14 @@ class MessageStore:
             finally:
                 self._files.close(fd)
                 self._files.remove(path)
-        except OSError:
+            if not self._is_marked_open:
+                self._mark_open()
+        except (OSError, StoreError):
             return False
         self._failure, self.read_only_reason, self._too_full = None, None, False
         try:
-            self.flush_queues()
-            self.build_index()
+            self.flush_queues(_QUEUES_AT_ONCE)
+            self.build_index(_INDEX_STEP)
         except StoreError:
             return False
         return True
@@ -298,14 +355,27 @@ class MessageStore:
         """Syncs the commit log; the offset below which it is durable. Any thread.
 
         Raises:
-            StoreIOError, DiskFullError: the store is read-only from now on: after a failed sync the
-                kernel may have dropped what it held, and a second sync would falsely succeed.
+            StoreIOError: the store is read-only for good: after a failed sync the kernel may have dropped what
+                it held, and a second sync would falsely succeed.
+            ResourceShortageError: no descriptor to do it with; it can be tried again.
         """
+        if self._sync_failure is not None:
+            raise self._sync_failure
         try:
             return self.log.flush()
         except StoreError as error:
-            self.writes_failed(StoreIOError(str(error)))
+            self._sync_failed(error)
             raise
+
+    @property
+    def can_sync(self) -> bool:
+        """False once a sync has failed: the next one would claim what is lost."""
+        return self._sync_failure is None
+
+    def _sync_failed(self, error: StoreError) -> None:
+        self.writes_failed(error)
+        if isinstance(error, StoreIOError):
+            self._sync_failure = error
 
     def flush_queues(self, max_queues: int | None = None) -> int:
         """Writes queue entries that are only in memory to their files; how many queues had some.
@@ -353,50 +423,113 @@ class MessageStore:
             self.writes_failed(failure)
             raise failure from error
 
+    def copy_tails(self) -> Steps[TailCopies]:
+        """Copies of all entries that are only in memory, for another thread to write; then ``tails_written``."""
+        copies = TailCopies(self._queue_files)
+        for number, queue in enumerate(list(self._dirty)):
+            copies.add(queue)
+            if number % 64 == 0:
+                yield
+        return copies
+
+    def tails_written(self, copies: TailCopies) -> Steps[None]:
+        """Forgets from memory what the copies brought to the files.
+
+        Raises:
+            StoreError: not all of it; the rest stays in memory, the store is read-only.
+        """
+        for number, (queue, count) in enumerate(copies.written()):
+            self._unwritten -= count
+            if queue.written == queue.max_offset:
+                self._dirty.discard(queue)
+            if number % 64 == 0:
+                yield
+        if copies.failure is not None:
+            self.writes_failed(copies.failure)
+            raise copies.failure
+
+    def index_waiting(self) -> Steps[None]:
+        """``build_index`` in steps, for the records that wait now."""
+        left = len(self._index.pending) if self._index is not None else 0
+        while left > 0 and (done := self.build_index(min(left, _INDEX_STEP))):
+            left -= done
+            yield
+
+    def prepare_index(self) -> Callable[[], None] | None:
+        """A function for another thread that makes the next index file, if it will be needed soon.
+
+        The function raises StoreError.
+        """
+        return self._index.prepare_file() if self._index is not None else None
+
     def checkpoint(self) -> None:
         """Makes all that is committed durable, queues and index too, and notes it for recovery."""
-        self.prepare_checkpoint()()
+        run_through(self.checkpoint_steps(self.begin_checkpoint()))()
 
-    def prepare_checkpoint(self) -> Callable[[], None]:
-        """The part of ``checkpoint`` for the store's thread; the function returned runs in any one.
-
-        Do not start a second one before the first has ended.
-        """
+    def begin_checkpoint(self) -> BegunCheckpoint:
+        """A checkpoint of what is committed now. Do not begin another before this one has ended."""
         if self._sync_failure is not None:
             # What the kernel dropped then is missing from the files, and no later sync says so again.
-            raise StoreIOError(self._sync_failure)
-        self.flush_queues()
-        self.build_index()
-        offset = self.log.position
-        unsynced, self._queue_files.unsynced = self._queue_files.unsynced, set()
-        file = self._index.files[-1] if self._index is not None and self._index.files else None
+            raise self._sync_failure
+        if self._index is not None:
+            self._index.mark(self.log.position)
+        tails = [(queue, queue.max_offset) for queue in self._dirty]
+        return BegunCheckpoint(self.log.position, self._last_timestamp, self._mark, tails)
+
+    def checkpoint_steps(self, begun: BegunCheckpoint) -> Steps[Callable[[], None]]:
+        """The part of ``checkpoint`` for the store's thread; the function returned runs in any one.
+
+        Writes whatever tails nobody has written since it began.
+        """
+        offset, timestamp = begun.offset, begun.timestamp
+        index = self._index
+        for number, (queue, end) in enumerate(begun.tails):
+            if queue.written < end and queue in self._dirty:
+                self._write_tail(queue)
+                yield
+            elif number % 64 == 0:
+                yield
+        while index is not None and index.marked is None:
+            self.build_index(_INDEX_STEP)
+            yield
+        name, count, index_ms = (index.marked if index is not None else None) or (
+            0,
+            0,
+            self._checkpoint.index_ms,
+        )
         point = Checkpoint(
-            log_ms=self._last_timestamp,
-            queues_ms=self._last_timestamp,
-            index_ms=self._index.end_ms if self._index is not None else self._checkpoint.index_ms,
+            log_ms=timestamp,
+            queues_ms=timestamp,
+            index_ms=index_ms,
             master_flushed=self._checkpoint.master_flushed,
             confirm=self._checkpoint.confirm,
             safe_offset=offset,
-            index_name=int(file.path.name) if file is not None else 0,
-            index_count=file.count if file is not None else 0,
-            mark=self._mark,
+            index_name=name,
+            index_count=count,
+            mark=begun.mark,
             log_file_bytes=self.log.segments.size,
             queue_file_bytes=self._queue_files.file_bytes,
         )
+        queue_paths = self._queue_files.take_unsynced()
+        index_files = index.take_unsynced() if index is not None else []
 
         def finish() -> None:
-            self.flush()
             try:
-                self._queue_files.sync(unsynced)
-                if file is not None:
-                    file.sync()
-                    self._files.sync_folder(self.config.root / "index")
-            except OSError as error:
-                self._sync_failure = f"sync of queues and index: {error}"
-                failure = StoreIOError(self._sync_failure)
-                self.writes_failed(failure)
-                raise failure from error
-            point.save(self._checkpoint_path, self._files)
+                if self.log.flushed < offset:
+                    self.flush()
+                with translated("checkpoint"):
+                    self._queue_files.sync(queue_paths)
+                    if index is not None:
+                        index.sync(index_files)
+                point.save(self._checkpoint_path, self._files)
+            except BaseException as error:
+                # What was not synced is for the next checkpoint, or that would claim too much.
+                self._queue_files.unsynced.update(queue_paths)
+                if index is not None:
+                    index.unsynced += index_files
+                if isinstance(error, StoreError):
+                    self._sync_failed(error)
+                raise
 
         return finish
 
@@ -405,28 +538,57 @@ class MessageStore:
 
         Also sets or lifts the refusal of writes on an overfull disk.
         """
+        if self._sync_failure is None:
+            self.flush()  # a file that is not synced is not deleted
+        report, remove = run_through(self.expire_steps(now_ms, manual=manual))
+        if remove is not None:
+            remove()
+        self.judge_disk()
+        return report
+
+    def expire_steps(
+        self, now_ms: int, *, manual: bool = False
+    ) -> Steps[tuple[CleanReport, Callable[[], None] | None]]:
+        """Forgets old files. The function returned removes them, in any thread; ``judge_disk`` is to follow."""
         report = CleanReport()
-        usage = self._usage()
-        verdict = decide(self.log.segments.modified_ms(), now_ms, usage, self.config, manual=manual)
+        ages = self.log.segments.modified_ms(self.config.delete_files_per_round + 1)
+        verdict = decide(ages, now_ms, self._usage(), self.config, manual=manual)
+        segments: list[Segment] = []
+        index_files: list[IndexFile] = []
         drop = self._may_go(verdict.drop)
         if drop:
-            before = len(self.log.segments)
-            self.log.drop_first(drop)
-            report.commitlog_files = before - len(self.log.segments)
-            for queue in self._all_queues():
-                self._queue_files.correct_min(queue, self.log.min_offset)
-                report.queue_files += self._queue_files.drop_expired(queue, self.log.min_offset)
+            segments = self.log.drop_first(drop)
+            report.commitlog_files = len(segments)
+            log_min = self.log.min_offset
+            for number, queue in enumerate(list(self._all_queues())):
+                if queue.min_place < log_min and self.find_queue(queue.topic, queue.queue_id) is queue:
+                    self._queue_files.correct_min(queue, log_min)
+                    report.queue_files += self._queue_files.drop_expired(queue, log_min)
+                    yield
+                elif number % 64 == 0:
+                    yield
             if self._index is not None:
-                with translated("index"):
-                    report.index_files = self._index.drop_expired(self.log.min_offset)
-            usage = self._usage()
+                index_files = self._index.drop_expired(log_min)
+                report.index_files = len(index_files)
+
+        def remove() -> None:
+            with translated("removal of expired files"):
+                for segment in segments:
+                    self.log.segments.discard(segment)
+                for file in index_files:
+                    file.remove()
+
+        return report, remove if segments or index_files else None
+
+    def judge_disk(self) -> None:
+        """Sets or lifts the refusal of writes on an overfull disk."""
+        usage = self._usage()
         if usage > self.config.disk_reject_ratio:
             if self.read_only_reason is None:
                 self._too_full = True
                 self.read_only_reason = f"the disk is {usage:.0%} full"
         elif self._too_full and self._failure is None:
             self._too_full, self.read_only_reason = False, None
-        return report
 
     def _may_go(self, count: int) -> int:
         """How many of the first ``count`` files hold nothing that somebody still has to save."""
@@ -547,11 +709,25 @@ class MessageStore:
 
     def query_by_key(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> QueryResult:
         """Records of the topic with this key (KEYS or UNIQ_KEY) stored in [begin, end], newest first."""
+        self.build_index()
+        query = self.query(topic, key, max_num, begin_ms, end_ms)
+        while not query.done:
+            query.search()
+            run_through(query.check())
+        return self.answered(query)
+
+    def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> KeyQuery:
+        """The same in turns; records that wait for the index are not found."""
+        limit = min(max_num, self.config.max_query_records) if self._index is not None else 0
+        found = self._index.search(topic, key, begin_ms, end_ms) if self._index is not None else ()
+        floor = self._begin_of(topic) if limit > 0 else 0
+        return KeyQuery(found, self._reader, topic, key, limit, begin_ms, end_ms, floor)
+
+    def answered(self, query: KeyQuery) -> QueryResult:
+        """What a query found, and how far the index reaches."""
         if self._index is None:
             return QueryResult([], 0, 0)
-        self.build_index()
-        floor = self._begin_of(topic)
-        return self._reader.query_by_key(self._index, topic, key, max_num, begin_ms, end_ms, floor)
+        return QueryResult(query.records, self._index.end_ms, max(self._index.end_offset, 0))
 
     def _begin_of(self, topic: str) -> int:
         """Where in the log the topic's oldest message lies; the index also knows those of one deleted before."""

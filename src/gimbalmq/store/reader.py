@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import add
 from typing import Literal
@@ -13,8 +13,7 @@ from gimbalmq.model.record import SYS_FLAG_AT, decode_record
 from gimbalmq.store.commitlog import CommitLog
 from gimbalmq.store.config import StoreConfig
 from gimbalmq.store.consumequeue import ENTRY, ENTRY_BYTES, FILLER_SIZE, QueueFiles, QueueLog
-from gimbalmq.store.index import KeyIndex
-from gimbalmq.store.results import Buffer, GetResult, GetStatus, QueryResult
+from gimbalmq.store.results import Buffer, GetResult, GetStatus
 
 _SCAN_ENTRIES = 800
 _HEAD_BYTES = 76
@@ -283,27 +282,20 @@ class Reader:
 
     # --- by key ------------------------------------------------------------------------------
 
-    def query_by_key(
-        self, index: KeyIndex, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, floor: int
-    ) -> QueryResult:
-        records: list[bytes] = []
-        seen: set[int] = set()
-        limit = min(max_num, self._config.max_query_records)
-        for offset in index.find(topic, key, begin_ms, end_ms) if limit > 0 else ():
-            if offset in seen or offset < floor:  # the same key twice in one message; a topic deleted since
-                continue
-            seen.add(offset)
+    def holders_of(
+        self, offsets: Iterable[int], topic: str, key: str, begin_ms: int, end_ms: int
+    ) -> Iterator[bytes | None]:
+        """For each place the index named: the record, if it is one of the topic and the time with that key."""
+        for offset in offsets:
             data = self._log.record_at(offset)
             if data is None:
+                yield None
                 continue
             record = decode_record(data)
             keys = record.properties.get("KEYS", "").split(" ")
             named = key in keys or record.properties.get("UNIQ_KEY") == key
-            if named and record.topic == topic and begin_ms <= record.store_timestamp <= end_ms:
-                records.append(data)
-                if len(records) >= limit:
-                    break
-        return QueryResult(records, index.end_ms, max(index.end_offset, 0))
+            right = named and record.topic == topic and begin_ms <= record.store_timestamp <= end_ms
+            yield data if right else None
 
 
 def _adjacent(starts: tuple[int, ...], sizes: tuple[int, ...]) -> bool:

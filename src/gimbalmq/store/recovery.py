@@ -33,7 +33,7 @@ from gimbalmq.store.commitlog import CommitLog
 from gimbalmq.store.consumequeue import QueueFiles, QueueLog, entries_mark
 from gimbalmq.store.deletions import decode_deletion
 from gimbalmq.store.dispatcher import Dispatcher, LogScanner, read_found
-from gimbalmq.store.files import Files, sparse_data_end, store_error, translated
+from gimbalmq.store.files import Files, sparse_data_end, store_error, sync_file, sync_names, translated
 from gimbalmq.store.index import KeyIndex
 from gimbalmq.store.results import RecoveryReport
 
@@ -112,10 +112,10 @@ class Checkpoint:
             fd = files.open(path, create=True)
             try:
                 files.write_at(fd, data, 0)
-                files.sync(fd)
+                sync_file(files, fd, path)
             finally:
                 files.close(fd)
-            files.sync_folder(path.parent)
+            sync_names(files, path.parent)
 
 
 class Recovery:
@@ -169,7 +169,7 @@ class Recovery:
             self._queue_files.correct_min(queue, log.min_offset)
         self._queue_files.last_entries.clear()
         if self._index is not None:
-            self._index.build()
+            dispatcher.build_index()
             self._index.forget_behind(end)
         report.redispatched = dispatcher.added
         for offset, why in scanner.damaged[:_NOTES]:

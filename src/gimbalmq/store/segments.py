@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gimbalmq.errors import StoreError
 from gimbalmq.model.record import MAGIC_V1, MAGIC_V2, MIN_RECORD
-from gimbalmq.store.files import Files, is_number, translated
+from gimbalmq.store.files import Files, is_number, sync_file, translated
 
 _START = struct.Struct(">iI")
 
@@ -190,6 +190,11 @@ class Segments:
     def at(self, offset: int) -> Segment:
         return self._list[(offset - self.first_base) // self.size]
 
+    def between(self, start: int, end: int) -> list[Segment]:
+        """The files that hold any of these offsets."""
+        first = max(0, start - self.first_base) // self.size
+        return self._list[first : -(-(end - self.first_base) // self.size)] if end > start else []
+
     def descriptor(self, segment: Segment) -> int:
         if segment.fd < 0:
             with translated(segment.path):
@@ -200,11 +205,11 @@ class Segments:
     def sync(self, segment: Segment) -> None:
         """Makes what was written to the file durable. Any thread: a file that is not open is closed again here."""
         if segment.fd >= 0:
-            self._files.sync(segment.fd)
+            sync_file(self._files, segment.fd, segment.path)
             return
         fd = self._files.open(segment.path)
         try:
-            self._files.sync(fd)
+            sync_file(self._files, fd, segment.path)
         finally:
             self._files.close(fd)
 
@@ -247,29 +252,34 @@ class Segments:
         a short file, which ``load`` mends.
         """
         while self._list and self._list[-1].base > offset:
-            self.drop(len(self._list) - 1)
+            self.discard(self.drop(len(self._list) - 1))
         if self._list and offset < self.end:
             segment = self._list[-1]
             fd = self.descriptor(segment)
             self._files.truncate(fd, offset - segment.base)
             self._files.truncate(fd, self.size)
 
-    def drop(self, index: int) -> None:
-        """Deletes the first or the last file.
+    def drop(self, index: int) -> Segment:
+        """Forgets the first or the last file; ``discard`` deletes it."""
+        assert index in (0, len(self._list) - 1)
+        segment = self._list.pop(index)
+        self._opened.pop(segment, None)
+        if index == 0:
+            self.first_base = self._list[0].base if self._list else segment.base + self.size
+        return segment
+
+    def discard(self, segment: Segment) -> None:
+        """Deletes a file that was dropped. Any thread: giving a gigabyte back may take the disk long.
 
         Durably, before another one goes: if of two files only the second were gone after a power loss, the log
         would have a gap; and a file that came back would bring its records with it.
         """
-        assert index in (0, len(self._list) - 1)
-        segment = self._list.pop(index)
         self._release(segment)
         self._discard(segment.path)
-        if index == 0:
-            self.first_base = self._list[0].base if self._list else segment.base + self.size
 
-    def modified_ms(self) -> list[int]:
-        """Last modification of each file."""
-        return [os.stat(segment.path).st_mtime_ns // 1_000_000 for segment in self._list]
+    def modified_ms(self, count: int) -> list[int]:
+        """Last modification of the oldest files."""
+        return [os.stat(segment.path).st_mtime_ns // 1_000_000 for segment in self._list[:count]]
 
     def close(self) -> None:
         for segment in self._list:

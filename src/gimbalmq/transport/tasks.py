@@ -7,6 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from gimbalmq.errors import StoreError
+
 log = logging.getLogger(__name__)
 
 _CANCEL_AGAIN_SECONDS = 1.0
@@ -48,6 +50,7 @@ class Tasks:
         first: float | None,
     ) -> None:
         pause = first
+        told = ""
         while True:
             if pause is None:
                 pause = seconds() if callable(seconds) else seconds
@@ -57,8 +60,13 @@ class Tasks:
                 result = step()
                 if isinstance(result, Awaitable):
                     await result
+                told = ""
             except AssertionError:
                 raise
+            except StoreError as error:
+                if str(error) != told:  # a full disk is full every second; once is enough
+                    told = str(error)
+                    log.error("%s: %s: %s; tried again", self._name, name, told)
             except Exception:
                 log.exception("%s: %s failed and goes on", self._name, name)
 

@@ -10,6 +10,7 @@ from gimbalmq.broker.delay_levels import DelayLevels
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.stats import Stats
 from gimbalmq.broker.timers import Timers
+from gimbalmq.broker.upkeep import Upkeep
 from gimbalmq.errors import ConfigError, InvalidParameterError, NoPermissionError, ResponseError
 from gimbalmq.protocol import fastjson, properties_text
 from gimbalmq.protocol.bodies import KvTable
@@ -35,6 +36,7 @@ class BrokerAdminHandlers:
         delays: DelayLevels,
         timers: Timers,
         long_poll: LongPoll,
+        upkeep: Upkeep,
         clock: Clock,
         watchdog: LoopWatchdog | None = None,
     ) -> None:
@@ -44,6 +46,7 @@ class BrokerAdminHandlers:
         self._delays = delays
         self._timers = timers
         self._long_poll = long_poll
+        self._upkeep = upkeep
         self._clock = clock
         self._watchdog = watchdog
 
@@ -165,8 +168,8 @@ class BrokerAdminHandlers:
             raise ResponseError(f"The stats <{header.stats_name}> <{header.stats_key}> not exist")
         return request.reply(body=fastjson.dumps(self._stats.view(counter)))
 
-    def clean(self, channel: Channel, request: RemotingCommand) -> Answer:
-        self._store.delete_expired(self._clock.wall_ms(), manual=True)
+    async def clean(self, channel: Channel, request: RemotingCommand) -> Answer:
+        await self._upkeep.clean(manual=True)
         return request.reply()
 
     def delay_offsets(self, channel: Channel, request: RemotingCommand) -> Answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gimbalmq.broker.stored import stored_record
 from gimbalmq.broker.transactions import COMMIT, ROLLBACK, Transactions
+from gimbalmq.broker.upkeep import Upkeep
 from gimbalmq.errors import QueryNotFoundError, ResponseError
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
@@ -22,8 +23,9 @@ _UNIQUE_KEY_LIMIT = 32
 class QueryHandlers:
     """Java: QueryMessageProcessor, EndTransactionProcessor."""
 
-    def __init__(self, store: MessageStore, transactions: Transactions) -> None:
+    def __init__(self, store: MessageStore, transactions: Transactions, upkeep: Upkeep) -> None:
         self._store = store
+        self._upkeep = upkeep
         self._transactions = transactions
 
     def register(self, handlers: Handlers) -> None:
@@ -38,10 +40,10 @@ class QueryHandlers:
             raise ResponseError(f"can not find message by the offset, {header.offset}")
         return request.reply(body=record)
 
-    def by_key(self, channel: Channel, request: RemotingCommand) -> Answer:
+    async def by_key(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = QueryMessage.from_ext(request.ext_fields)
         most = _UNIQUE_KEY_LIMIT if header.unique_key_query else header.max_num
-        found = self._store.query_by_key(
+        found = await self._upkeep.query(
             header.topic, header.key, most, header.begin_timestamp, header.end_timestamp
         )
         fields = QueryMessageReply(

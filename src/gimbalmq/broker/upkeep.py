@@ -1,0 +1,144 @@
+"""The store's housekeeping: queue files, key index, checkpoints, expired files, questions by key.
+
+What the store's own thread must do is done on the loop in short turns; what may take the disk long is done in threads
+that nobody else waits for: a send under SYNC_FLUSH has a thread of its own (flush.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from gimbalmq._clock import Clock
+from gimbalmq.broker.config import LiveConfig
+from gimbalmq.broker.flush import GroupCommit
+from gimbalmq.broker.turns import Turns
+from gimbalmq.errors import StoreError, SystemBusyError
+from gimbalmq.store.message_store import MessageStore
+from gimbalmq.store.results import QueryResult
+
+T = TypeVar("T")
+
+_QUERIES_AT_ONCE = 2
+_MOST_QUERIES = 256
+_THREADS = _QUERIES_AT_ONCE + 4
+"""One checkpoint, one removal, one writing of queues and one new index file at a time, and the questions."""
+
+
+def _import_numpy() -> None:
+    """Takes a tenth of a second. A broker without messages does without, and saves the memory."""
+    import numpy  # noqa: F401
+
+    from gimbalmq.store import bulk  # noqa: F401
+
+
+class Upkeep:
+    """Java: the services of DefaultMessageStore, and what QueryMessageProcessor's threads do."""
+
+    def __init__(self, store: MessageStore, commit: GroupCommit, live: LiveConfig, clock: Clock) -> None:
+        self._store = store
+        self._commit = commit
+        self._live = live
+        self._clock = clock
+        self._turns = Turns(clock)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="upkeep")
+        self._checkpointing = asyncio.Lock()
+        self._writing = asyncio.Lock()
+        self._preparing = asyncio.Lock()
+        self._cleaning = asyncio.Lock()
+        self._asking = asyncio.Semaphore(_QUERIES_AT_ONCE)
+        self._queries = 0
+        self._is_warm = False
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def sync_log(self) -> None:
+        """The periodic sync of the log; first looks whether trouble has passed."""
+        store = self._store
+        if store.read_only_reason is not None:
+            store.probe_writable()
+        if store.flushed_offset < store.max_commitlog_offset and store.can_sync:
+            await self._commit.flush()
+
+    async def write_behind(self) -> None:
+        """Queue entries and keys that are only in memory."""
+        if not self._is_warm and self._store.max_commitlog_offset:
+            await self._in_thread(_import_numpy)
+            self._is_warm = True
+        try:
+            async with self._writing:
+                await self._write_queues()
+        finally:  # each has its own trouble with the disk
+            await self._index()
+
+    async def _write_queues(self) -> None:
+        copies = await self._turns.run(self._store.copy_tails())
+        if len(copies):
+            await self._in_thread(copies.write)
+            await self._turns.run(self._store.tails_written(copies))
+
+    async def _index(self) -> None:
+        async with self._preparing:
+            prepare = self._store.prepare_index()
+            if prepare is not None:
+                await self._in_thread(prepare)
+        await self._turns.run(self._store.index_waiting())
+
+    async def checkpoint(self) -> None:
+        """Returns when all that is committed now is durable and noted so."""
+        async with self._checkpointing:
+            await self._index()
+            async with self._writing:
+                begun = self._store.begin_checkpoint()
+                await self._write_queues()
+                finish = await self._turns.run(self._store.checkpoint_steps(begun))
+            await self._in_thread(finish)
+
+    async def clean(self, *, manual: bool = False) -> None:
+        """Removes expired files, and refuses writes on an overfull disk."""
+        store, config = self._store, self._live.now
+        async with self._cleaning:
+            store.config = dataclasses.replace(
+                store.config,
+                delete_when_hours=config.delete_hours(),
+                file_reserved_hours=config.file_reserved_time,
+                disk_max_used_ratio=config.disk_max_used_space_ratio / 100,
+                clean_forcibly=config.clean_file_forcibly_enable,
+            )
+            if manual and store.can_sync:
+                await self._commit.flush()  # a file that is not synced is not deleted
+            _, remove = await self._turns.run(store.expire_steps(self._clock.wall_ms(), manual=manual))
+            if remove is not None:
+                await self._in_thread(remove)
+            store.judge_disk()
+
+    async def query(self, topic: str, key: str, most: int, begin_ms: int, end_ms: int) -> QueryResult:
+        """Records by key.
+
+        Raises:
+            SystemBusyError: too many ask already.
+        """
+        if self._queries >= _MOST_QUERIES:
+            raise SystemBusyError(f"{_MOST_QUERIES} queries by key are waiting; try again later")
+        self._queries += 1
+        try:
+            async with self._asking:
+                try:
+                    await self._index()
+                except StoreError:
+                    pass  # noted where it happened; what was indexed before is found
+                query = self._store.query(topic, key, most, begin_ms, end_ms)
+                while not query.done:
+                    await self._in_thread(query.search)
+                    await self._turns.run(query.check())
+                return self._store.answered(query)
+        finally:
+            self._queries -= 1
+
+    async def close(self) -> None:
+        """Waits for the threads; nothing is to be asked for any more."""
+        await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)

@@ -1,0 +1,76 @@
+"""One question for a key: candidates from the index, then a look at the records themselves.
+
+The two halves take turns because they belong to different threads: the index's files are read from the disk and may
+be large, the log belongs to the store's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from gimbalmq.store.reader import Reader
+from gimbalmq.store.steps import Steps
+
+_BATCH = 64
+_MOST_CANDIDATES = 4096
+"""Records looked at for one answer; Apache looks at as many as were asked for, and answers with fewer."""
+_MOST_BYTES = 8 * 1024 * 1024
+"""Of an answer, unless one record is larger; a frame holds 16 MB."""
+
+
+class KeyQuery:
+    """Call ``search`` (any thread) and ``check`` (the store's thread) in turns until ``done``.
+
+    Attributes:
+        records: found so far, newest first.
+        done: nothing more will be found.
+    """
+
+    def __init__(
+        self,
+        places: Iterable[int],
+        reader: Reader,
+        topic: str,
+        key: str,
+        limit: int,
+        begin_ms: int,
+        end_ms: int,
+        floor: int,
+    ) -> None:
+        self._found: Iterator[int] = iter(places)
+        self._reader = reader
+        self._wanted = (topic, key, begin_ms, end_ms)
+        self._limit = limit
+        self._floor = floor
+        self._seen: set[int] = set()
+        self._batch: list[int] = []
+        self._bytes = 0
+        self.records: list[bytes] = []
+        self.done = limit <= 0
+
+    def search(self) -> None:
+        """Reads the index until there are some candidates."""
+        batch = list(islice(self._found, _BATCH))
+        # what is older belonged to a topic of the same name, which was deleted
+        self.done = len(batch) < _BATCH or batch[-1] < self._floor
+        self._batch = [
+            place for place in dict.fromkeys(batch) if place >= self._floor and place not in self._seen
+        ]
+        self._seen.update(self._batch)  # the same key twice in one message
+
+    def check(self) -> Steps[None]:
+        """Looks at the candidates."""
+        for data in self._reader.holders_of(self._batch, *self._wanted):
+            if data is not None:
+                self._bytes += len(data)
+                if self.records and self._bytes > _MOST_BYTES:
+                    self.done = True
+                    return
+                self.records.append(data)
+                if len(self.records) >= self._limit:
+                    self.done = True
+                    return
+            yield
+        if len(self._seen) >= _MOST_CANDIDATES:
+            self.done = True
