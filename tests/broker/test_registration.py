@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gimbalmq._clock import SYSTEM_CLOCK
+from gimbalmq._steps import run_through
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.nameserver import NameServer, NameServerConfig
-from gimbalmq.nameserver.steps import at_once
 from gimbalmq.protocol.bodies import DataVersion, KvTable, RegisterBrokerBody, TopicConfig
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
@@ -331,7 +331,7 @@ def test_table_too_large_for_a_frame_goes_in_parts(tmp_path: Path) -> None:
             registration.part_bytes = 200_000
             topics.put(*(TopicConfig(topic_name=f"topic-{n}") for n in range(3_000)))
             await registration.announced()
-            assert len(at_once(server.table.all_topics())) == len(topics)
+            assert len(run_through(server.table.all_topics())) == len(topics)
             for noted in (names.calls, names.marked, names.versions):
                 noted.clear()
             # Changed since: what is not in the first part must be updated, too.
@@ -348,7 +348,7 @@ def test_table_too_large_for_a_frame_goes_in_parts(tmp_path: Path) -> None:
             for topic in ("topic-0", "topic-2999"):
                 route = server.table.route(topic)
                 assert route is not None and route.queue_datas[0].write_queue_nums == 3
-            assert len(at_once(server.table.all_topics())) == len(topics)
+            assert len(run_through(server.table.all_topics())) == len(topics)
             assert server.table.data_version("DefaultCluster", desk.broker.address) == topics.version
             # Unchanged: the same version throughout, so that a wiped permission stays wiped.
             server.table.wipe_write_perm("broker-a")

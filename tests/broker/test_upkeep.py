@@ -19,6 +19,7 @@ from gimbalmq.broker.upkeep import Upkeep
 from gimbalmq.errors import DiskFullError, SystemBusyError
 from gimbalmq.store import MessageStore
 from gimbalmq.store.files import Files
+from gimbalmq.transport.turns import Turns
 from tests.store.helpers import FakeClock, bodies, config_for, put
 from tests.support import run, until
 
@@ -72,7 +73,7 @@ async def kept(
     store.load()
     live = LiveConfig(BrokerConfig(store_path_root_dir=str(root)))
     commit = GroupCommit(store)
-    upkeep = Upkeep(store, commit, live, clock or SYSTEM_CLOCK)
+    upkeep = Upkeep(store, commit, Turns(clock or SYSTEM_CLOCK), live, clock or SYSTEM_CLOCK)
     try:
         yield store, upkeep, commit
     finally:

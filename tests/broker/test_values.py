@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gimbalmq.broker.config import RANGES
-from gimbalmq.broker.steps import Steps, json_object
+from gimbalmq.broker.pace import Pace, json_object
 from gimbalmq.broker.values import MAX_QUEUES, MAX_RETRY_QUEUES
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.nameserver.registration import read_registration
@@ -210,7 +210,7 @@ def test_encoding_in_steps_gives_what_encoding_at_once_gives() -> None:
                 fastjson.queue_text(MessageQueue("T", "b", n)) if n % 2 else f"k{n}": {"a": n, "b": [n]}
                 for n in range(count)
             }
-            assert await json_object(table.items(), Steps()) == fastjson.dumps(table)
+            assert await json_object(table.items(), Pace()) == fastjson.dumps(table)
 
     run(work())
 

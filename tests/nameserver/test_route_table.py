@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gimbalmq._steps import Steps, run_through
 from gimbalmq.errors import InvalidParameterError, ResponseError, TableFullError
 from gimbalmq.nameserver.registration import Registration, read_registration
 from gimbalmq.nameserver.route_table import (
@@ -19,14 +20,13 @@ from gimbalmq.nameserver.route_table import (
     RouteTable,
     TableLimits,
 )
-from gimbalmq.nameserver.steps import Steps, at_once
 from gimbalmq.protocol.bodies import BrokerData, DataVersion, QueueData, TopicConfig
 from gimbalmq.protocol.headers.nameserver import RegisterBroker
 from tests.nameserver.broker_double import one_topic, register_request, registration, topics
 
 
 def listed(topics: Steps[list[str]]) -> list[str]:
-    return sorted(at_once(topics))
+    return sorted(run_through(topics))
 
 
 def perms(table: RouteTable, topic: str) -> dict[str, int]:

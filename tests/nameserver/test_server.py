@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
+from gimbalmq._steps import run_through
 from gimbalmq.errors import ConfigError, ConnectError, ResponseError, StateError, TopicRouteNotFoundError
 from gimbalmq.nameserver import NameServer, NameServerConfig
-from gimbalmq.nameserver.steps import at_once
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import DataVersion, KvTable, RegisterBrokerBody, TopicConfig, TopicTable
 from gimbalmq.protocol.codes import OUR_VERSION, RequestCode
@@ -163,7 +163,7 @@ def test_expiry_loop_looks_by_itself() -> None:
         async with desk(NameServerConfig(port=0, scan_interval=0.01), clock) as at:
             await at.register(table=topics(T=4))
             clock.advance(121.0)
-            await until(lambda: not at_once(at.server.table.all_topics()))
+            await until(lambda: not run_through(at.server.table.all_topics()))
 
     run(work())
 
@@ -760,7 +760,7 @@ def test_large_registration_lets_others_have_their_turn() -> None:
             await other.close()
             while await at.queues("topic-9999"):
                 pass
-            await until(lambda: len(at_once(at.server.table.all_topics())) == 2)
+            await until(lambda: len(run_through(at.server.table.all_topics())) == 2)
 
     run(work())
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gimbalmq._steps import run_through
 from gimbalmq.errors import DiskFullError, StoreError, StoreIOError
 from gimbalmq.model import topics
 from gimbalmq.model.record import encode_record
@@ -19,7 +20,6 @@ from gimbalmq.store.consumequeue import FILLER_SIZE
 from gimbalmq.store.files import Files
 from gimbalmq.store.recovery import Checkpoint
 from gimbalmq.store.results import RecoveryReport
-from gimbalmq.store.steps import run_through
 from tests.store.helpers import (
     LOG_FILE,
     QUEUE_FILE,

@@ -50,6 +50,7 @@ from gimbalmq.transport.pool import ChannelPool
 from gimbalmq.transport.server import RemotingServer
 from gimbalmq.transport.tasks import Tasks
 from gimbalmq.transport.tls import RELOAD_SECONDS, ServerTls
+from gimbalmq.transport.turns import Turns
 from gimbalmq.transport.watchdog import LoopWatchdog
 
 log = logging.getLogger(__name__)
@@ -148,14 +149,15 @@ class Broker:
             self.locks = QueueLocks(clock)
             self.long_poll = LongPoll(self._tags_since, live)
             self.commit = GroupCommit(self.store)
-            self.upkeep = Upkeep(self.store, self.commit, live, clock)
+            self._turns = Turns(clock)
+            self.upkeep = Upkeep(self.store, self.commit, self._turns, live, clock)
             self.writer = Writer(self.store, live, self.long_poll, self.stats, clock)
             deliverer = Deliverer(self.store, self.writer, self._queues_of)
             self.delays = DelayLevels(folder, self.store, self.writer, deliverer, clock)
             self.timers = Timers(self.store_path, self.store, deliverer, self.stats, clock)
             self.store.keepers += [self.delays.keep, self.timers.keep]
             self.transactions = Transactions(
-                self.store, self.writer, self.producers, self.offsets, live, store_host, clock
+                self.store, self.writer, self.producers, self.offsets, self._turns, live, store_host, clock
             )
             for part in (self.topics, self.groups, self.offsets, self.delays, self.timers, self.transactions):
                 part.load()
@@ -316,8 +318,7 @@ class Broker:
             self._pool.tls = self._tls.client
 
     async def _sample(self) -> None:
-        for _ in self.stats.round():
-            await asyncio.sleep(0)
+        await self._turns.run(self.stats.round())
 
     async def _save_delays(self) -> None:
         """What was delivered is durable before it is noted as delivered."""

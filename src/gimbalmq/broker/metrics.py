@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 from gimbalmq.broker.clients import Consumers, Producers
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.metadata import ConsumerOffsets, Topics
+from gimbalmq.broker.pace import Pace
 from gimbalmq.broker.stats import Stats
-from gimbalmq.broker.steps import Steps
 from gimbalmq.errors import ConnectError
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.watchdog import LoopWatchdog
@@ -100,7 +100,7 @@ class MetricsServer:
     async def read(self) -> list[Family]:
         """All metrics as they are now."""
         store, stats = self._store, self._stats
-        steps = Steps(_STEP)
+        pace = Pace(_STEP)
         found: list[Family] = []
 
         def gauge(name: str, text: str, value: float) -> None:
@@ -110,7 +110,7 @@ class MetricsServer:
             rows: list[tuple[tuple[str, ...], float]] = []
             for key, counter in stats.items(kind).items():
                 rows.append((tuple(key.split("@", len(labels) - 1)), counter.value))
-                await steps.did()
+                await pace.did()
             found.append(Family("counter", name, text, labels, rows))
 
         topic, both = ("topic",), ("topic", "consumer_group")
@@ -136,13 +136,13 @@ class MetricsServer:
             found.append(Family("counter", "loop_pauses", text, (), [((), watchdog.pauses)]))
             seconds = watchdog.longest.seconds if watchdog.longest is not None else 0.0
             gauge("loop_longest_pause_seconds", "The longest turn of the event loop", seconds)
-        lags = await self._lags(steps)
+        lags = await self._lags(pace)
         found.append(
             Family("gauge", "consumer_lag_messages", "Messages a group has not committed", both, lags)
         )
         return found
 
-    async def _lags(self, steps: Steps) -> list[tuple[tuple[str, ...], float]]:
+    async def _lags(self, pace: Pace) -> list[tuple[tuple[str, ...], float]]:
         rows: list[tuple[tuple[str, ...], float]] = []
         for group in self._offsets.all_groups():
             for topic in self._offsets.topics_of(group):
@@ -152,7 +152,7 @@ class MetricsServer:
                     queue = self._store.find_queue(topic, queue_id)
                     behind += max(0, queue.max_offset - offset) if queue is not None else 0
                 rows.append(((topic, group), behind))
-                await steps.did(1 + len(offsets))
+                await pace.did(1 + len(offsets))
         return rows
 
     def _log_bytes(self) -> int:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from gimbalmq._clock import Clock
+from gimbalmq._steps import Steps
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +198,7 @@ class Stats:
         for _ in self.round():
             pass
 
-    def round(self) -> Iterator[None]:
+    def round(self) -> Steps[None]:
         """A round, a step at a time; to be called every ten seconds."""
         number = self._round + 1
         self._round_times[number % _ROUNDS] = self._clock.monotonic()

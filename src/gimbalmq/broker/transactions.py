@@ -16,17 +16,17 @@ No half can stop the walk: one that cannot be read or stored anew is passed over
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from gimbalmq._clock import Clock
+from gimbalmq._steps import Steps, run_through
 from gimbalmq.broker.clients import Producers
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.metadata import ConsumerOffsets
+from gimbalmq.broker.pace import Pace
 from gimbalmq.broker.redelivery import redelivery
-from gimbalmq.broker.steps import Steps
 from gimbalmq.broker.stored import stored_record
 from gimbalmq.broker.writer import MAX_PROPERTIES_BYTES, Draft, Placed, Writer
 from gimbalmq.errors import (
@@ -45,6 +45,7 @@ from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers.messages import CheckTransactionState, EndTransaction
 from gimbalmq.store.message_store import MessageStore
+from gimbalmq.transport.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class Transactions:
         writer: Writer,
         producers: Producers,
         offsets: ConsumerOffsets,
+        turns: Turns,
         live: LiveConfig,
         store_host: bytes,
         clock: Clock,
@@ -79,6 +81,7 @@ class Transactions:
         self._writer = writer
         self._producers = producers
         self._offsets = offsets
+        self._turns = turns
         self._live = live
         self._store_host = store_host
         self._clock = clock
@@ -94,8 +97,7 @@ class Transactions:
     def load(self) -> None:
         self._walked_to = self._progress(topics.HALF_TOPIC)
         self._op_read_to = self._progress(topics.OP_HALF_TOPIC)
-        for _ in self._read_ops():
-            pass
+        run_through(self._read_ops())
 
     def _progress(self, topic: str) -> int:
         """How far a queue was walked. The log may have lost its end since: what comes there anew is not passed over."""
@@ -189,8 +191,7 @@ class Transactions:
 
     async def check(self) -> None:
         """One round over the open halves, in steps; others have their turn between two."""
-        for _ in self._read_ops():
-            await asyncio.sleep(0)
+        await self._turns.run(self._read_ops())
         queue = self._store.find_queue(topics.HALF_TOPIC, 0)
         if queue is None:
             return
@@ -198,7 +199,7 @@ class Transactions:
         now = self._clock.wall_ms()
         # Halves that this round stores anew are for the next one.
         end = queue.max_offset
-        steps = Steps(_STEP)
+        pace = Pace(_STEP)
         tally = _Tally()
         try:
             while self._walked_to < end:
@@ -213,7 +214,7 @@ class Transactions:
                     break
                 self._walked_to = offset + 1
                 self._note_progress()
-                await steps.did(pieces)
+                await pace.did(pieces)
         except StoreError as error:
             log.warning("the check of transactions stops at half offset %d: %s", self._walked_to, error)
         finally:
@@ -243,7 +244,7 @@ class Transactions:
         self._offsets.commit(topics.TRANS_GROUP, topics.HALF_TOPIC, 0, self._walked_to)
         self._offsets.commit(topics.TRANS_GROUP, topics.OP_HALF_TOPIC, 0, self._op_read_to - len(self._ops))
 
-    def _read_ops(self) -> Iterator[None]:
+    def _read_ops(self) -> Steps[None]:
         """Takes in the ops that are in the queue and not in memory: after a start all that are not done, then none."""
         queue = self._store.find_queue(topics.OP_HALF_TOPIC, 0)
         if queue is None:

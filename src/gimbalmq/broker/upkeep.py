@@ -15,10 +15,10 @@ from typing import TypeVar
 from gimbalmq._clock import Clock
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.flush import GroupCommit
-from gimbalmq.broker.turns import Turns
 from gimbalmq.errors import StoreError, SystemBusyError
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.store.results import QueryResult
+from gimbalmq.transport.turns import Turns
 
 T = TypeVar("T")
 
@@ -38,12 +38,14 @@ def _import_numpy() -> None:
 class Upkeep:
     """Java: the services of DefaultMessageStore, and what QueryMessageProcessor's threads do."""
 
-    def __init__(self, store: MessageStore, commit: GroupCommit, live: LiveConfig, clock: Clock) -> None:
+    def __init__(
+        self, store: MessageStore, commit: GroupCommit, turns: Turns, live: LiveConfig, clock: Clock
+    ) -> None:
         self._store = store
         self._commit = commit
         self._live = live
         self._clock = clock
-        self._turns = Turns(clock)
+        self._turns = turns
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="upkeep")
         self._checkpointing = asyncio.Lock()
         self._writing = asyncio.Lock()

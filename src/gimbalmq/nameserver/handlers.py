@@ -6,6 +6,7 @@ import asyncio
 from typing import TypeVar
 
 from gimbalmq._clock import Clock
+from gimbalmq._steps import Steps
 from gimbalmq.errors import (
     InvalidParameterError,
     QueryNotFoundError,
@@ -23,7 +24,6 @@ from gimbalmq.nameserver.route_table import (
     members_body,
 )
 from gimbalmq.nameserver.settings import Settings
-from gimbalmq.nameserver.steps import Steps, in_steps
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import DataVersion, TopicRoute
 from gimbalmq.protocol.codes import V4_9_4, RequestCode
@@ -31,6 +31,7 @@ from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers import nameserver as headers
 from gimbalmq.protocol.headers.base import Header
 from gimbalmq.transport.channel import Channel, Handler, Handlers
+from gimbalmq.transport.turns import Turns
 
 H = TypeVar("H", bound=Header)
 
@@ -49,6 +50,7 @@ class NameServerRequests:
         self._settings = settings
         self._clock = clock
         self._started = clock.monotonic()
+        self._turns = Turns(clock)
         self._registering: dict[Channel, asyncio.Lock] = {}
 
     def disconnected(self, channel: Channel) -> None:
@@ -94,8 +96,10 @@ class NameServerRequests:
         limits = ReadingLimits(config.max_topic_nums, config.max_inflated_registration_size)
         # Others have their turns in between, but a broker's next word waits for its last.
         async with self._registering.setdefault(channel, asyncio.Lock()):
-            registration = await in_steps(reading(header, bytes(request.body), request.version, limits))
-            result = await in_steps(
+            registration = await self._turns.run(
+                reading(header, bytes(request.body), request.version, limits)
+            )
+            result = await self._turns.run(
                 self._table.registering(
                     registration,
                     now=self._clock.monotonic(),
@@ -206,7 +210,7 @@ class NameServerRequests:
         return await self._listed(request, self._table.unit_topics(UNIT_SUBSCRIPTION, unwanted=UNIT))
 
     async def _listed(self, request: RemotingCommand, topics: Steps[list[str]]) -> RemotingCommand:
-        return request.reply(body=fastjson.dumps({"topicList": await in_steps(topics)}))
+        return request.reply(body=fastjson.dumps({"topicList": await self._turns.run(topics)}))
 
     def _check_topic_lists(self) -> None:
         if not self._settings.config.enable_topic_list:

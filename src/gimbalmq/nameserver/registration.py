@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 from msgspec import field as struct_field
 
+from gimbalmq._steps import Steps, run_through
 from gimbalmq.errors import InvalidParameterError, RemoteProtocolError, ResponseError
-from gimbalmq.nameserver.steps import Steps, at_once
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import REQUEST_BODY_BYTES, Body, DataVersion, TopicConfig, TopicTable
 from gimbalmq.protocol.codes import V3_0_11, V5_0_0
@@ -133,7 +133,7 @@ def read_registration(
     header: RegisterBroker, body: bytes, version: int, limits: ReadingLimits | None = None
 ) -> Registration:
     """Header and body of request 103, sent by a broker of this version; see ``reading``."""
-    return at_once(reading(header, body, version, limits))
+    return run_through(reading(header, body, version, limits))
 
 
 def reading(

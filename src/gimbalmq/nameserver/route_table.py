@@ -29,11 +29,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from gimbalmq._steps import Steps, run_through
 from gimbalmq.errors import InvalidParameterError, ResponseError, TableFullError
 from gimbalmq.model.flags import PERM_READ, PERM_WRITE
 from gimbalmq.model.topics import SELF_TEST_TOPIC
 from gimbalmq.nameserver.registration import MAX_NAME_CHARACTERS, Registration
-from gimbalmq.nameserver.steps import Steps, at_once
 from gimbalmq.protocol.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, TopicList, TopicRoute
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class RouteTable:
         delete_missing_topics: bool = False,
     ) -> RegisterResult:
         """Takes up what a broker announces; see ``registering``."""
-        return at_once(
+        return run_through(
             self.registering(
                 registration,
                 now=now,

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 from gimbalmq._clock import Clock
+from gimbalmq._steps import Steps, run_through
 from gimbalmq.errors import DiskFullError, ResourceShortageError, StateError, StoreError, StoreIOError
 from gimbalmq.model.flags import TRANSACTION_ROLLBACK
 from gimbalmq.store.append import AppendGroup, IndexItem
@@ -48,7 +49,6 @@ from gimbalmq.store.recovery import Checkpoint, Recovery
 from gimbalmq.store.results import CleanReport, GetResult, QueryResult, RecoveryReport
 from gimbalmq.store.retention import decide
 from gimbalmq.store.segments import Segment
-from gimbalmq.store.steps import Steps, run_through
 
 _PROBE_BYTES = 1 << 20
 _INDEX_STEP = 512

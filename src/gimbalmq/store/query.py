@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
+from gimbalmq._steps import Steps
 from gimbalmq.store.reader import Reader
-from gimbalmq.store.steps import Steps
 
 _BATCH = 64
 _MOST_CANDIDATES = 4096

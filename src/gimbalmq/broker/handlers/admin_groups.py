@@ -13,8 +13,8 @@ from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.message_time import message_time
 from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
+from gimbalmq.broker.pace import Pace, json_object
 from gimbalmq.broker.stats import Stats
-from gimbalmq.broker.steps import Steps, json_object
 from gimbalmq.broker.stored import stored_record
 from gimbalmq.broker.values import check_group
 from gimbalmq.errors import (
@@ -106,20 +106,20 @@ class GroupAdminHandlers:
         return await self._store_groups(request, GroupConfigList.of_request(request.body).group_config_list)
 
     async def _store_groups(self, request: RemotingCommand, configs: list[GroupConfig]) -> Answer:
-        steps = Steps()
+        pace = Pace()
         for config in configs:
             check_group(config)
-            await steps.did()
+            await pace.did()
         self._groups.put(*configs)
         await self._groups.saving.saved()
         return request.reply()
 
     async def all_groups(self, channel: Channel, request: RemotingCommand) -> Answer:
         groups = self._groups.table()
-        version, steps = groups.data_version.dump(), Steps()
-        forbidden = await json_object(list(groups.forbidden_table.items()), steps)
+        version, pace = groups.data_version.dump(), Pace()
+        forbidden = await json_object(list(groups.forbidden_table.items()), pace)
         settings = list(groups.subscription_group_table.items())
-        table = await json_object(((name, _settings(group)) for name, group in settings), steps)
+        table = await json_object(((name, _settings(group)) for name, group in settings), pace)
         return request.reply(
             body=b'{"dataVersion":%b,"forbiddenTable":%b,"subscriptionGroupTable":%b}'
             % (version, forbidden, table)
@@ -164,10 +164,10 @@ class GroupAdminHandlers:
             chosen = [header.topic]
         elif header.topic_list:
             chosen = {topic for topic in header.topic_list.split(";") if topic}
-        body, _ = await self._progress(group, chosen, Steps())
+        body, _ = await self._progress(group, chosen, Pace())
         return request.reply(body=body)
 
-    async def _progress(self, group: str, chosen: Iterable[str], steps: Steps) -> tuple[bytes, int | None]:
+    async def _progress(self, group: str, chosen: Iterable[str], pace: Pace) -> tuple[bytes, int | None]:
         """A group's progress as JSON, and how many messages it has before it; None if it has no queue here."""
         behind: int | None = None
         rate = 0.0
@@ -189,7 +189,7 @@ class GroupAdminHandlers:
                     behind = (behind or 0) + row["brokerOffset"] - row["consumerOffset"]
                     yield self._key(topic, queue_id), row
 
-        table = await json_object(rows(), steps)
+        table = await json_object(rows(), pace)
         return b'{"consumeTps":%b,"offsetTable":%b}' % (fastjson.dumps(rate), table), behind
 
     def _queue_progress(self, group: str, topic: str, queue_id: int) -> dict[str, int]:
@@ -214,13 +214,13 @@ class GroupAdminHandlers:
     async def progress_of_all(self, channel: Channel, request: RemotingCommand) -> Answer:
         found: list[bytes] = []
         total = 0
-        steps = Steps()
+        pace = Pace()
         for group in sorted(self._offsets.all_groups()):
-            body, behind = await self._progress(group, self._offsets.topics_of(group), steps)
+            body, behind = await self._progress(group, self._offsets.topics_of(group), pace)
             if behind is not None:
                 found.append(b"{%b:[%b]}" % (fastjson.dumps(group), body))
                 total += behind
-            await steps.did()
+            await pace.did()
         return request.reply(
             body=b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d,"totalInflightDiff":0}'
             % (fastjson.dumps(self._address()), b",".join(found), total)
@@ -232,10 +232,10 @@ class GroupAdminHandlers:
         if config is None:
             raise TopicNotExistError(f"topic[{header.topic}] not exist")
         spans = []
-        steps = Steps()
+        pace = Pace()
         for queue_id in range(config.write_queue_nums):
             spans.append(fastjson.dumps(self._queue_span(header, queue_id)))
-            await steps.did()
+            await pace.did()
         return request.reply(body=b'{"consumeTimeSpanSet":[%b]}' % b",".join(spans))
 
     def _queue_span(self, header: headers.GroupTopic, queue_id: int) -> dict[str, object]:
@@ -259,7 +259,7 @@ class GroupAdminHandlers:
         }
 
     async def all_offsets(self, channel: Channel, request: RemotingCommand) -> Answer:
-        table = await json_object(self._offsets.rows(), Steps())
+        table = await json_object(self._offsets.rows(), Pace())
         return request.reply(body=b'{"offsetTable":%b}' % table)
 
     async def correction(self, channel: Channel, request: RemotingCommand) -> Answer:
@@ -268,12 +268,12 @@ class GroupAdminHandlers:
         excluded = set((header.filter_groups or "").split(","))
         compared = self._offsets.queues(header.compare_group, header.topic)
         lowest: dict[str, int] = {}
-        steps = Steps()
+        pace = Pace()
         for group in self._offsets.groups_of(header.topic) - excluded:
             for queue_id, offset in self._offsets.queues(group, header.topic).items():
                 if queue_id in compared and compared[queue_id] < offset:
                     lowest[str(queue_id)] = min(offset, lowest.get(str(queue_id), offset))
-            await steps.did()
+            await pace.did()
         return request.reply(body=fastjson.dumps({"correctionOffsets": lowest}))
 
     def clone(self, channel: Channel, request: RemotingCommand) -> Answer:
@@ -357,7 +357,7 @@ class GroupAdminHandlers:
             )
         chosen = [header.queue_id or 0] if one else range(config.read_queue_nums)
         table: dict[str, int] = {}
-        steps = Steps()
+        pace = Pace()
         for queue_id in chosen:
             target = self._reset_target(header, queue_id)
             current = self._offsets.get(header.group, header.topic, queue_id)
@@ -367,8 +367,8 @@ class GroupAdminHandlers:
             self._offsets.reset(header.group, header.topic, queue_id, target)
             self._long_poll.wake_group(header.group, header.topic, queue_id)
             table[self._key(header.topic, queue_id)] = target
-            await steps.did(4)
-        return request.reply(body=b'{"offsetTable":%b}' % await json_object(table.items(), steps))
+            await pace.did(4)
+        return request.reply(body=b'{"offsetTable":%b}' % await json_object(table.items(), pace))
 
     def _reset_target(self, header: headers.ResetOffset, queue_id: int) -> int:
         queue = self._store.find_queue(header.topic, queue_id)

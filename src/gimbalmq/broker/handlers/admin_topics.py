@@ -10,8 +10,8 @@ from gimbalmq.broker.clients import Consumers
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.message_time import message_time
 from gimbalmq.broker.metadata import ConsumerOffsets, Topics, is_system_topic
+from gimbalmq.broker.pace import Pace, json_object
 from gimbalmq.broker.stats import Stats
-from gimbalmq.broker.steps import Steps, json_object
 from gimbalmq.broker.values import check_topic
 from gimbalmq.errors import InvalidParameterError, StoreIOError, TopicNotExistError
 from gimbalmq.model.queues import MessageQueue
@@ -83,10 +83,10 @@ class TopicAdminHandlers:
 
     async def create_list(self, channel: Channel, request: RemotingCommand) -> Answer:
         configs = TopicConfigList.of_request(request.body).topic_config_list
-        steps = Steps()
+        pace = Pace()
         for config in configs:
             self._check(config)
-            await steps.did()
+            await pace.did()
         self._topics.put(*configs)
         await self._announced()
         return request.reply()
@@ -117,7 +117,7 @@ class TopicAdminHandlers:
     async def all_topics(self, channel: Channel, request: RemotingCommand) -> Answer:
         version = self._topics.version.dump()
         rows = ((config.topic_name, config) for config in self._topics.all())
-        table = await json_object(rows, Steps())
+        table = await json_object(rows, Pace())
         return request.reply(body=b'{"dataVersion":%b,"topicConfigTable":%b}' % (version, table))
 
     def one_topic(self, channel: Channel, request: RemotingCommand) -> Answer:
@@ -134,7 +134,7 @@ class TopicAdminHandlers:
         topic = DeleteTopic.from_ext(request.ext_fields).topic
         config = self._require(topic)
         count = max(config.read_queue_nums, config.write_queue_nums)
-        table = await json_object((self._queue_stats(topic, queue_id) for queue_id in range(count)), Steps())
+        table = await json_object((self._queue_stats(topic, queue_id) for queue_id in range(count)), Pace())
         counter = self._stats.find("TOPIC_PUT_NUMS", topic)
         rate = 0.0 if counter is None else self._stats.view(counter)["statsMinute"]["tps"]
         return request.reply(body=b'{"offsetTable":%b,"topicPutTps":%b}' % (table, fastjson.dumps(rate)))

@@ -1,7 +1,7 @@
-"""Long work on the loop, a few milliseconds at a time.
+"""Runs long work (``_steps``) on the event loop, a few milliseconds at a time.
 
-All of it takes turns: between two turns of the loop runs one slice of one piece of work, however many wait. So the
-longest pause of the loop is one slice, not the sum of all.
+The pieces of work take turns: between two turns of the loop one slice of one piece runs, however many pieces wait. So
+the longest pause of the loop is one slice, not the sum of all.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections import deque
 from typing import TypeVar
 
 from gimbalmq._clock import Clock
-from gimbalmq.store.steps import Steps
+from gimbalmq._steps import Steps
 
 T = TypeVar("T")
 
 _SLICE_SECONDS = 0.003
 _MOST_STEPS = 256
-"""Of a slice, for clocks that stand still."""
+"""A slice has no more steps than these, because the clock of a test may stand still."""
 
 
 class Turns:
@@ -29,7 +29,7 @@ class Turns:
         self._busy = False
 
     async def run(self, steps: Steps[T]) -> T:
-        """What the steps return."""
+        """Runs the steps and returns their result."""
         now = self._clock.monotonic
         try:
             while True:
@@ -49,7 +49,7 @@ class Turns:
             steps.close()
 
     async def _turn(self) -> None:
-        """Comes back in a later turn of the loop, when nobody else has a slice in the same."""
+        """Returns when nobody else has a slice in this turn of the loop."""
         if self._busy:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from gimbalmq._clock import SYSTEM_CLOCK
-from gimbalmq.broker.turns import Turns
-from gimbalmq.store.steps import Steps, run_through
+from gimbalmq._steps import Steps, run_through
+from gimbalmq.transport.turns import Turns
 from tests.support import ManualClock, run, until
 
 
