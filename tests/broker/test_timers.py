@@ -79,6 +79,76 @@ def test_what_was_delivered_before_a_kill_does_not_come_again(
     run(work())
 
 
+@DELAYS
+def test_what_was_delivered_before_a_kill_is_known_until_it_is_passed(
+    tmp_path: Path, delay: dict[str, str]
+) -> None:
+    """Messages of several seconds; a clock set back keeps them waiting; and progress is saved meanwhile."""
+
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            _put(desk, b"1", dict(delay))
+            _tick(desk)
+            await desk.broker.timers.save(desk.broker.commit.flush)
+            await desk.broker._save_delays()
+            for number in (2, 3, 4):
+                clock.advance(1)
+                _put(desk, b"%d" % number, dict(delay))
+            for _ in range(5):
+                clock.advance(1)
+                _tick(desk)
+            expected = [b"1", b"2", b"3", b"4"]
+            assert desk.bodies("T") == expected
+            clock.wall -= 6000
+            await _kill(desk)
+            for _ in range(3):
+                _put(desk, b"soon", {"TIMER_DELAY_SEC": "1"})
+                _put(desk, b"soon", {"DELAY": "1"})
+                expected += [b"soon"] * 2
+                for _ in range(2):
+                    clock.advance(1)
+                    _tick(desk)
+                    await desk.broker.timers.save(desk.broker.commit.flush)
+                    await desk.broker._save_delays()
+                assert desk.bodies("T") == expected
+                await _kill(desk)
+            clock.advance(20)
+            _tick(desk)
+            assert desk.bodies("T") == expected
+            await desk.broker.timers.save(desk.broker.commit.flush)
+            await desk.broker._save_delays()
+            assert not desk.broker.timers._known and not desk.broker.delays._delivered
+            end = desk.broker.store.max_commitlog_offset
+            assert desk.broker.timers._check().marks_from == end
+            assert desk.broker.delays._saved[1] == end
+
+    run(work())
+
+
+def test_timers_in_the_queue_behind_the_note_are_taken_in_after_a_kill(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            _put(desk, b"saved", {"TIMER_DELAY_SEC": "5"})
+            _tick(desk)
+            await desk.broker.timers.save(desk.broker.commit.flush)
+            _put(desk, b"entered", {"TIMER_DELAY_SEC": "6"})
+            _tick(desk)
+            _put(desk, b"only in the queue", {"TIMER_DELAY_SEC": "7"})
+            await _kill(desk)
+            assert desk.broker.timers.offsets_behind == 2
+            _tick(desk)
+            assert len(desk.broker.timers) == 3
+            clock.advance(10)
+            _tick(desk)
+            assert desk.bodies("T") == [b"saved", b"entered", b"only in the queue"]
+
+    run(work())
+
+
 def test_kill_between_two_deliveries_of_one_second_repeats_none_and_loses_none(tmp_path: Path) -> None:
     async def work() -> None:
         clock = SlowClock()

@@ -17,6 +17,7 @@ from gimbalmq.broker.redelivery import Deliverer, waiting_copy
 from gimbalmq.broker.writer import Draft, Writer
 from gimbalmq.errors import StoreError
 from gimbalmq.model import topics
+from gimbalmq.model.record import decode_record
 from gimbalmq.store.consumequeue import FILLER_SIZE, QueueLog
 from gimbalmq.store.message_store import MessageStore
 
@@ -50,7 +51,7 @@ class DelayLevels:
         self._delivered: set[int] = set()
         """Commit-log offsets of messages delivered before the last crash, as far as offsets do not say so."""
         self._check_until: dict[int, int] = {}
-        """Level to the queue offset behind which none of these can lie."""
+        """Level to the queue offset behind the last of these."""
         self._set_back: dict[int, float] = {}
         """Level to the moment at which its next message was seen to be due too late: the clock was set back."""
         self._moved_from = 0
@@ -61,11 +62,20 @@ class DelayLevels:
         self._offsets, marks_from = self._file.load(_read) or ({}, -1)
         self._saved = (dict(self._offsets), marks_from)
         if marks_from >= 0:
-            self._delivered = {source for _, source in self._store.marks_since(marks_from)}
+            self._find_marks(marks_from)
         else:
             self._note_marks()
-        if self._delivered:
-            self._check_until = {level: queue.max_offset for level, queue in self._queues()}
+
+    def _find_marks(self, start: int) -> None:
+        for _, source in self._store.marks_since(start):
+            raw = self._store.record_at(source)
+            record = None if raw is None else decode_record(raw)
+            if record is None or record.topic != topics.SCHEDULE_TOPIC:
+                continue
+            level = record.queue_id + 1
+            if record.queue_offset >= self._offsets.get(level, 0):
+                self._delivered.add(source)
+                self._check_until[level] = max(self._check_until.get(level, 0), record.queue_offset + 1)
 
     def _note_marks(self) -> None:
         """From here on marks tell what was delivered; that is noted before the first delivery."""
@@ -78,7 +88,13 @@ class DelayLevels:
         """To be saved as soon as the commit log is durable up to where it is now."""
         offsets = {level: self._offsets[level] for level in sorted(self._offsets)}
         marks_from = self._store.max_commitlog_offset
-        if offsets == self._saved[0] and self._saved[1] >= 0 and marks_from - self._saved[1] < _MARKS_BEHIND:
+        if self._check_until:
+            marks_from = self._saved[
+                1
+            ]  # the offsets have not passed all that was delivered before the last crash
+        elif (
+            offsets == self._saved[0] and self._saved[1] >= 0 and marks_from - self._saved[1] < _MARKS_BEHIND
+        ):
             marks_from = self._saved[1]  # not worth a write
         return {
             "marksFrom": marks_from,
@@ -132,7 +148,7 @@ class DelayLevels:
             if now < due and not self._overdue(level, due, now):
                 break
             position += 1
-            if entry_size == FILLER_SIZE or self._known(level, position - 1, commitlog_offset):
+            if entry_size == FILLER_SIZE or commitlog_offset in self._delivered:
                 continue
             record = self._deliverer.record(commitlog_offset, topics.SCHEDULE_TOPIC)
             draft = None if record is None else self._deliverer.draft(record)
@@ -144,14 +160,14 @@ class DelayLevels:
                     break
         settled = self._deliverer.put(drafts) if drafts else 0
         if settled < len(drafts):
-            self._offsets[level] = ends[settled - 1] if settled else offset
+            self._passed(level, ends[settled - 1] if settled else offset)
             return False
-        self._offsets[level] = position
+        self._passed(level, position)
         return position < queue.max_offset and position - offset > 0
 
     def _clamped(self, level: int, queue: QueueLog) -> int:
         offset = max(queue.min_offset, min(self._offsets.get(level, 0), queue.max_offset))
-        self._offsets[level] = offset
+        self._passed(level, offset)
         return offset
 
     def _overdue(self, level: int, due: int, now: int) -> bool:
@@ -167,16 +183,13 @@ class DelayLevels:
         since = self._set_back.setdefault(level, self._clock.monotonic())
         return self._clock.monotonic() - since >= delay_ms / 1000
 
-    def _known(self, level: int, queue_offset: int, commitlog_offset: int) -> bool:
-        """Whether it was delivered before the last crash."""
-        if not self._check_until:
-            return False
-        if queue_offset >= self._check_until.get(level, 0):
-            self._check_until.pop(level, None)
+    def _passed(self, level: int, offset: int) -> None:
+        """The level has come to this queue offset."""
+        self._offsets[level] = offset
+        if offset >= self._check_until.get(level, offset + 1):
+            del self._check_until[level]
             if not self._check_until:
                 self._delivered.clear()
-            return False
-        return commitlog_offset in self._delivered
 
     # -- making room -------------------------------------------------------------------
 
@@ -215,7 +228,7 @@ class DelayLevels:
             if commitlog_offset >= limit and size != FILLER_SIZE:
                 break
             position += 1
-            if size == FILLER_SIZE or self._known(level, position - 1, commitlog_offset):
+            if size == FILLER_SIZE or commitlog_offset in self._delivered:
                 continue
             record = self._deliverer.record(commitlog_offset, topics.SCHEDULE_TOPIC)
             if record is not None:
@@ -223,7 +236,7 @@ class DelayLevels:
                 ends.append(position)
         settled = self._deliverer.put(drafts, making_room=True) if drafts else 0
         if settled < len(drafts):
-            self._offsets[level] = ends[settled - 1] if settled else offset
+            self._passed(level, ends[settled - 1] if settled else offset)
             return False
-        self._offsets[level] = position
+        self._passed(level, position)
         return True

@@ -76,7 +76,13 @@ class Timers:
         """Marks of what was delivered of this second lie in the log from here on."""
         self._pending = 0
         self._known: set[int] = set()
-        """Records delivered of the first second before the last crash; those put again, too."""
+        """Records delivered before the last crash since progress was saved; those put again, too."""
+        self._known_from = -1
+        """Where the marks of those delivered begin; -1 if none of them can turn up any more:"""
+        self._known_until = 0
+        """none is due after this second,"""
+        self._known_queue = 0
+        """and none lies from this queue offset on."""
         self._slot: _OpenSlot | None = None
         self._moved_below = 0
         self._move_to = 0
@@ -131,33 +137,41 @@ class Timers:
     def _catch_up_queue(self) -> None:
         """The queue offset behind the newest timer of the log, if that is further than the note says."""
         newest = self._log.newest()
-        raw = None if newest is None else self._store.record_at(newest.offset)
-        record = None if raw is None else decode_record(raw)
-        if record is not None and record.topic == topics.TIMER_TOPIC:
+        record = None if newest is None else self._timer_at(newest.offset)
+        if record is not None:
             self._queue_offset = max(self._queue_offset, record.queue_offset + 1)
 
     def _find_marks(self, start: int) -> None:
         self._marks_from = start
         for topic, source in self._store.marks_since(start):
+            record = self._timer_at(source)
+            if record is None:
+                continue
             self._known.add(source)
-            if topic == _TIMER_TOPIC and self._is_timer(source):
+            if topic == _TIMER_TOPIC:
                 # Timers were being put again: that is finished first.
                 self._move_marks = start
                 self._move_to = max(self._move_to, source + 1)
                 self._move_at = self._log.first
+            else:
+                self._known_from = start
+                self._known_until = max(self._known_until, self._second, due_ms(record) // 1000)
+        queue = self._store.find_queue(topics.TIMER_TOPIC, 0)
+        self._known_queue = 0 if queue is None else queue.max_offset
 
-    def _is_timer(self, offset: int) -> bool:
+    def _timer_at(self, offset: int) -> Record | None:
         raw = self._store.record_at(offset)
-        return raw is not None and decode_record(raw).topic == topics.TIMER_TOPIC
+        record = None if raw is None else decode_record(raw)
+        return record if record is not None and record.topic == topics.TIMER_TOPIC else None
 
     def _check(self) -> TimerCheck:
-        marks_from = self._marks_from if self._move_marks < 0 else min(self._marks_from, self._move_marks)
+        needed = [start for start in (self._known_from, self._move_marks) if start >= 0]
         filling = self._queue_offset < self._fill_until
         return TimerCheck(
             read_ms=self._second * 1000,
             log_end=self._log.end,
             queue_offset=self._queue_offset,
-            marks_from=marks_from,
+            marks_from=min([self._marks_from, *needed]),
             moved_below=self._moved_below,
             fill_until=self._fill_until if filling else 0,
             filled_from_ms=self._filled_from if filling else 0,
@@ -269,7 +283,7 @@ class Timers:
     def _enter(self, offset: int, size: int) -> bool:
         """Enters one record; False if its place in the wheel is taken by another round's."""
         record = self._deliverer.record(offset, topics.TIMER_TOPIC)
-        if record is None or offset < self._moved_below:
+        if record is None or offset < self._moved_below or offset in self._known:
             return True
         due = due_ms(record)
         if self._queue_offset < self._fill_until and due < self._filled_from:
@@ -329,13 +343,15 @@ class Timers:
             self._wheel.clear(slot.second)
             self._settled(slot, slot.count)
             self._slot = None
-            if self._move_marks < 0:
-                self._known.clear()
             self._go_to(self._second + 1)
 
     def _go_to(self, second: int) -> None:
         self._second = second
         self._marks_from = self._store.max_commitlog_offset
+        if second > self._known_until and self._queue_offset >= self._known_queue:
+            self._known_from = -1
+            if self._move_marks < 0:
+                self._known.clear()
 
     def _open_next(self, second: int, set_back: bool) -> bool:
         """Goes on to the next second that has timers, at most to the present one; False if that has none."""
