@@ -11,7 +11,9 @@ import pytest
 
 from gimbalmq.broker.redelivery import Deliverer
 from gimbalmq.broker.writer import Draft
+from gimbalmq.errors import DiskFullError, ResourceShortageError, StoreError, StoreIOError
 from gimbalmq.model import topics as names
+from gimbalmq.model.record import Record
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.store import timer_wheel
 from gimbalmq.store.files import Files
@@ -619,6 +621,63 @@ def test_deleted_timer_does_not_come(tmp_path: Path) -> None:
             clock.advance(5)
             _tick(desk)
             assert desk.bodies("T") == [b"b"] and len(desk.broker.timers) == 0
+
+    run(work())
+
+
+@pytest.mark.parametrize("kind", [DiskFullError, ResourceShortageError, StoreIOError])
+def test_store_in_trouble_costs_no_delayed_message(tmp_path: Path, kind: type[StoreError]) -> None:
+    """Those due while there was no descriptor were passed over."""
+
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock, **NEVER_PROBED) as desk:
+            await desk.create("T")
+            for number in range(40):
+                _put(desk, b"timer %d" % number, {"TIMER_DELAY_SEC": "1"})
+                _put(desk, b"level %d" % number, {"DELAY": "1"})
+            clock.advance(2)
+            store = desk.broker.store
+            store._failure, store.read_only_reason = kind("a test"), "a test"
+            _tick(desk)
+            assert desk.bodies("T") == []
+            store._failure, store.read_only_reason = None, None
+            _tick(desk)
+            expected = {b"%b %d" % (sort, number) for sort in (b"timer", b"level") for number in range(40)}
+            assert sorted(desk.bodies("T")) == sorted(expected)
+
+    run(work())
+
+
+def test_record_that_cannot_be_read_for_now_is_delivered_later_and_the_others_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            for number in range(6):
+                _put(desk, b"%d" % number, {"TIMER_DELAY_SEC": "1"})
+            _tick(desk)
+            real = Deliverer.record
+            short = True
+
+            def record(self: Deliverer, offset: int, topic: str) -> Record | None:
+                found = real(self, offset, topic)
+                if short and found is not None and found.body == b"3":
+                    raise ResourceShortageError("a test")
+                return found
+
+            monkeypatch.setattr(Deliverer, "record", record)
+            clock.advance(1)
+            for _ in range(3):
+                with pytest.raises(ResourceShortageError):
+                    _tick(desk)
+                assert desk.bodies("T") == [b"0", b"1", b"2"]
+            short = False
+            clock.advance(3)
+            _tick(desk)
+            assert desk.bodies("T") == [b"%d" % number for number in range(6)]
 
     run(work())
 

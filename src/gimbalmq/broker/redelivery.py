@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from gimbalmq.broker.writer import Draft, Writer
-from gimbalmq.errors import DiskFullError, ResponseError, StoreError, StoreIOError
+from gimbalmq.errors import DiskFullError, ResourceShortageError, ResponseError, StoreError, StoreIOError
 from gimbalmq.model import properties as prop
 from gimbalmq.model import topics
 from gimbalmq.model.ids import pack_host
@@ -16,7 +16,7 @@ from gimbalmq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
 
-TROUBLE = (DiskFullError, StoreIOError)
+TROUBLE = (DiskFullError, ResourceShortageError, StoreIOError)
 """What the store may get over; anything else is the message's own fault."""
 _OF_DELAYS = (
     prop.DELAY,

@@ -14,6 +14,7 @@ import asyncio
 import heapq
 import logging
 from array import array
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -392,9 +393,10 @@ class Timers:
             slot.walked = True
             for offsets in slot.due.values():
                 offsets.reverse()
-        late, slot.late = slot.late, []
-        for due, unit in late:
+        while slot.late:
+            due, unit = slot.late[0]
             self._take(slot, unit, due)
+            slot.late.popleft()
         return True
 
     def _settled(self, slot: _OpenSlot, count: int) -> None:
@@ -420,10 +422,14 @@ class Timers:
             drafts: list[Draft] = []
             ends: list[int] = []
             size, end = 0, slot.at
+            unread: StoreError | None = None
             while end < len(offsets) and len(drafts) < _BATCH and size < _BATCH_BYTES:
-                offset = offsets[end]
+                try:
+                    draft = self._draft(slot, offsets[end], now)
+                except StoreError as error:
+                    unread = error  # after those before it, which must not be looked at again
+                    break
                 end += 1
-                draft = self._draft(slot, offset, now)
                 if draft is not None:
                     drafts.append(draft)
                     ends.append(end)
@@ -437,6 +443,8 @@ class Timers:
             if settled < len(drafts):
                 slot.refused = True
                 return False
+            if unread is not None:
+                raise unread
             if end == len(offsets):
                 del slot.due[heapq.heappop(slot.times)]
                 slot.at = 0
@@ -543,7 +551,7 @@ class _OpenSlot:
         self.due: dict[int, array[int]] = {}
         self.at = 0
         """How many of the first millisecond's are settled."""
-        self.late: list[tuple[int, Unit]] = []
+        self.late: deque[tuple[int, Unit]] = deque()
         """Came while the second was being walked or delivered."""
         self.deleted: set[str] = set()
         self.refused = False
