@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -277,6 +278,108 @@ def test_restart_keeps_open_halves_and_ends(tmp_path: Path) -> None:
             (question,) = await _asked(desk, producer)
             assert decode_record(bytes(question.body)).body == b"2"
             assert desk.bodies("T", 1) == [b"1", b"0"]
+
+    run(work())
+
+
+async def _same(desk: Desk) -> None:
+    pass
+
+
+async def _restart(desk: Desk) -> None:
+    await desk.restart()
+
+
+async def _kill(desk: Desk) -> None:
+    """As kill -9: nothing is saved."""
+    await desk.broker.abandon()
+    await desk.start()
+
+
+BETWEEN = pytest.mark.parametrize("between", [_same, _restart, _kill])
+
+
+@BETWEEN
+@pytest.mark.parametrize("how", [COMMIT, ROLLBACK])
+@pytest.mark.parametrize("late_first", [True, False])
+def test_end_of_an_old_place_and_of_the_new_one_are_one_end(
+    tmp_path: Path, between: Callable[[Desk], Awaitable[None]], how: int, late_first: bool
+) -> None:
+    """Each of them committed the message."""
+
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            producer = desk.new_client()
+            await producer.heartbeat(producer="pg")
+            late = await _half(desk)
+            for _ in range(2):
+                clock.advance(7)
+                questions = await _asked(desk, producer)
+            ends = [late, *map(_answer, questions)]
+            committed = [b"half"] if how == COMMIT else []
+            await between(desk)
+            for end in ends if late_first else reversed(ends):
+                assert (await _end(desk.new_client(), end, how)).code == 0
+                assert desk.bodies("T", 1) == committed
+                await between(desk)
+            assert desk.messages(OP)[-1].body == b"2", "the newest place is the one that is open"
+            producer = desk.new_client()
+            await producer.heartbeat(producer="pg")
+            clock.advance(7)
+            assert await _asked(desk, producer) == []
+            await between(desk)
+            for end in ends:
+                assert (await _end(desk.new_client(), end, how)).code == 0
+            assert desk.bodies("T", 1) == committed and len(desk.messages(OP)) == 1
+
+    run(work())
+
+
+def test_half_stored_anew_before_a_kill_is_not_stored_anew_once_more(tmp_path: Path) -> None:
+    """The walk begins where it was when offsets were saved last."""
+
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            for number in range(3):
+                await _half(desk, b"%d" % number)
+            clock.advance(7)
+            await desk.broker.transactions.check()
+            assert len(desk.messages(HALF)) == 6
+            await _kill(desk)
+            assert desk.broker.transactions._walked_to == 0
+            producer = desk.new_client()
+            await producer.heartbeat(producer="pg")
+            clock.advance(7)
+            questions = await _asked(desk, producer)
+            assert [fields(question)["tranStateTableOffset"] for question in questions] == ["6", "7", "8"]
+
+    run(work())
+
+
+def test_what_is_remembered_of_halves_stored_anew_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gimbalmq.broker.transactions._ENDED_KEPT", 4)
+
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            await desk.client.heartbeat(producer="pg")
+            transactions = desk.broker.transactions
+            for _ in range(3):
+                for number in range(8):
+                    await _half(desk, b"%d" % number)
+                clock.advance(7)
+                for question in (await _asked(desk, desk.client))[-8:]:
+                    await _end(desk.client, _answer(question), COMMIT)
+                assert len(transactions._newest) <= 12
+                await transactions.check()
+            assert len(desk.messages("T", 1)) == 24
 
     run(work())
 

@@ -11,7 +11,7 @@ from gimbalmq.model import properties as prop
 from gimbalmq.model import topics
 from gimbalmq.model.ids import pack_host
 from gimbalmq.model.record import Record, decode_record
-from gimbalmq.store.marks import mark_for
+from gimbalmq.store.marks import mark_for, source_of
 from gimbalmq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class Deliverer:
             except TROUBLE as error:
                 return self._trouble(error, number)
             except (ResponseError, StoreError) as error:
-                where = ~draft.prepared_offset
+                where = source_of(draft.prepared_offset)
                 log.error("the delayed message at %d cannot be stored (%s); passed over", where, error)
         return len(drafts)
 

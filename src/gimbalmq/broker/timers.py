@@ -30,6 +30,7 @@ from gimbalmq.model import topics
 from gimbalmq.model.javahash import java_hash
 from gimbalmq.model.record import Record, decode_record
 from gimbalmq.store.consumequeue import FILLER_SIZE
+from gimbalmq.store.marks import source_of
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.store.timer_files import TimerCheck, TimerFiles
 from gimbalmq.store.timer_log import DELETE, PLAIN, ROLL, Unit
@@ -524,7 +525,7 @@ class Timers:
                         size += unit.size
                 position = self._log.after(position)
             settled = self._deliverer.put([draft for _, draft in units], making_room=True) if units else 0
-            self._known.update(~draft.prepared_offset for _, draft in units[:settled])
+            self._known.update(source_of(draft.prepared_offset) for _, draft in units[:settled])
             if settled < len(units):
                 return False
             if finished:

@@ -4,7 +4,8 @@ A half message waits in its own topic. Commit stores the real message, and commi
 both leave an *op* message that names the half's queue offset. So a half is open as long as
 no op names it. The check walks the half queue from the first offset not yet settled: an open
 half that is old enough is stored anew (its old place counts as settled) and its producer is
-asked about the new one.
+asked about the new one. The new one names the first of its places (``store/marks``), so an end that names any of
+them ends the one transaction, after a restart too.
 
 State in memory: the offset the walk has reached and the ops seen ahead of it. Both are
 rebuilt from the op queue, whose own progress is kept as the offsets of a system group.
@@ -44,6 +45,7 @@ from gimbalmq.model.record import Record, decode_record, encode_record
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers.messages import CheckTransactionState, EndTransaction
+from gimbalmq.store.marks import mark_for, source_of
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.turns import Turns
 
@@ -55,6 +57,8 @@ _OP_TAG = "d"
 _CHECK_ROOM = len(prop.CHECK_TIMES) + 2 + 10
 """Bytes that the count of checks may add to a half's properties."""
 _ENDED_KEPT = 65_536
+_LOOKED_BACK = 8192
+"""So many halves and ops behind the walk are looked at again at the start: their ends may still come, once more."""
 _STEP = 1024
 _PIECES_OF_CHECK = 16
 """A half that is stored anew costs as much as so many that are only passed."""
@@ -89,6 +93,9 @@ class Transactions:
         """Half offsets named by an op, at or ahead of the walk."""
         self._ended: dict[int, None] = {}
         """Half offsets behind the walk that an op names, the last few: an end that comes twice is one end."""
+        self._newest: dict[int, int] = {}
+        """Halves that were stored anew: commit-log offset of the first place to queue offset of the newest, by the
+        latter. Those behind the walk are kept as long as their ends."""
         self._ops: deque[int] = deque()
         """The last half that each op names, for the ops that were read and are not done, oldest first."""
         self._op_read_to = 0
@@ -96,8 +103,27 @@ class Transactions:
 
     def load(self) -> None:
         self._walked_to = self._progress(topics.HALF_TOPIC)
-        self._op_read_to = self._progress(topics.OP_HALF_TOPIC)
+        self._op_read_to = max(0, self._progress(topics.OP_HALF_TOPIC) - _LOOKED_BACK)
         run_through(self._read_ops())
+        self._find_renewed()
+
+    def _find_renewed(self) -> None:
+        queue = self._store.find_queue(topics.HALF_TOPIC, 0)
+        if queue is None:
+            return
+        for offset in range(max(queue.min_offset, self._walked_to - _LOOKED_BACK), queue.max_offset):
+            half = self._record(topics.HALF_TOPIC, offset)
+            if half is not None and half.prepared_transaction_offset < 0:
+                self._note_renewed(_origin(half), offset)
+
+    def _note_renewed(self, origin: int, half_offset: int) -> None:
+        self._newest.pop(origin, None)
+        self._newest[origin] = half_offset
+        while len(self._newest) > _ENDED_KEPT:
+            oldest = next(iter(self._newest))
+            if self._newest[oldest] >= self._walked_to:
+                break
+            del self._newest[oldest]
 
     def _progress(self, topic: str) -> int:
         """How far a queue was walked. The log may have lost its end since: what comes there anew is not passed over."""
@@ -142,10 +168,11 @@ class Transactions:
             raise ResponseError("The producer group wrong")
         if half.queue_offset != header.tran_state_table_offset:
             raise ResponseError("The transaction state table offset wrong")
-        if half.queue_offset in self._settled or half.queue_offset in self._ended:
+        newest = self._newest.get(_origin(half), half.queue_offset)
+        if any(place in self._settled or place in self._ended for place in (half.queue_offset, newest)):
             return
-        if half.queue_offset < self._walked_to:
-            log.info("transaction at half offset %d ended after it was checked", half.queue_offset)
+        if newest < self._walked_to:
+            log.info("transaction at half offset %d ended after it was given up", newest)
         drafts = []
         if header.commit_or_rollback == COMMIT:
             draft = redelivery(half)
@@ -156,12 +183,12 @@ class Transactions:
             draft.sys_flag = draft.sys_flag & ~TRANSACTION_MASK | TRANSACTION_COMMIT
             draft.prepared_offset = half.commitlog_offset
             drafts.append(draft)
-        drafts.append(self._op(half.queue_offset))
+        drafts.append(self._op(newest))
         # Message and op become visible together or not at all.
         op = self._writer.put(*drafts)[-1]
-        self._settle(half.queue_offset)
+        self._settle(newest)
         if op.queue_offset == self._op_read_to:
-            self._ops.append(half.queue_offset)
+            self._ops.append(newest)
             self._op_read_to += 1
 
     def _settle(self, half_offset: int) -> None:
@@ -290,6 +317,8 @@ class Transactions:
         if half is None:
             tally.unreadable += 1
             return True
+        if self._newest.get(_origin(half), offset) > offset:
+            return True  # it was stored anew before a crash
         config = self._live.now
         checked = max(0, _int(half.properties.get(prop.CHECK_TIMES), 0))
         age_ms = now - half.born_timestamp
@@ -312,8 +341,12 @@ class Transactions:
         return True
 
     def _renew(self, renewed: Draft, half: Record, tally: _Tally) -> Placed | None:
+        origin = _origin(half)
+        renewed.prepared_offset = mark_for(origin)
         try:
-            return self._writer.put(renewed)[0]
+            place = self._writer.put(renewed)[0]
+            self._note_renewed(origin, place.queue_offset)
+            return place
         except MessageIllegalError as error:
             # Only one of another broker, or of an earlier version: here ``prepare`` leaves room. Its producer is asked
             # once, about its old place, and may end it there.
@@ -414,6 +447,12 @@ class _Tally:
             )
         for group, count in self.nobody.most_common(_NAMES_LOGGED):
             log.info("no producer of group %s is connected to be asked about %d transactions", group, count)
+
+
+def _origin(half: Record) -> int:
+    """Where in the commit log the transaction's half lay first."""
+    offset = half.prepared_transaction_offset
+    return source_of(offset) if offset < 0 else half.commitlog_offset
 
 
 def _int(text: str | None, default: int) -> int:

@@ -3,7 +3,8 @@
 Whatever is stored in place of a delayed message (the message at its time, or a copy that waits further on)
 names that message: the field for the prepared transaction, which only transactions use otherwise, holds the
 complement of its commit-log offset, a negative number. So after a crash nobody has to guess what was
-delivered since progress was saved: one walk over the log's newest records tells.
+delivered since progress was saved: one walk over the log's newest records tells. A half message that is stored
+anew names its first place in the same way.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ _INT = struct.Struct(">i")
 def mark_for(commitlog_offset: int) -> int:
     """What the record put in place of the one at this offset carries as prepared offset."""
     return ~commitlog_offset
+
+
+def source_of(mark: int) -> int:
+    """The offset of the record that this mark names."""
+    return ~mark
 
 
 def marks_since(log: CommitLog, start: int) -> Iterator[tuple[bytes, int]]:
@@ -50,7 +56,7 @@ def marks_since(log: CommitLog, start: int) -> Iterator[tuple[bytes, int]]:
             prepared = at + _PREPARED_AT + (12 if flags & 0x10 else 0) + (12 if flags & 0x20 else 0)
             value = _PREPARED.unpack_from(view, prepared)[0]
             if value < 0:
-                yield _topic(view, prepared + 8, magic), ~value
+                yield _topic(view, prepared + 8, magic), source_of(value)
             at += size
         position = base + segments.size
 
