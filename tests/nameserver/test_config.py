@@ -20,22 +20,23 @@ def test_defaults_are_java_s_but_for_the_loopback_and_the_files() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
+    ("option", "key", "value"),
     [
-        ("port", -1),
-        ("port", 65536),
-        ("scan_interval", 0),
-        ("broker_expiry", -1.0),
-        ("idle_timeout", float("nan")),
-        ("wait_for_service", -0.1),
-        ("kv_config_path", ""),
-        ("config_store_path", ""),
+        ("max_broker_nums", "maxBrokerNums", 0),
+        ("port", "listenPort", -1),
+        ("port", "listenPort", 65536),
+        ("scan_interval", "scanNotActiveBrokerInterval", 0),
+        ("broker_expiry", "brokerChannelExpiredTime", -1.0),
+        ("idle_timeout", "serverChannelMaxIdleTimeSeconds", float("nan")),
+        ("wait_for_service", "waitSecondsForService", -0.1),
+        ("kv_config_path", "kvConfigPath", ""),
+        ("config_store_path", "configStorePath", ""),
     ],
 )
-def test_unusable_value_is_refused_by_name(option: str, value: Any) -> None:
+def test_unusable_value_is_refused_under_its_name_in_files(option: str, key: str, value: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         NameServerConfig(**{option: value})
-    assert caught.value.option == option
+    assert caught.value.option == key
 
 
 def test_properties_use_rocketmq_s_names_and_unknown_ones_are_told() -> None:

@@ -94,13 +94,12 @@ class NameServerConfig(TlsConfig):
 
     def __post_init__(self) -> None:
         TlsConfig.__post_init__(self)
-        if not 0 <= self.port <= 65535:
-            raise ConfigError("port", self.port, "use 0 to 65535")
         for option in ("scan_interval", "broker_expiry", "idle_timeout"):
             seconds = getattr(self, option)
             if not seconds > 0:
-                raise ConfigError(option, seconds, "use seconds above 0")
+                raise ConfigError(property_name(option), seconds, "use a time above 0")
         for option, low, high in (
+            ("port", 0, 65535),
             ("max_broker_nums", 1, 100_000),
             ("max_topic_nums", 100, 10_000_000),
             ("max_route_nums", 100, 100_000_000),
@@ -109,14 +108,16 @@ class NameServerConfig(TlsConfig):
             ("max_kv_config_size", 1024, 15_000_000),
         ):
             if not low <= getattr(self, option) <= high:
-                raise ConfigError(option, getattr(self, option), f"use {low} to {high}")
+                raise ConfigError(property_name(option), getattr(self, option), f"use {low} to {high}")
         if not self.wait_for_service >= 0:
-            raise ConfigError("wait_for_service", self.wait_for_service, "use 0 or more seconds")
+            raise ConfigError(
+                property_name("wait_for_service"), self.wait_for_service, "use 0 or more seconds"
+            )
         for key, option in _LIMITS.items():
             check_limit(option, key, getattr(self, option))
         for option in ("kv_config_path", "config_store_path"):
             if getattr(self, option) == "":
-                raise ConfigError(option, "", "name a file, or leave the option out")
+                raise ConfigError(property_name(option), "", "name a file, or leave the option out")
 
     def server_limits(self) -> ServerLimits:
         return ServerLimits(
@@ -235,6 +236,12 @@ _PROPERTIES: dict[str, _Property] = {
 """RocketMQ's name of each option. Ours are brokerChannelExpiredTime, in Java a constant, and the limits."""
 
 assert {known.option for known in _PROPERTIES.values()} == {field.name for field in fields(NameServerConfig)}
+
+
+def property_name(option: str) -> str:
+    """RocketMQ's name of an option."""
+    return next(key for key, known in _PROPERTIES.items() if known.option == option)
+
 
 FIXED_WHILE_RUNNING = (
     "bindAddress",
