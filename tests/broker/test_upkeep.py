@@ -181,7 +181,9 @@ def test_a_query_reads_the_index_off_the_loop_and_their_number_is_bounded(tmp_pa
     run(work())
 
 
-def test_trouble_with_the_disk_ends_and_nothing_is_missing(tmp_path: Path) -> None:
+def test_trouble_with_the_disk_ends_and_nothing_is_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class FullFiles(Files):
         full = False
 
@@ -203,12 +205,13 @@ def test_trouble_with_the_disk_ends_and_nothing_is_missing(tmp_path: Path) -> No
                     await step()
             assert (await upkeep.query("t", "k", 9, 0, 1 << 62)).records == []  # a read is not refused
             await upkeep.sync_log()
+            assert "the store takes no messages: " in caplog.text and "ends by itself when" in caplog.text
             assert (
                 store.flushed_offset == store.max_commitlog_offset
             )  # nor is what was accepted left unsynced
             files.full = False
             await upkeep.sync_log()
-            assert store.read_only_reason is None
+            assert store.read_only_reason is None and "the store takes messages again" in caplog.text
             await upkeep.write_behind()
             await upkeep.checkpoint()
             assert len((await upkeep.query("t", "k", 9, 0, 1 << 62)).records) == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -22,10 +23,14 @@ from gimbalmq.transport.turns import Turns
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 _QUERIES_AT_ONCE = 2
 _MOST_QUERIES = 256
 _THREADS = _QUERIES_AT_ONCE + 4
 """One checkpoint, one removal, one writing of queues and one new index file at a time, and the questions."""
+_QUIET_SECONDS = 10.0
+"""Between two lines about a store that refuses messages; the log may lie on the same full disk."""
 
 
 def _import_numpy() -> None:
@@ -54,6 +59,8 @@ class Upkeep:
         self._asking = asyncio.Semaphore(_QUERIES_AT_ONCE)
         self._queries = 0
         self._is_warm = False
+        self._is_told = False
+        self._told_at = -_QUIET_SECONDS
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -61,10 +68,24 @@ class Upkeep:
     async def sync_log(self) -> None:
         """The periodic sync of the log; first looks whether trouble has passed."""
         store = self._store
-        if store.read_only_reason is not None:
+        reason = store.read_only_reason
+        if reason is not None:
+            self._tell(reason)
             store.probe_writable()
+        self._tell(store.read_only_reason)
         if store.flushed_offset < store.max_commitlog_offset and store.can_sync:
             await self._commit.flush()
+
+    def _tell(self, reason: str | None) -> None:
+        """Logs when the store begins to refuse messages, and when it takes them again."""
+        now = self._clock.monotonic()
+        if reason is None and self._is_told:
+            log.warning("the store takes messages again")
+            self._is_told = False
+        elif reason is not None and not self._is_told and now - self._told_at >= _QUIET_SECONDS:
+            ending = "ends by itself" if self._store.trouble_passes else "ends with a restart"
+            log.error("the store takes no messages: %s; this %s when the cause is gone", reason, ending)
+            self._is_told, self._told_at = True, now
 
     async def write_behind(self) -> None:
         """Queue entries and keys that are only in memory."""

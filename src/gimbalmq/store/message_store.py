@@ -320,11 +320,16 @@ class MessageStore:
             self._failure = error
             self.read_only_reason = str(error)
 
+    @property
+    def trouble_passes(self) -> bool:
+        """Whether a store that is read-only may come back without a restart."""
+        return self._failure is None or passes(self._failure)
+
     def probe_writable(self) -> bool:
         """Whether groups are taken; tries the disk if they are not because of something that passes."""
         if self.read_only_reason is None:
             return True
-        if not passes(self._failure) and self._failure is not None:
+        if not self.trouble_passes:
             return False
         path = self.config.root / ".space-probe"
         try:
