@@ -178,8 +178,9 @@ class BrokerConfig(TlsConfig):
     max_subscription_bytes: int = 64 * 1024 * 1024
     max_topics_created_per_connection: int = 1_000
     max_groups_created_per_connection: int = 1_000
-    auto_create_topic_limit: int = 100_000
-    auto_create_subscription_group_limit: int = 100_000
+    # Below max_topic_nums and max_subscription_group_nums, so that operators may go on when clients may not.
+    auto_create_topic_limit: int = 90_000
+    auto_create_subscription_group_limit: int = 90_000
 
     register_name_server_period: int = 30_000
     force_register: bool = True
