@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gimbalmq.broker.config import BrokerConfig
+from gimbalmq.cli.serve import Plan, share_connections
+from gimbalmq.nameserver.config import NameServerConfig
+from gimbalmq.transport.descriptors import budget
 from tests.cli.commands import gimbalmq, serving
 
 
@@ -163,3 +167,41 @@ def test_an_idle_server_is_small(tmp_path: Path) -> None:
         server.ready()
         assert server.memory_mb() < 65
         assert server.end() == 0
+
+
+def test_a_start_warns_of_nothing_and_says_what_there_is_room_for(tmp_path: Path) -> None:
+    with serving("server", "--namesrv-port", 0, "--port", 0, "--store", tmp_path) as server:
+        server.ready()
+        server.ready()
+        assert server.end() == 0
+        start, _, room = server.errors.partition("can hold up to ")
+        assert "WARNING" not in start and "limit of open files" in room
+
+
+def test_few_open_files_are_told_with_a_remedy(tmp_path: Path) -> None:
+    limited = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "from gimbalmq.cli.main import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    with serving("server", "--namesrv-port", 0, "--port", 0, "--store", tmp_path, code=limited) as server:
+        server.ready()
+        server.ready()
+        assert server.end() == 0
+        assert "can only hold up to 1 connections" in server.errors
+        assert "raise the limit of open files (ulimit -n), which is 64" in server.errors
+
+
+@pytest.mark.parametrize("asked", [0, 7, 1_000_000])
+def test_two_servers_of_one_process_share_its_connections(asked: int) -> None:
+    plan = share_connections(
+        Plan(
+            nameserver=NameServerConfig(server_max_connections=asked),
+            broker=BrokerConfig(server_max_connections=asked),
+        )
+    )
+    assert plan.nameserver is not None and plan.broker is not None
+    parts = plan.nameserver.server_max_connections, plan.broker.server_max_connections
+    assert min(parts) >= 1 and sum(parts) <= max(2, budget().connections)
+    assert asked != 7 or parts == (7, 7)

@@ -22,12 +22,6 @@ def test_the_parts_fit_the_limit(limit: int) -> None:
         assert parts.connections >= limit // 5
 
 
-def test_what_is_said_has_the_figures() -> None:
-    assert str(budget(10_240)) == (
-        "up to 7,616 connections and 2,240 open queue files (limit of open files 10,240)"
-    )
-
-
 def test_the_limit_in_force_is_asked_for() -> None:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert budget().limit == min(soft, 1 << 20)

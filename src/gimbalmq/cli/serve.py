@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.cli.output import announce
 from gimbalmq.transport.descriptors import budget, raise_limit
+from gimbalmq.transport.limits import MOST_CONNECTIONS
 from gimbalmq.transport.watchdog import LoopWatchdog
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ log = logging.getLogger(__name__)
 
 _COLLECT_EVERY = (1000, 5, 5)
 """A full collection for every 25,000 objects more: some milliseconds."""
+
+_FEW_CONNECTIONS = 100
+"""A broker with room for fewer is told of at the start with a remedy."""
 
 WILDCARDS = frozenset({"", "0.0.0.0", "::", "*"})
 
@@ -113,10 +117,9 @@ class _StopOnSignal:
 
 async def _serve(plan: Plan) -> None:
     async with AsyncExitStack() as stack:
+        plan = share_connections(plan)
         broker_config = plan.broker
         watchdog = _watchdog(broker_config)
-        stack.callback(watchdog.close)
-        watchdog.start()
         if plan.nameserver is not None:
             from gimbalmq.nameserver.server import NameServer
 
@@ -136,9 +139,27 @@ async def _serve(plan: Plan) -> None:
             stack.push_async_callback(broker.close)
             await broker.start()
             announce(_broker_ready(broker, broker_config.broker_name, SYSTEM_CLOCK.monotonic() - begun))
-            log.info("broker %s can hold %s", broker_config.broker_name, budget())
+            _tell_room(broker_config.broker_name, broker.load.most_connections)
         _keep_collections_short(stack)
+        watchdog.start()  # only now: reading modules and the store takes long, and nobody is served yet
+        stack.callback(watchdog.close)
         await asyncio.get_running_loop().create_future()
+
+
+def share_connections(plan: Plan) -> Plan:
+    """Two servers of one process share its descriptors: the name server gets a quarter at most, the broker the rest."""
+    if plan.nameserver is None or plan.broker is None:
+        return plan
+    room = budget().connections
+    wanted = plan.nameserver.server_max_connections or MOST_CONNECTIONS
+    of_nameserver = max(1, min(wanted, room // 4))
+    wanted = plan.broker.server_max_connections or MOST_CONNECTIONS
+    of_broker = max(1, min(wanted, room - of_nameserver))
+    return replace(
+        plan,
+        nameserver=replace(plan.nameserver, server_max_connections=of_nameserver),
+        broker=replace(plan.broker, server_max_connections=of_broker),
+    )
 
 
 def _keep_collections_short(stack: AsyncExitStack) -> None:
@@ -159,6 +180,20 @@ def _keep_collections_short(stack: AsyncExitStack) -> None:
     gc.callbacks.append(freeze)
     stack.callback(gc.set_threshold, *before)
     stack.callback(gc.callbacks.remove, freeze)
+
+
+def _tell_room(name: str, connections: int) -> None:
+    room = budget()
+    text = f"up to {connections:,} connections and {room.queue_files:,} open queue files"
+    if connections < _FEW_CONNECTIONS:
+        log.warning(
+            "broker %s can only hold %s; raise the limit of open files (ulimit -n), which is %d",
+            name,
+            text,
+            room.limit,
+        )
+    else:
+        log.info("broker %s can hold %s (limit of open files %d)", name, text, room.limit)
 
 
 def _watchdog(config: BrokerConfig | None) -> LoopWatchdog:

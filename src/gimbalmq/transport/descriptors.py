@@ -39,12 +39,6 @@ class DescriptorBudget:
     log_files: int
     connections: int
 
-    def __str__(self) -> str:
-        return (
-            f"up to {self.connections:,} connections and {self.queue_files:,} open queue files "
-            f"(limit of open files {self.limit:,})"
-        )
-
 
 def budget(limit: int | None = None) -> DescriptorBudget:
     """Divides the limit; None asks for the one in force."""

@@ -113,7 +113,11 @@ class Load:
     ) -> None:
         self.limits = limits or ServerLimits()
         wanted = self.limits.server_max_connections or MOST_CONNECTIONS
-        self.most_connections = min(wanted, budget().connections)
+        allowed = budget()
+        self.most_connections = min(wanted, allowed.connections)
+        self._remedy = (
+            f"see serverMaxConnections, and the limit of open files (ulimit -n), which is {allowed.limit}"
+        )
         self.most_per_address = self.limits.max_connections_per_address or max(1, self.most_connections // 2)
         self.now = clock.monotonic
         self.connections = 0
@@ -137,7 +141,7 @@ class Load:
         local, host = _whose(host)
         theirs = self._by_address.get(host, 0)
         if self.connections >= self.most_connections + (LOOPBACK_RESERVE if local else 0):
-            self._refuse(f"there are {self.connections} already; see serverMaxConnections")
+            self._refuse(f"there are {self.connections} already; {self._remedy}")
             return False
         if theirs >= self.most_per_address and not local:
             self._refuse(f"{host} has {theirs} already; see maxConnectionsPerAddress")
