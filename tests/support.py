@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 def run(work: Coroutine[Any, Any, T], seconds: float = 60.0) -> T:
@@ -36,6 +38,15 @@ async def until(condition: Callable[[], object]) -> None:
     """Lets the loop turn until the condition holds; the time limit of ``run`` ends a vain wait."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0)
+
+
+class Unwalked(dict[K, V]):
+    """A table that answers questions about one key, and fails who walks over all of them."""
+
+    def _walked(self, *_: object) -> NoReturn:
+        raise AssertionError("somebody walked over the whole table")
+
+    __iter__ = keys = values = items = copy = _walked
 
 
 class ManualClock:

@@ -19,7 +19,7 @@ from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.testing import LocalCluster
 from gimbalmq.transport.pool import ChannelPool
 from tests.broker.desk import broker_config, open_desk, send_fields
-from tests.support import ManualClock, run
+from tests.support import ManualClock, Unwalked, run
 
 
 def _live(**settings: bool) -> LiveConfig:
@@ -163,6 +163,23 @@ def test_offsets_reach_the_file_by_themselves(tmp_path: Path) -> None:
             while not path.exists():  # noqa: ASYNC110
                 await asyncio.sleep(0)
             assert json.loads(path.read_text())["offsetTable"] == {"T@g": {"0": 7}}
+
+    run(work())
+
+
+def test_new_topic_or_group_costs_no_walk_over_all(tmp_path: Path) -> None:
+    async def work() -> None:
+        topics, groups = Topics(tmp_path, _live(), ManualClock()), Groups(tmp_path, _live(), ManualClock())
+        topics.put(TopicConfig(topic_name="first"))
+        groups.put(GroupConfig(group_name="first"))
+        await topics.saving.finish()
+        await groups.saving.finish()
+        topics._table, groups._table = Unwalked(topics._table), Unwalked(groups._table)
+        topics.put(TopicConfig(topic_name="second"), TopicConfig(topic_name="first", perm=4))
+        groups.put(GroupConfig(group_name="second"), GroupConfig(group_name="first"))
+        assert topics.ensure("third", 4) and groups.require("third")
+        assert topics.remove("second") and groups.remove("second")
+        assert len(topics) == len(groups) == 2
 
     run(work())
 

@@ -23,6 +23,7 @@ from gimbalmq.nameserver.route_table import (
 from gimbalmq.protocol.bodies import BrokerData, DataVersion, QueueData, TopicConfig
 from gimbalmq.protocol.headers.nameserver import RegisterBroker
 from tests.nameserver.broker_double import one_topic, register_request, registration, topics
+from tests.support import Unwalked
 
 
 def listed(topics: Steps[list[str]]) -> list[str]:
@@ -97,6 +98,16 @@ def test_update_of_one_topic_leaves_the_others() -> None:
     table.register(registration(version=2, table=one_topic("T", 16)), now=0.0)
     assert queues(table, "T") == {"broker-a": 16}
     assert queues(table, "U") == {"broker-a": 4}
+
+
+def test_update_of_one_topic_costs_no_walk_over_all() -> None:
+    table = RouteTable()
+    table.register(registration(table=topics(T=4, U=4)), now=0.0)
+    table._topics = Unwalked(table._topics)
+    table._served["broker-a"] = Unwalked(table._served["broker-a"])
+    for name in ("T", "V"):
+        table.register(registration(version=2, table=one_topic(name, 8)), now=1.0)
+        assert queues(table, name) == {"broker-a": 8}
 
 
 def test_one_topic_from_a_broker_that_never_registered_is_refused_without_a_trace() -> None:

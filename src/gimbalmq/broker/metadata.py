@@ -97,7 +97,7 @@ class Topics:
         Raises:
             TableFullError: there are maxTopicNums already; then none of these was taken.
         """
-        new = {config.topic_name for config in configs} - self._table.keys()
+        new = {config.topic_name for config in configs if config.topic_name not in self._table}
         limit = self._live.now.max_topic_nums
         if new and len(self._table) + len(new) > limit:
             raise TableFullError(
@@ -287,7 +287,7 @@ class Groups:
         Raises:
             TableFullError: there are maxSubscriptionGroupNums already; then none of these was taken.
         """
-        new = {config.group_name for config in configs} - self._table.keys()
+        new = {config.group_name for config in configs if config.group_name not in self._table}
         limit = self._live.now.max_subscription_group_nums
         if new and len(self._table) + len(new) > limit:
             raise TableFullError(

@@ -219,13 +219,15 @@ class RouteTable:
             )
         if not topics:
             return
-        new = len(registration.topics.keys() - self._topics.keys())
+        # Not by a difference of key views, which walks over the right one, however short the left one is.
+        new = sum(topic not in self._topics for topic in registration.topics)
         if new and len(self._topics) + new > limits.topics:
             raise TableFullError(
                 f"{new} topics of broker {name} are not registered: this name server knows "
                 f"{len(self._topics)} topics and maxTopicNums is {limits.topics}; raise it"
             )
-        new = len(registration.topics.keys() - self._served.get(name, {}).keys())
+        served = self._served.get(name, {})
+        new = sum(topic not in served for topic in registration.topics)
         if new and self._routes + new > limits.routes:
             raise TableFullError(
                 f"{new} topics of broker {name} are not registered: this name server holds {self._routes} "
