@@ -1,10 +1,9 @@
-"""A crash at every single change of a file, in a run with timers, levels, saves and files that go: each comes once."""
+"""A kill after every change of a file, in a run with timers, levels, saves and deleted files: each comes once."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.delay_levels import DelayLevels
@@ -17,56 +16,10 @@ from gimbalmq.model.record import decode_record
 from gimbalmq.store.config import StoreConfig
 from gimbalmq.store.files import Files
 from gimbalmq.store.message_store import MessageStore
+from gimbalmq.testing import RecordedDisk
 from tests.support import ManualClock
 
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
-
-
-class Crash(BaseException):
-    """The process ends here."""
-
-
-class Mortal(Files):
-    """Lets so many changes through, and then none."""
-
-    def __init__(self, changes: int) -> None:
-        self.left = changes
-
-    def _change(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise Crash
-
-    def open(self, path: Path | str, *, create: bool = False) -> int:
-        if create:
-            self._change()
-        return super().open(path, create=create)
-
-    def pwrite(self, fd: int, data: Any, position: int) -> int:
-        self._change()
-        return super().pwrite(fd, data, position)
-
-    def truncate(self, fd: int, size: int) -> None:
-        self._change()
-        super().truncate(fd, size)
-
-    def sync(self, fd: int) -> None:
-        self._change()
-
-    def sync_folder(self, folder: Path | str) -> None:
-        self._change()
-
-    def remove(self, path: Path | str) -> None:
-        self._change()
-        super().remove(path)
-
-    def replace(self, path: Path | str, target: Path | str) -> None:
-        self._change()
-        super().replace(path, target)
-
-    def make_folder(self, folder: Path | str) -> None:
-        self._change()
-        super().make_folder(folder)
 
 
 class World:
@@ -129,68 +82,81 @@ class World:
         self.store.abandon()
 
 
-def _play(world: World, accepted: set[str], seen: Counter[str]) -> None:
-    """A run; what was accepted, and what was delivered by the time it could still be read."""
+class Run:
+    """What had happened when, by the number of changes of files so far."""
+
+    def __init__(self) -> None:
+        self.accepted: list[tuple[int, str]] = []
+        self.seen: list[tuple[int, Counter[str]]] = []
+        """What was delivered, while it could still be read."""
+        self.clock: list[tuple[int, float, int]] = []
+
+
+def _play(world: World, disk: RecordedDisk) -> Run:
+    run = Run()
 
     def put(body: str, **properties: str) -> None:
         world.put(body, **properties)
-        accepted.add(body)
+        run.accepted.append((disk.now, body.strip()))
 
+    def tick(seconds: float = 0.0) -> None:
+        run.clock.append((disk.now, world.clock.now + seconds, world.clock.wall + round(seconds * 1000)))
+        world.tick(seconds)
+
+    world.load()
     for number in range(4):
         put(f"near-{number}", TIMER_DELAY_SEC="1")
         put(f"level-{number}", DELAY="2")
     put("far", TIMER_DELAY_SEC="200")
     put("long", DELAY="9")
-    world.tick()
+    tick()
     world.save()
-    world.tick(1)
+    tick(1)
     put("next", TIMER_DELAY_SEC="3")
-    world.tick(1)
+    tick(1)
     world.save()
     for number in range(20):
         put(f"plain-{number}" + " " * 300)
-    world.tick(3)
-    for body, count in world.bodies().items():
-        seen[body] = max(seen[body], count)
+    tick(3)
+    run.seen.append((disk.now, world.bodies()))
     for _ in range(3):
         world.clean()
-        world.tick()
+        tick()
         world.save()
-    world.tick(1)
+    tick(1)
     world.save()
+    return run
 
 
-def test_crash_at_every_change_of_a_file(tmp_path: Path) -> None:
-    changes = 0
-    while True:
-        root = tmp_path / str(changes)
-        clock = ManualClock()
-        files = Mortal(changes)
-        accepted: set[str] = set()
+def test_kill_after_every_change_of_a_file(tmp_path: Path) -> None:
+    disk = RecordedDisk(tmp_path / "run")
+    clock = ManualClock()
+    world = World(disk.root, clock, disk)
+    run = _play(world, disk)
+    world.abandon()
+    moments = [
+        moment
+        for moment, operation in enumerate([*disk.operations, None])
+        if operation is None or not operation.kind.startswith("sync")
+    ]
+    assert len(moments) > 60
+    for moment in moments:
+        root = tmp_path / str(moment)
+        disk.killed(moment, root)
+        for at, now, wall in run.clock:
+            if at <= moment:
+                clock.now, clock.wall = now, wall
         seen: Counter[str] = Counter()
-        world = World(root, clock, files)
-        crashed = False
-        try:
-            world.load()
-            _play(world, accepted, seen)
-        except Crash:
-            crashed = True
-        world.abandon()
-        before = {body.strip() for body in accepted}
+        for at, bodies in run.seen:
+            if at <= moment:
+                seen |= bodies
         again = World(root, clock, Files())
         again.load()
         kept = again.bodies()
         for seconds in (0, 0, 5, 60, 300):
             again.tick(seconds)
-        for body, count in (again.bodies() - kept).items():
-            seen[body] = max(seen[body], kept[body]) + count
-        for body, count in kept.items():
-            seen[body] = max(seen[body], count)
+        seen = (seen | kept) + (again.bodies() - kept)
         again.abandon()
-        delayed = {body for body in before if not body.startswith("plain")}
-        assert {body for body in delayed if seen[body] == 0} == set(), f"lost, crash at change {changes}"
-        assert {body: n for body, n in seen.items() if n > 1} == {}, f"repeated, crash at change {changes}"
-        if not crashed:
-            break
-        changes += 1
-    assert changes > 60
+        delayed = {body for at, body in run.accepted if at <= moment and not body.startswith("plain")}
+        assert {body for body in delayed if seen[body] == 0} == set(), f"lost, killed at change {moment}"
+        assert {body: n for body, n in seen.items() if n > 1} == {}, f"repeated, killed at change {moment}"

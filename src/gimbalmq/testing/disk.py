@@ -14,6 +14,7 @@ from __future__ import annotations
 import mmap
 import os
 import random
+import shutil
 import threading
 from pathlib import Path
 from typing import NamedTuple
@@ -236,19 +237,20 @@ def _write_down(operations: list[Operation], target: Path) -> None:
     """Makes a folder by doing the operations; those whose folder or file is not there do nothing."""
     folders = {"."}
     names: dict[str, int] = {}
-    contents: dict[int, bytearray] = {}
+    places: dict[int, Path] = {}
+    target.mkdir(parents=True)
+
     for kind, path, file, position, data, new in operations:
-        if kind == "write":
-            content = contents.setdefault(file, bytearray())
-            if len(content) < position:
-                content += bytes(position - len(content))
-            content[position : position + len(data)] = data
-        elif kind == "size":
-            content = contents.setdefault(file, bytearray())
-            if len(content) > position:
-                del content[position:]
-            else:
-                content += bytes(position - len(content))
+        if kind in ("write", "size"):
+            fd = os.open(places.setdefault(file, target / f".{file}"), os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                # Files stay sparse: a wheel of timers has 38 MB of which little is written.
+                if kind == "write":
+                    os.pwrite(fd, data, position)
+                else:
+                    os.ftruncate(fd, position)
+            finally:
+                os.close(fd)
         elif kind == "mkdir":
             folders.add(path)
         elif kind == "create":
@@ -261,10 +263,18 @@ def _write_down(operations: list[Operation], target: Path) -> None:
                 del names[path]
         elif kind == "rmdir":
             folders.discard(path)
-    target.mkdir(parents=True)
     for folder in sorted(folders):
         if all(str(above) in folders for above in Path(folder).parents):
             (target / folder).mkdir(exist_ok=True)
     for path, file in names.items():
         if (target / path).parent.is_dir():
-            (target / path).write_bytes(contents.get(file, b""))
+            if file not in places:
+                (target / path).touch()
+            elif places[file].name == f".{file}":
+                places[file] = places[file].rename(target / path)
+            else:
+                # One of two renames is lost, so the file has both names.
+                shutil.copyfile(places[file], target / path)
+    for file, place in places.items():
+        if place.name == f".{file}":
+            place.unlink()
