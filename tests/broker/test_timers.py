@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -621,6 +622,44 @@ def test_deleted_timer_does_not_come(tmp_path: Path) -> None:
             clock.advance(5)
             _tick(desk)
             assert desk.bodies("T") == [b"b"] and len(desk.broker.timers) == 0
+
+    run(work())
+
+
+def test_nothing_is_delivered_before_a_note_says_how_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the note a kill would bring it again."""
+
+    async def work() -> None:
+        clock = ManualClock()
+        real = Files.open
+
+        def no_descriptors(self: Files, path: Path | str, *, create: bool = False) -> int:
+            if "timercheck" in str(path) or "delayOffset" in str(path):
+                raise OSError(errno.EMFILE, "a test")
+            return real(self, path, create=create)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Files, "open", no_descriptors)
+            desk = Desk(tmp_path, clock, {})
+            await desk.start()
+        try:
+            await desk.create("T")
+            _put(desk, b"timer", {"TIMER_DELAY_SEC": "1"})
+            _put(desk, b"level", {"DELAY": "1"})
+            clock.advance(5)
+            _tick(desk)
+            assert desk.bodies("T") == []
+            await desk.broker.timers.save(desk.broker.commit.flush)
+            await desk.broker._save_delays()
+            _tick(desk)
+            assert sorted(desk.bodies("T")) == [b"level", b"timer"]
+            await _kill(desk)
+            _tick(desk)
+            assert sorted(desk.bodies("T")) == [b"level", b"timer"]
+        finally:
+            await desk.close()
 
     run(work())
 

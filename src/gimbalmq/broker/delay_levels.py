@@ -122,6 +122,8 @@ class DelayLevels:
 
     def tick(self) -> bool:
         """Delivers what has fallen due, for a few milliseconds at most; True if more may be due now."""
+        if self._saved[1] < 0:
+            return False  # the next save says that marks tell what was delivered
         until = self._clock.monotonic() + PIECE_SECONDS
         busy = {
             level: queue for level, queue in self._queues() if self._offsets.get(level, 0) != queue.max_offset

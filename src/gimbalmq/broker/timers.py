@@ -203,7 +203,8 @@ class Timers:
         """Whether anything came or went, or so much else was stored that looking for marks would take long."""
         saved = self._files.saved
         return (
-            self._log.waiting > 0
+            saved.marks_from < 0
+            or self._log.waiting > 0
             or self._wheel.changes > 0
             or self._queue_offset != saved.queue_offset
             or self._moved_below != saved.moved_below
@@ -253,6 +254,8 @@ class Timers:
     def tick(self) -> bool:
         """Works for a few milliseconds at most; True if there is more to do now."""
         more = self._enter_new()
+        if self._files.saved.marks_from < 0:
+            return more  # the next save says that marks tell what was delivered
         more = self._deliver_due() or more
         return self._move_on() or more
 
