@@ -97,4 +97,7 @@ def broken(report: Report) -> list[str]:
         twice = account.in_several_places(account.due)
         if twice:
             problems.append(f"{len(twice)} delayed messages were delivered twice: {some(twice)}")
+        twice = account.in_several_places(account.committed)
+        if twice:
+            problems.append(f"{len(twice)} transactions were committed twice: {some(twice)}")
     return problems
