@@ -373,6 +373,33 @@ def test_kill_in_the_middle_of_putting_again_repeats_none(tmp_path: Path) -> Non
     run(work())
 
 
+def test_what_was_delivered_is_not_put_again_after_the_clock_was_set_back(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            due = str(clock.wall + 5000)
+            _put(desk, b"delivered", {"TIMER_DELIVER_MS": due})
+            _put(desk, b"waits", {"TIMER_DELAY_SEC": "100"})
+            clock.advance(6)
+            _tick(desk)
+            await desk.broker.timers.save(desk.broker.commit.flush)
+            clock.wall -= 30_000
+            _tick(desk)
+            _put(desk, b"of the same second", {"TIMER_DELIVER_MS": due})
+            _tick(desk)
+            timers = desk.broker.timers
+            limit = desk.broker.store.max_commitlog_offset
+            assert timers.keep(limit) < limit
+            _tick(desk)
+            assert timers._moved_below == limit
+            clock.advance(200)
+            _tick(desk)
+            assert desk.bodies("T") == [b"delivered", b"of the same second", b"waits"]
+
+    run(work())
+
+
 def _poison(clock: ManualClock) -> Iterator[tuple[str, dict[str, str]]]:
     due = str(clock.wall + 1000)
     yield "no place", {"TIMER_OUT_MS": due}

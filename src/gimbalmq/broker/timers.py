@@ -518,7 +518,7 @@ class Timers:
                 if second == self._second:
                     break  # it is being delivered
                 if (
-                    second > self._second
+                    self._waits(second, position)
                     and unit.offset >= self._moved_below
                     and unit.offset not in self._known
                 ):
@@ -539,6 +539,11 @@ class Timers:
             self._move_at = position
             if self._clock.monotonic() > until:
                 return True
+
+    def _waits(self, second: int, position: int) -> bool:
+        """Whether a timer of the log is in the wheel: not if it was delivered, even if the clock was set back since."""
+        slot = self._wheel.at(second) if second > self._second else None
+        return slot is not None and slot.second == second and slot.first <= position <= slot.last
 
 
 class _OpenSlot:
