@@ -159,11 +159,20 @@ class Recreated(Traffic):
             await asyncio.sleep(seconds)
             for index in range(world.settings.brokers):
                 await self._persist(index, self._create)
-            await asyncio.sleep(NOTICING_SECONDS)
+            await self._noticed()
             world.account.gone |= self._sent
             self._sent = set()
             world.note(f"{RECREATED} is there again")
         self._deleting = False
+
+    async def _noticed(self) -> None:
+        """Members learn from a broker that their offsets are of a topic that is gone; not while it is down."""
+        up_since = self.world.loop.time()
+        while self.world.loop.time() - up_since < NOTICING_SECONDS:
+            await asyncio.sleep(0.5)
+            brokers = (self.world.cluster.broker_at(index) for index in range(self.world.settings.brokers))
+            if any(broker is None for broker in brokers):
+                up_since = self.world.loop.time()
 
     async def _persist(self, index: int, step: Callable[[str], Awaitable[None]]) -> None:
         """As an operator would: again and again until it is done."""
