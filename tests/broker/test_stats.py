@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
-from tests.support import ManualClock
+from tests.support import ManualClock, Unwalked
 
 
 def _pass(stats: Stats, clock: ManualClock, samples: int, per_sample: int = 0) -> None:
@@ -172,3 +172,39 @@ def test_topic_is_forgotten_with_its_groups_but_not_its_namesakes() -> None:
     stats.forget_group("g")
     assert set(stats.items("GROUP_GET_NUMS")) == {"T2@h"} and set(stats.items("TOPIC_PUT_NUMS")) == {"T2"}
     assert len(stats) == 4
+
+
+def test_a_topic_or_group_is_forgotten_without_a_walk_over_all() -> None:
+    stats = Stats(ManualClock())
+    for number in range(3):
+        stats.put(f"T{number}", 1, 1)
+        for group in ("g", f"g{number}"):
+            stats.got(f"T{number}", group, 1, 1)
+    stats._kinds = {name: Unwalked(kind) for name, kind in stats._kinds.items()}
+    stats._got = Unwalked(stats._got)
+    stats.forget_topic("T0")
+    stats.forget_group("g1")
+    stats.forget_group("nobody")
+    left = {key for key in ("T0", "T1", "T2") if stats.find("TOPIC_PUT_NUMS", key)}
+    left |= {
+        key
+        for key in ("T0@g", "T0@g0", "T1@g", "T1@g1", "T2@g", "T2@g2")
+        if stats.find("GROUP_GET_NUMS", key)
+    }
+    assert left == {"T1", "T2", "T1@g", "T2@g", "T2@g2"} and len(stats) == 10
+    stats.got("T0", "g", 5, 1)
+    found = stats.find("GROUP_GET_NUMS", "T0@g")
+    assert found is not None and found.value == 5, "what is forgotten begins anew"
+    for group in ("g", "g2"):
+        stats.forget_group(group)
+    for topic in ("T1", "T2"):
+        stats.forget_topic(topic)
+    assert len(stats) == 0 and not stats._groups_of and not stats._topics_of
+
+
+def test_counters_of_the_broker_itself_do_not_go_with_a_topic_of_their_name() -> None:
+    stats = Stats(ManualClock())
+    mine = stats.item("TIMER_ENQUEUE_NUMS", "timers")
+    stats.put("timers", 1, 1)
+    stats.forget_topic("timers")
+    assert stats.find("TIMER_ENQUEUE_NUMS", "timers") is mine and len(stats) == 1

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable
 
 from gimbalmq._clock import Clock
 from gimbalmq._steps import Steps
@@ -27,6 +26,9 @@ _MINUTE, _HOUR, _DAY = 6, 360, 8640
 
 _STEP = 2048
 """Counters between two turns of the loop."""
+
+_OF_TOPICS = "TOPIC_"
+"""Kinds of counters that are kept for each topic begin with it."""
 
 _ROUNDS = _DAY + _HOUR + 1
 _NOTES = 128
@@ -105,6 +107,9 @@ class Stats:
         self._max_items = max_items
         self._kinds: dict[str, dict[str, Counter]] = {}
         self._got: dict[tuple[str, str], tuple[Counter, Counter]] = {}
+        self._groups_of: dict[str, dict[str, None]] = {}
+        self._topics_of: dict[str, dict[str, None]] = {}
+        """Topics and groups that have counters together: nothing is forgotten by a walk over all."""
         self._count = 0
         self._round = 0
         self._round_times = array("d", bytes(8 * _ROUNDS))
@@ -137,6 +142,10 @@ class Stats:
                 return self._without_room()
             counter = kind[key] = Counter(self._clock.monotonic(), self._round)
             self._count += 1
+            topic, at, group = key.partition("@")
+            if at:
+                self._groups_of.setdefault(topic, {})[group] = None
+                self._topics_of.setdefault(group, {})[topic] = None
         return counter
 
     def _without_room(self) -> Counter:
@@ -180,18 +189,35 @@ class Stats:
         sizes.value += size
 
     def forget_topic(self, topic: str) -> None:
-        self._forget(lambda key: key == topic or key.startswith(topic + "@"))
+        groups = list(self._groups_of.get(topic, ()))
+        for name, kind in self._kinds.items():
+            if name.startswith(_OF_TOPICS):
+                self._drop(kind, topic)
+            for group in groups:
+                self._drop(kind, f"{topic}@{group}")
+        self._nowhere = None
 
     def forget_group(self, group: str) -> None:
-        self._forget(lambda key: key.endswith("@" + group))
-
-    def _forget(self, gone: Callable[[str], bool]) -> None:
-        self._got.clear()
+        topics = list(self._topics_of.get(group, ()))
         for kind in self._kinds.values():
-            for key in [key for key in kind if gone(key)]:
-                del kind[key]
-                self._count -= 1
+            for topic in topics:
+                self._drop(kind, f"{topic}@{group}")
         self._nowhere = None
+
+    def _drop(self, kind: dict[str, Counter], key: str) -> None:
+        if kind.pop(key, None) is None:
+            return
+        self._count -= 1
+        topic, at, group = key.partition("@")
+        if not at:
+            return
+        self._got.pop((topic, group), None)
+        if any(key in other for other in self._kinds.values()):
+            return
+        for index, outer, inner in ((self._groups_of, topic, group), (self._topics_of, group, topic)):
+            del index[outer][inner]
+            if not index[outer]:
+                del index[outer]
 
     def sample(self) -> None:
         """A round, at once."""
@@ -216,12 +242,11 @@ class Stats:
                     idle.append(key)
                 if begun % _STEP == _STEP - 1:
                     yield
-            for key in idle:
-                if kind.pop(key, None) is not None:
-                    self._count -= 1
-            if idle:
-                self._got.clear()
+            for begun, key in enumerate(idle):
+                self._drop(kind, key)
                 self._nowhere = None
+                if begun % _STEP == _STEP - 1:
+                    yield
 
     def _window(self, counter: Counter, rounds: int) -> dict[str, float | int]:
         """Sum, rate and average over the last so many rounds, up to this moment."""
