@@ -20,6 +20,7 @@ from gimbalmq.protocol.command import BINARY_HEADER, JSON_HEADER, RemotingComman
 from gimbalmq.protocol.frames import MAX_FRAME_BYTES, Frame
 from gimbalmq.protocol.serializers import decode_command, encode_frame
 from gimbalmq.transport import channel as channel_module
+from gimbalmq.transport import server
 from gimbalmq.transport.channel import Channel, Handlers
 from tests.support import run, until
 from tests.transport.wiring import ECHO, SILENT, echo, echo_handlers, raw_peer, wire
@@ -310,6 +311,61 @@ def test_handler_still_at_work_is_cancelled_when_its_peer_goes() -> None:
             await begun.wait()
             client.abort()
             await ended.wait()
+
+    run(work())
+
+
+def test_handler_that_completes_is_not_cancelled_when_its_peer_goes() -> None:
+    async def work() -> None:
+        begun, go_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def change(_channel: Channel, request: RemotingCommand) -> RemotingCommand:
+            begun.set()
+            await go_on.wait()
+            done.set()
+            return request.reply()
+
+        handlers = Handlers()
+        handlers.add(7, change, completes=True)
+        async with wire(handlers) as line:
+            client = await line.client()
+            client.oneway(RemotingCommand(7))
+            await begun.wait()
+            client.abort()
+            await until(lambda: not line.server.channels)
+            go_on.set()
+            await done.wait()
+
+    run(work())
+
+
+def test_server_that_closes_waits_for_what_completes_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "_PATIENCE_SECONDS", 0.2)
+
+    async def work() -> None:
+        begun, ended = 0, []
+
+        async def change(_channel: Channel, request: RemotingCommand) -> RemotingCommand:
+            nonlocal begun
+            begun += 1
+            try:
+                await asyncio.sleep(0.05 if request.body else 3600)
+                ended.append("done")
+            except asyncio.CancelledError:
+                ended.append("cancelled")
+                raise
+            return request.reply()
+
+        handlers = Handlers()
+        handlers.add(7, change, completes=True)
+        async with wire(handlers) as line:
+            client = await line.client()
+            client.oneway(RemotingCommand(7, body=b"soon"))
+            client.oneway(RemotingCommand(7))
+            await until(lambda: begun == 2)
+        assert ended == ["done", "cancelled"]
 
     run(work())
 

@@ -380,6 +380,7 @@ class Broker:
             await saving.abandon()
         for server in (self._server, self._fast_server):
             server.abort_all()
+        self.handlers.abandon()
         await self._stop_serving()
         self._tables.close()
         self.timers.abandon()

@@ -61,6 +61,9 @@ GATHER_BYTES = 65_536
 _FAREWELL_SECONDS = 1.0
 """A peer that is closed for its fault has so long to read why."""
 
+_CANCEL_AGAIN_SECONDS = 1.0
+"""asyncio.wait_for of Python 3.11 may swallow a cancellation."""
+
 _RUN_FRAMES = 512
 """A batch handler gets so many frames at once: it must be done before the others' turn comes."""
 
@@ -94,10 +97,39 @@ class Handlers:
         self.closed: Callable[[Channel], None] | None = None
         self.answer_unknown = answer_unknown
         """Servers refuse unknown codes; clients pass over them in silence."""
+        self._completed: set[int] = set()
+        self._unfinished: set[asyncio.Task[None]] = set()
 
-    def add(self, code: int, handler: Handler) -> None:
+    def add(self, code: int, handler: Handler, *, completes: bool = False) -> None:
+        """Requests of this code go to ``handler``.
+
+        Args:
+            completes: what the handler has begun to change is changed as a whole, even if the connection ends
+                meanwhile. What only answers ends with the connection.
+        """
         assert code not in self.by_code, f"request code {code} has a handler already"
         self.by_code[code] = handler
+        if completes:
+            self._completed.add(code)
+
+    def owner_of(self, code: int, connection: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+        """Who keeps the task that answers a request: all connections together, or the connection that asked."""
+        return self._unfinished if code in self._completed else connection
+
+    async def complete(self, seconds: float) -> None:
+        """Waits so long for what must complete, and ends the rest; for servers that close."""
+        left = set(self._unfinished)
+        if left:
+            _, left = await asyncio.wait(left, timeout=seconds)
+        while left:
+            for task in left:
+                task.cancel()
+            _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_SECONDS)
+
+    def abandon(self) -> None:
+        """Ends at once what must complete, as a crash does."""
+        for task in self._unfinished:
+            task.cancel()
 
     def add_batch(self, code: int, handler: BatchHandler, *, single: bool = False) -> None:
         """Raw frames of this code (JSON header only) go to ``handler``, a run at a time.
@@ -639,11 +671,14 @@ class Channel(asyncio.Protocol):
             return
         self.began()
         task = self._loop.create_task(self._finish(request, answer))
-        self._tasks.add(task)
-        task.add_done_callback(lambda task: self._finished(task, answer))
+        owner = self._handlers.owner_of(request.code, self._tasks)
+        owner.add(task)
+        task.add_done_callback(lambda task: self._finished(task, answer, owner))
 
-    def _finished(self, task: asyncio.Task[None], answer: Awaitable[Answer]) -> None:
-        self._tasks.discard(task)
+    def _finished(
+        self, task: asyncio.Task[None], answer: Awaitable[Answer], owner: set[asyncio.Task[None]]
+    ) -> None:
+        owner.discard(task)
         self.finished()
         if inspect.iscoroutine(answer):
             answer.close()  # the connection may have ended before its first step

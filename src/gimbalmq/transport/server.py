@@ -11,6 +11,9 @@ from gimbalmq.transport.network import AsyncioNetwork, Listener, Network
 from gimbalmq.transport.tasks import Tasks
 from gimbalmq.transport.tls import ServerTls
 
+_PATIENCE_SECONDS = 3.0
+"""So long a server that closes waits for what must complete."""
+
 
 class RemotingServer:
     """Serves one set of handlers on one port (Java: NettyRemotingServer)."""
@@ -81,6 +84,7 @@ class RemotingServer:
             for waiter in stuck:
                 waiter.cancel()
             self.abort_all()
+        await self._handlers.complete(_PATIENCE_SECONDS)
 
 
 class _ServerChannel(Channel):

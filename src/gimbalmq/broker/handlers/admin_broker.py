@@ -51,12 +51,12 @@ class BrokerAdminHandlers:
         self._watchdog = watchdog
 
     def register(self, handlers: Handlers) -> None:
-        handlers.add(RequestCode.UPDATE_BROKER_CONFIG, self.update_config)
+        handlers.add(RequestCode.UPDATE_BROKER_CONFIG, self.update_config, completes=True)
         handlers.add(RequestCode.GET_BROKER_CONFIG, self.get_config)
         handlers.add(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime)
         handlers.add(RequestCode.VIEW_BROKER_STATS_DATA, self.view_stats)
-        handlers.add(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, self.clean)
-        handlers.add(RequestCode.DELETE_EXPIRED_COMMITLOG, self.clean)
+        handlers.add(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, self.clean, completes=True)
+        handlers.add(RequestCode.DELETE_EXPIRED_COMMITLOG, self.clean, completes=True)
         handlers.add(RequestCode.GET_ALL_DELAY_OFFSET, self.delay_offsets)
 
     def update_config(self, channel: Channel, request: RemotingCommand) -> Answer:

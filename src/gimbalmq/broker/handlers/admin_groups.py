@@ -39,6 +39,15 @@ from gimbalmq.transport.channel import Answer, Channel, Handlers
 
 _RUNNING_INFO_VERSION = 62
 _RELAY_SECONDS = 10.0
+_CHANGES = {
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+    RequestCode.DELETE_SUBSCRIPTIONGROUP,
+    RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN,
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+    RequestCode.CLONE_GROUP_OFFSET,
+}
+"""Requests that change something: what they have begun completes, whoever hangs up."""
 
 
 class GroupConfigList(Body):
@@ -95,7 +104,7 @@ class GroupAdminHandlers:
             RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: self.subscription,
             RequestCode.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
         }.items():
-            handlers.add(code, handler)
+            handlers.add(code, handler, completes=code in _CHANGES)
 
     # -- settings ----------------------------------------------------------------------
 
@@ -276,14 +285,15 @@ class GroupAdminHandlers:
             await pace.did()
         return request.reply(body=fastjson.dumps({"correctionOffsets": lowest}))
 
-    def clone(self, channel: Channel, request: RemotingCommand) -> Answer:
+    async def clone(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = headers.CloneGroupOffset.from_ext(request.ext_fields)
         self._groups.require(header.dest_group)
         topics = [header.topic] if header.topic else self._offsets.topics_of(header.src_group)
+        pace = Pace()
         for topic in topics:
-            if topic not in self._topics or topic == retry_topic(header.src_group):
-                continue
-            self._offsets.clone(header.src_group, header.dest_group, topic)
+            if topic in self._topics and topic != retry_topic(header.src_group):
+                self._offsets.clone(header.src_group, header.dest_group, topic)
+            await pace.did()
         return request.reply()
 
     # -- connections -------------------------------------------------------------------

@@ -23,6 +23,9 @@ from gimbalmq.protocol.headers.management import CreateTopic, DeleteTopic, Group
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.channel import Answer, Channel, Handlers
 
+_DELETED = 64
+"""A deletion takes as long as so many pieces of other work."""
+
 
 class TopicConfigList(Body):
     topic_config_list: list[TopicConfig] = field(default_factory=list)
@@ -52,9 +55,9 @@ class TopicAdminHandlers:
         self._durable = durable
 
     def register(self, handlers: Handlers) -> None:
-        handlers.add(RequestCode.UPDATE_AND_CREATE_TOPIC, self.create)
-        handlers.add(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.create_list)
-        handlers.add(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete)
+        handlers.add(RequestCode.UPDATE_AND_CREATE_TOPIC, self.create, completes=True)
+        handlers.add(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.create_list, completes=True)
+        handlers.add(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete, completes=True)
         handlers.add(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_topics)
         handlers.add(RequestCode.GET_TOPIC_CONFIG, self.one_topic)
         handlers.add(RequestCode.GET_TOPIC_STATS_INFO, self.stats)
@@ -62,7 +65,7 @@ class TopicAdminHandlers:
         handlers.add(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.consumed_by)
         handlers.add(RequestCode.QUERY_TOPICS_BY_CONSUMER, self.topics_of_group)
         handlers.add(RequestCode.QUERY_CONSUME_QUEUE, self.consume_queue)
-        handlers.add(RequestCode.CLEAN_UNUSED_TOPIC, self.clean_unused)
+        handlers.add(RequestCode.CLEAN_UNUSED_TOPIC, self.clean_unused, completes=True)
 
     async def create(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = CreateTopic.from_ext(request.ext_fields)
@@ -188,11 +191,15 @@ class TopicAdminHandlers:
             body["subscriptionData"] = subscription
         return request.reply(body=fastjson.dumps(body))
 
-    def clean_unused(self, channel: Channel, request: RemotingCommand) -> Answer:
+    async def clean_unused(self, channel: Channel, request: RemotingCommand) -> Answer:
         """Queue folders of topics nobody knows any more."""
-        for topic in self._store.topics():
+        pace = Pace()
+        for topic in list(self._store.topics()):
             if topic not in self._topics and not is_system_topic(topic, self._live.now):
                 self._store.delete_topic(topic)
+                await pace.did(_DELETED)
+            else:
+                await pace.did()
         return request.reply()
 
 
