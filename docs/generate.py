@@ -64,6 +64,10 @@ BROKER_MEANINGS = {
     "max_groups_per_connection": "ours: groups, of consumers and producers, that one connection may be in",
     "max_group_members": "ours: members of all groups together",
     "max_subscription_bytes": "ours: memory of all subscriptions together",
+    "max_consumer_offset_topics_per_group": "ours: topics for which one group may keep offsets",
+    "max_consumer_offset_bytes": "ours: memory of all consumer offsets together, about 500 bytes for a topic and group "
+    "and 100 for each further queue; beyond, offsets of new groups, topics and queues are refused",
+    "max_queue_locks": "ours: queues locked for ordered consumers, all groups together; beyond, no more are granted",
     "max_topics_created_per_connection": "ours: topics that the sends of one connection may create",
     "max_groups_created_per_connection": "ours: consumer groups that one connection may create by appearing",
     "auto_create_topic_limit": "ours: a broker with so many topics creates none for clients; operators may go on",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol.bodies import LockRequest, QueueObject
@@ -112,3 +115,19 @@ def test_locks_over_the_wire(tmp_path: Path) -> None:
             assert await _lock(desk.client, "c", 0) == [0]
 
     run(work())
+
+
+def test_locks_are_bounded_and_those_held_are_renewed(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    locks = QueueLocks(clock, live=LiveConfig(BrokerConfig(max_queue_locks=3)))
+    queues = [MessageQueue("T", "b", number) for number in range(5)]
+    assert locks.lock("g", "c", queues) == queues[:3]
+    assert locks.lock("h", "c", queues[:1]) == [] and len(locks) == 3
+    assert len([record for record in caplog.records if "maxQueueLocks" in record.message]) == 1
+    clock.advance(50)
+    assert locks.lock("g", "c", queues) == queues[:3], "what is held is renewed"
+    locks.unlock("g", "c", queues[:1])
+    assert locks.lock("h", "c", queues) == queues[:1]
+    clock.advance(120)
+    locks.expire()
+    assert locks.lock("h", "c", queues) == queues[:3]

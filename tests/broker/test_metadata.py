@@ -13,6 +13,7 @@ from gimbalmq.broker.broker import Broker
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.errors import StoreIOError, SubscriptionGroupNotExistError, TableFullError
+from gimbalmq.model import topics as names
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import GroupConfig, TopicConfig
 from gimbalmq.protocol.command import RemotingCommand
@@ -220,6 +221,103 @@ def test_both_indexes_of_offsets_follow_every_change(tmp_path: Path) -> None:
         table.forget_topic("A")
         assert table.all_groups() == set() and table.take_reset("g2", "A", 1) is None
         assert table.document() == {"offsetTable": {}}
+
+
+def _offsets(folder: Path, **settings: int) -> ConsumerOffsets:
+    return ConsumerOffsets(folder, live=LiveConfig(BrokerConfig(**settings)))  # type: ignore[arg-type]
+
+
+def test_offsets_of_one_group_are_bounded(tmp_path: Path) -> None:
+    offsets = _offsets(tmp_path, max_consumer_offset_topics_per_group=3)
+    for number in range(3):
+        offsets.commit("g", f"T{number}", 0, 1)
+    with pytest.raises(TableFullError, match=r"3 topics already \(maxConsumerOffsetTopicsPerGroup\)"):
+        offsets.commit("g", "T3", 0, 1)
+    with pytest.raises(TableFullError, match="maxConsumerOffsetTopicsPerGroup"):
+        offsets.reset("g", "T3", 0, 1)
+    offsets.commit("h", "T3", 0, 1)
+    with pytest.raises(TableFullError, match="maxConsumerOffsetTopicsPerGroup"):
+        offsets.clone("h", "g", "T3")
+    offsets.commit("g", "T2", 9, 5)
+    offsets.clone("h", "g", "T2")
+    assert offsets.topics_of("g") == {"T0", "T1", "T2"} and offsets.take_reset("g", "T3", 0) is None
+    offsets.forget_topic("T0")
+    offsets.commit("g", "T3", 0, 1)
+
+
+def test_offsets_altogether_are_bounded_and_those_there_are_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    offsets = _offsets(tmp_path, max_consumer_offset_bytes=100_000)
+    made = 0
+    with pytest.raises(TableFullError, match=r"of 100000 bytes \(maxConsumerOffsetBytes\); delete groups"):
+        for made in range(10_000):
+            offsets.commit(f"g{made}", "T", 0, 1)
+    with pytest.raises(TableFullError, match="maxConsumerOffsetBytes"):
+        offsets.commit("g0", "T", 1, 1)
+    assert 100 < made < 1_000 and offsets.size <= 100_000
+    assert [record.message for record in caplog.records] == [
+        "consumer offsets take all of maxConsumerOffsetBytes; new ones are refused"
+    ]
+    offsets.commit("g0", "T", 0, 7)
+    assert offsets.get("g0", "T", 0) == 7
+    offsets.commit(names.TRANS_GROUP, names.HALF_TOPIC, 0, 7)
+    assert offsets.get(names.TRANS_GROUP, names.HALF_TOPIC, 0) == 7, "the broker's own are always kept"
+    for number in range(10):
+        offsets.forget_group(f"g{number}")
+    offsets.commit("new", "T", 0, 1)
+    for group in offsets.all_groups():
+        offsets.forget_group(group)
+    assert offsets.size == 0
+
+
+def test_marks_and_pulls_are_counted_with_the_offsets(tmp_path: Path) -> None:
+    offsets = _offsets(tmp_path, max_consumer_offset_bytes=100_000)
+    for number in range(10_000):
+        offsets.note_pull(f"g{number % 100}", f"T{number}", number % 7, 1)
+    assert 49_000 < offsets.size < 51_000, "pulls leave half of the room to what is committed"
+    offsets.note_pull("g1", "T1", 1, 5)
+    assert offsets.pulled("g1", "T1", 1) == 5 and offsets.pulled("g99", "T9999", 3) == -1
+    with pytest.raises(TableFullError):
+        for number in range(10_000):
+            offsets.reset("g", f"T{number % 3}", number, 4)
+    assert 99_000 < offsets.size <= 100_000
+    assert [offsets.take_reset("g", f"T{number % 3}", number) for number in (0, 1, 0)] == [4, 4, None]
+    for number in range(10_000):
+        offsets.forget_topic(f"T{number}")
+    assert offsets.size == 0
+
+
+def test_offsets_on_disk_are_loaded_however_many(tmp_path: Path) -> None:
+    offsets = ConsumerOffsets(tmp_path)
+    for number in range(100):
+        offsets.commit("g", f"T{number}", number % 3, number)
+    run(offsets.finish())
+    again = _offsets(tmp_path, max_consumer_offset_bytes=1024, max_consumer_offset_topics_per_group=1)
+    again.load()
+    assert again.document() == offsets.document() and again.size == offsets.size
+    again.commit("g", "T7", 1, 8)
+    with pytest.raises(TableFullError):
+        again.commit("h", "T7", 1, 8)
+
+
+def test_offsets_are_listed_and_forgotten_without_a_walk_over_all_at_once(tmp_path: Path) -> None:
+    offsets = ConsumerOffsets(tmp_path)
+    for group in "gh":
+        for topic in "ST":
+            offsets.commit(group, topic, 0, 1)
+            offsets.note_pull(group, topic, 0, 1)
+            offsets.reset(group, topic, 0, 1)
+    rows = offsets.rows()
+    first, _ = next(rows)
+    offsets.forget_group("g" if first.endswith("h") else "h")
+    assert [key for key, _ in rows] == [f"{'T' if first[0] == 'S' else 'S'}@{first[-1]}"]
+    for table in (offsets._committed, offsets._pulled, offsets._resets):
+        table.table = Unwalked(table.table)
+    offsets.forget_group("g")
+    offsets.forget_topic("S")
+    offsets.forget_topic("T")
+    assert offsets.size == 0
 
 
 def test_topics_beyond_the_bound_are_refused_and_all_others_go_on(tmp_path: Path) -> None:

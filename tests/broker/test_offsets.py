@@ -322,3 +322,20 @@ def test_offsets_ahead_of_a_log_that_lost_its_end_go_back_to_its_end(
 
     run(work())
     assert "group h had consumed queue 0 of T up to 500, which now ends at 3" in caplog.text
+
+
+def test_refused_offset_is_answered_with_the_remedy(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path, maxConsumerOffsetBytes=1024) as desk:
+            await desk.create("T")
+            answers = [
+                await desk.client.ask(
+                    RequestCode.UPDATE_CONSUMER_OFFSET,
+                    {"consumerGroup": f"g{number}", "topic": "T", "queueId": "0", "commitOffset": "0"},
+                )
+                for number in range(5)
+            ]
+            assert [answer.code for answer in answers] == [0, 0, 1, 1, 1]
+            assert "raise it" in (answers[-1].remark or "")
+
+    run(work())

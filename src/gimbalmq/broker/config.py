@@ -104,6 +104,9 @@ RANGES = {
     "max_groups_per_connection": (1, 1_000_000),
     "max_group_members": (1, 100_000_000),
     "max_subscription_bytes": (1024, 1 << 40),
+    "max_consumer_offset_topics_per_group": (1, 10_000_000),
+    "max_consumer_offset_bytes": (1024, 1 << 40),
+    "max_queue_locks": (1, 100_000_000),
     "max_topics_created_per_connection": (0, 10_000_000),
     "max_groups_created_per_connection": (0, 10_000_000),
     "auto_create_topic_limit": (0, 10_000_000),
@@ -176,6 +179,9 @@ class BrokerConfig(TlsConfig):
     max_groups_per_connection: int = 2_000
     max_group_members: int = 200_000
     max_subscription_bytes: int = 64 * 1024 * 1024
+    max_consumer_offset_topics_per_group: int = 20_000
+    max_consumer_offset_bytes: int = 128 * 1024 * 1024
+    max_queue_locks: int = 200_000
     max_topics_created_per_connection: int = 1_000
     max_groups_created_per_connection: int = 1_000
     # Below max_topic_nums and max_subscription_group_nums, so that operators may go on when clients may not.

@@ -6,18 +6,26 @@ ask for the lock of one that is no member of the group any more; Java's never do
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 
 from gimbalmq._clock import Clock
+from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.model.queues import MessageQueue
+
+log = logging.getLogger(__name__)
 
 LOCK_SECONDS = 60.0
 
 
 class QueueLocks:
-    def __init__(self, clock: Clock, live_seconds: float = LOCK_SECONDS) -> None:
+    def __init__(
+        self, clock: Clock, live_seconds: float = LOCK_SECONDS, live: LiveConfig | None = None
+    ) -> None:
         self._clock = clock
         self._live_seconds = live_seconds
+        self._live = live or LiveConfig(BrokerConfig())
+        self._is_full = False
         self._held: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
         self._by_age: dict[tuple[str, MessageQueue], float] = {}
         """When each was last renewed; the one that was renewed last stands last."""
@@ -42,6 +50,8 @@ class QueueLocks:
         granted = []
         for queue in queues:
             owner = held.get(queue)
+            if owner is None and not self._has_room():
+                continue
             if (
                 owner is None
                 or owner[0] == client_id
@@ -55,6 +65,15 @@ class QueueLocks:
         if held:
             self._held[group] = held
         return granted
+
+    def _has_room(self) -> bool:
+        most = self._live.now.max_queue_locks
+        if len(self._by_age) < most:
+            self._is_full = False
+        elif not self._is_full:
+            self._is_full = True
+            log.warning("%d queues are locked, and no more will be: raise maxQueueLocks", most)
+        return not self._is_full
 
     def expire(self) -> None:
         """Forgets locks that were not renewed in time."""

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from gimbalmq._clock import Clock
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.json_file import Document, Saving, TableThread
+from gimbalmq.broker.pairs import Pairs, bytes_of
 from gimbalmq.broker.values import check_topic, mend_group, mend_topic
 from gimbalmq.errors import InvalidParameterError, SubscriptionGroupNotExistError, TableFullError
 from gimbalmq.model import topics as names
@@ -28,6 +29,7 @@ UNIT_SUB_FLAG = 2
 _READ_WRITE = PERM_READ | PERM_WRITE
 MAX_OFFSET = (1 << 63) - 1
 _MOVES_LOGGED = 20
+_NONE: dict[int, int] = {}
 
 
 def _next_version(version: DataVersion, clock: Clock) -> DataVersion:
@@ -339,25 +341,25 @@ class ConsumerOffsets:
     accepted but change nothing, and that pull is sent to the reset place.
     """
 
-    def __init__(self, folder: Path, thread: TableThread | None = None) -> None:
+    def __init__(
+        self, folder: Path, thread: TableThread | None = None, live: LiveConfig | None = None
+    ) -> None:
+        self._live = live or LiveConfig(BrokerConfig())
         self._saving = Saving(folder / "consumerOffset.json", self._rows, thread, delay=0)
-        self._table: dict[tuple[str, str], dict[int, int]] = {}
-        self._by_group: dict[str, dict[str, dict[int, int]]] = {}
-        self._by_topic: dict[str, dict[str, dict[int, int]]] = {}
-        """The same offsets by group and topic, and by topic and group: no question walks over the whole table."""
-        self._pulled: dict[tuple[str, str], dict[int, int]] = {}
-        self._resets: dict[tuple[str, str, int], int] = {}
+        self._committed = Pairs()
+        self._pulled = Pairs()
+        self._resets = Pairs()
         self._dirty = False
+        self._is_full = False
 
     def load(self) -> None:
         for (topic, group), offsets in (self._saving.file.load(_read_offsets) or {}).items():
-            self._enter(topic, group, offsets)
+            self._committed.put_all(topic, group, offsets)
 
-    def _enter(self, topic: str, group: str, offsets: dict[int, int]) -> dict[int, int]:
-        self._table[topic, group] = offsets
-        self._by_group.setdefault(group, {})[topic] = offsets
-        self._by_topic.setdefault(topic, {})[group] = offsets
-        return offsets
+    @property
+    def size(self) -> int:
+        """About how many bytes of memory all offsets and marks take."""
+        return self._committed.size + self._pulled.size + self._resets.size
 
     def save(self) -> None:
         """What was committed so far will be in the file shortly."""
@@ -375,7 +377,8 @@ class ConsumerOffsets:
 
     def _rows(self) -> Document:
         # The thread copies each inner table, in one step of the interpreter, when it comes to it.
-        tables = zip(list(self._table), list(self._table.values()), strict=True)
+        table = self._committed.table
+        tables = zip(list(table), list(table.values()), strict=True)
         return {
             "offsetTable": Rows(
                 (f"{topic}@{group}", dict(sorted(offsets.copy().items())))
@@ -387,9 +390,8 @@ class ConsumerOffsets:
         return {"offsetTable": dict(self.rows())}
 
     def rows(self) -> Iterator[tuple[str, dict[str, int]]]:
-        """The table as it is written, from a copy of its keys: it may change between two rows."""
-        for topic, group in sorted(self._table):
-            offsets = self._table.get((topic, group), {})
+        """The table as it is written; it may change between two rows."""
+        for topic, group, offsets in self._committed.rows():
             yield f"{topic}@{group}", {str(queue): offset for queue, offset in sorted(offsets.items())}
 
     def clamp(self, newest: Callable[[str, int], int]) -> None:
@@ -402,7 +404,7 @@ class ConsumerOffsets:
             newest: the offset behind a queue's last message, by topic and queue id.
         """
         moved = 0
-        for (topic, group), offsets in self._table.items():
+        for (topic, group), offsets in self._committed.table.items():
             for queue_id, offset in offsets.items():
                 end = newest(topic, queue_id)
                 if offset <= end:
@@ -424,72 +426,102 @@ class ConsumerOffsets:
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
         """The stored offset, -1 where there is none."""
-        return self._table.get((topic, group), {}).get(queue_id, -1)
+        return self._committed.table.get((topic, group), _NONE).get(queue_id, -1)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Takes an offset. One that no queue can have changes nothing, nor does any until a reset has been heard of."""
-        if (topic, group, queue_id) in self._resets or not 0 <= offset <= MAX_OFFSET:
+        """Takes an offset. One that no queue can have changes nothing, nor does any until a reset has been heard of.
+
+        Raises:
+            TableFullError: it would be the first of its queue, and there are too many.
+        """
+        if not 0 <= offset <= MAX_OFFSET:
             return
-        offsets = self._table.get((topic, group))
-        if offsets is None:
-            offsets = self._enter(topic, group, {})
-        offsets[queue_id] = offset
+        if self._resets.size and queue_id in self._resets.table.get((topic, group), _NONE):
+            return
+        offsets = self._committed.table.get((topic, group))
+        if offsets is not None and queue_id in offsets:
+            offsets[queue_id] = offset
+        else:
+            self._check_room(topic, group, self._committed.needs(topic, group, queue_id))
+            self._committed.put(topic, group, queue_id, offset)
         self._dirty = True
 
+    def _check_room(self, topic: str, group: str, needed: int) -> None:
+        if group in names.BUILT_IN_GROUPS and names.is_system_topic(topic):
+            return  # few, and the broker's own
+        config = self._live.now
+        most = config.max_consumer_offset_topics_per_group
+        if (topic, group) not in self._committed.table and self._committed.topic_count(group) >= most:
+            raise TableFullError(
+                f"no offset of group {group} for topic {topic} is kept: the group has offsets for {most} topics "
+                "already (maxConsumerOffsetTopicsPerGroup); use several groups or raise it"
+            )
+        if needed and self.size + needed > config.max_consumer_offset_bytes:
+            if not self._is_full:  # clients mostly commit without waiting for an answer
+                self._is_full = True
+                log.warning("consumer offsets take all of maxConsumerOffsetBytes; new ones are refused")
+            raise TableFullError(
+                f"no offset of group {group} for topic {topic} is kept: all offsets together take {self.size} of "
+                f"{config.max_consumer_offset_bytes} bytes (maxConsumerOffsetBytes); delete groups that nobody needs, "
+                "with their offsets, or raise it"
+            )
+        self._is_full = False
+
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        self._resets.pop((topic, group, queue_id), None)
+        """Moves a group, and leaves a mark; raises TableFullError as ``commit`` does."""
+        needed = self._committed.needs(topic, group, queue_id) + self._resets.needs(topic, group, queue_id)
+        self._check_room(topic, group, needed)
+        self._resets.take(topic, group, queue_id)
         self.commit(group, topic, queue_id, offset)
-        self._resets[topic, group, queue_id] = offset
+        self._resets.put(topic, group, queue_id, offset)
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The place a pull must go to instead, once."""
-        return self._resets.pop((topic, group, queue_id), None) if self._resets else None
+        return self._resets.take(topic, group, queue_id) if self._resets.size else None
 
     def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """How far a group has asked, which is ahead of what it has committed."""
-        self._pulled.setdefault((topic, group), {})[queue_id] = offset
+        """How far a group has asked, which is ahead of what it has committed.
+
+        Only for reports, so it leaves half of the room to what is committed.
+        """
+        offsets = self._pulled.table.get((topic, group))
+        if offsets is not None and queue_id in offsets:
+            offsets[queue_id] = offset
+        elif self.size < self._live.now.max_consumer_offset_bytes // 2:
+            self._pulled.put(topic, group, queue_id, offset)
 
     def pulled(self, group: str, topic: str, queue_id: int) -> int:
-        return self._pulled.get((topic, group), {}).get(queue_id, -1)
+        return self._pulled.table.get((topic, group), _NONE).get(queue_id, -1)
 
     def topics_of(self, group: str) -> set[str]:
-        return set(self._by_group.get(group, ()))
+        return self._committed.topics_of(group)
 
     def groups_of(self, topic: str) -> set[str]:
-        return set(self._by_topic.get(topic, ()))
+        return self._committed.groups_of(topic)
 
     def all_groups(self) -> set[str]:
-        return set(self._by_group)
+        return self._committed.all_groups()
 
     def queues(self, group: str, topic: str) -> dict[int, int]:
-        return dict(self._table.get((topic, group), {}))
+        return dict(self._committed.table.get((topic, group), _NONE))
 
     def clone(self, source: str, target: str, topic: str) -> None:
-        offsets = self._table.get((topic, source))
-        if offsets is not None:
-            self._enter(topic, target, dict(offsets))
-            self._dirty = True
-
-    def forget_group(self, group: str) -> None:
-        for topic in self.topics_of(group):
-            self._drop(topic, group)
-        self._forget_marks(lambda _, owner: owner == group)
-
-    def forget_topic(self, topic: str) -> None:
-        for group in self.groups_of(topic):
-            self._drop(topic, group)
-        self._forget_marks(lambda owned, _: owned == topic)
-
-    def _drop(self, topic: str, group: str) -> None:
-        del self._table[topic, group]
-        for index, outer, inner in ((self._by_group, group, topic), (self._by_topic, topic, group)):
-            del index[outer][inner]
-            if not index[outer]:
-                del index[outer]
+        """Gives a group the offsets of another; raises TableFullError as ``commit`` does."""
+        offsets = self._committed.table.get((topic, source))
+        if offsets is None:
+            return
+        self._check_room(topic, target, bytes_of(offsets))
+        self._committed.put_all(topic, target, dict(offsets))
         self._dirty = True
 
-    def _forget_marks(self, gone: Callable[[str, str], bool]) -> None:
-        for pair in [pair for pair in self._pulled if gone(*pair)]:
-            del self._pulled[pair]
-        for mark in [mark for mark in self._resets if gone(mark[0], mark[1])]:
-            del self._resets[mark]
+    def forget_group(self, group: str) -> None:
+        if self._committed.forget_group(group):
+            self._dirty = True
+        self._pulled.forget_group(group)
+        self._resets.forget_group(group)
+
+    def forget_topic(self, topic: str) -> None:
+        if self._committed.forget_topic(topic):
+            self._dirty = True
+        self._pulled.forget_topic(topic)
+        self._resets.forget_topic(topic)
