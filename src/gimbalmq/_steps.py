@@ -7,7 +7,7 @@ have changed it. ``transport.turns`` runs steps on an event loop; ``run_through`
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -23,3 +23,11 @@ def run_through(steps: Steps[T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
+
+
+def for_each(work: Callable[[T], object], items: Iterable[T], *, at_once: int = 16) -> Steps[None]:
+    """Calls ``work`` with each of the items, so many in a step."""
+    for number, item in enumerate(items, 1):
+        work(item)
+        if number % at_once == 0:
+            yield

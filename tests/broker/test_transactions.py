@@ -719,7 +719,11 @@ def test_broker_whose_clock_was_set_back_checks_on(tmp_path: Path) -> None:
     run(work())
 
 
-def test_check_of_many_halves_comes_in_steps_and_ends_meanwhile_count(tmp_path: Path) -> None:
+def test_check_of_many_halves_comes_in_steps_and_ends_meanwhile_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gimbalmq.transport.turns._MOST_STEPS", 1)  # each step has a turn of its own
+
     async def work() -> None:
         clock = ManualClock()
         async with open_desk(tmp_path, clock) as desk:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from gimbalmq._steps import run_through
 from gimbalmq.broker.config import RANGES
-from gimbalmq.broker.pace import Pace, json_object
+from gimbalmq.broker.tables_text import json_object
 from gimbalmq.broker.values import MAX_QUEUES, MAX_RETRY_QUEUES
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.nameserver.registration import read_registration
@@ -179,8 +180,11 @@ async def _turns_of(work: Awaitable[RemotingCommand]) -> tuple[RemotingCommand, 
         watcher.cancel()
 
 
-def test_reports_on_a_topic_with_many_queues_are_made_in_steps(tmp_path: Path) -> None:
+def test_reports_on_a_topic_with_many_queues_are_made_in_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With 65,536 queues each of them held the loop for most of a second."""
+    monkeypatch.setattr("gimbalmq.transport.turns._SLICE_SECONDS", 0.0)  # each step has a turn of its own
 
     async def work() -> None:
         queues = 4096
@@ -204,13 +208,46 @@ def test_reports_on_a_topic_with_many_queues_are_made_in_steps(tmp_path: Path) -
 
 
 def test_encoding_in_steps_gives_what_encoding_at_once_gives() -> None:
+    for count in (0, 1, 63, 64, 65, 700):
+        table = {
+            fastjson.queue_text(MessageQueue("T", "b", n)) if n % 2 else f"k{n}": {"a": n, "b": [n]}
+            for n in range(count)
+        }
+        assert run_through(json_object(table.items())) == fastjson.dumps(table)
+
+
+def test_reports_asked_for_at_once_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request was a piece of work of its own: a hundred of them took a hundred steps in each turn of the loop."""
+    monkeypatch.setattr("gimbalmq.transport.turns._SLICE_SECONDS", 0.0)
+    encoded = 0
+    dumps = fastjson.dumps
+
+    def counting(value: object) -> bytes:
+        nonlocal encoded
+        encoded += isinstance(value, dict) and len(value) == 64
+        return dumps(value)
+
+    monkeypatch.setattr("gimbalmq.broker.tables_text.fastjson.dumps", counting)
+
     async def work() -> None:
-        for count in (0, 1, 63, 64, 65, 700):
-            table = {
-                fastjson.queue_text(MessageQueue("T", "b", n)) if n % 2 else f"k{n}": {"a": n, "b": [n]}
-                for n in range(count)
-            }
-            assert await json_object(table.items(), Pace()) == fastjson.dumps(table)
+        nonlocal encoded
+        async with open_desk(tmp_path) as desk:
+            desk.broker.topics.put(*(TopicConfig(topic_name=f"t{n}") for n in range(640)))
+            others = [desk.new_client() for _ in range(4)]
+            asked = asyncio.gather(
+                *(
+                    client.ask(RequestCode.GET_ALL_TOPIC_CONFIG)
+                    for client in (desk.client, *others)
+                    for _ in range(5)
+                )
+            )
+            most = 0
+            while not asked.done():
+                encoded = 0
+                await asyncio.sleep(0)
+                most = max(most, encoded)
+            assert all(bytes(answer.body).count(b'"topicName":"t') == 640 for answer in await asked)
+            assert most == 1
 
     run(work())
 

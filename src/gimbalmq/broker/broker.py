@@ -176,6 +176,7 @@ class Broker:
             self.consumers,
             self.producers,
             self.long_poll,
+            self._turns,
             self._watchdog,
         )
         unique_ids = UniqueIdGenerator(store_host[:-4], os.getpid(), id(self) & 0x7FFFFFFF)
@@ -230,6 +231,7 @@ class Broker:
                 self.consumers,
                 live,
                 self.stats,
+                self._turns,
                 self._registration.announced,
                 self.commit.wait,
             ),
@@ -244,6 +246,7 @@ class Broker:
                 self.long_poll,
                 live,
                 self.stats,
+                self._turns,
             ),
             BrokerAdminHandlers(
                 self.store,

@@ -9,17 +9,18 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
+from gimbalmq._steps import Steps
 from gimbalmq.broker.clients import Consumers, Producers
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.metadata import ConsumerOffsets, Topics
-from gimbalmq.broker.pace import Pace
 from gimbalmq.broker.stats import Stats
 from gimbalmq.errors import ConnectError
 from gimbalmq.store.message_store import MessageStore
+from gimbalmq.transport.turns import Turns
 from gimbalmq.transport.watchdog import LoopWatchdog
 
 _SCRAPE_SECONDS = 10.0
-_STEP = 2048
+_STEP = 512
 
 
 class Family(NamedTuple):
@@ -44,6 +45,7 @@ class MetricsServer:
         consumers: Consumers,
         producers: Producers,
         long_poll: LongPoll,
+        turns: Turns,
         watchdog: LoopWatchdog | None = None,
     ) -> None:
         self._store = store
@@ -53,6 +55,7 @@ class MetricsServer:
         self._consumers = consumers
         self._producers = producers
         self._long_poll = long_poll
+        self._turns = turns
         self._watchdog = watchdog
         self._stop: Callable[[], None] | None = None
         self.port = 0
@@ -99,26 +102,29 @@ class MetricsServer:
 
     async def read(self) -> list[Family]:
         """All metrics as they are now."""
+        return await self._turns.run(self._families())
+
+    def _families(self) -> Steps[list[Family]]:
         store, stats = self._store, self._stats
-        pace = Pace(_STEP)
         found: list[Family] = []
 
         def gauge(name: str, text: str, value: float) -> None:
             found.append(Family("gauge", name, text, (), [((), value)]))
 
-        async def by_key(name: str, text: str, kind: str, labels: tuple[str, ...]) -> None:
+        def by_key(name: str, text: str, kind: str, labels: tuple[str, ...]) -> Steps[None]:
             rows: list[tuple[tuple[str, ...], float]] = []
             for key, counter in stats.items(kind).items():
                 rows.append((tuple(key.split("@", len(labels) - 1)), counter.value))
-                await pace.did()
+                if len(rows) % _STEP == 0:
+                    yield
             found.append(Family("counter", name, text, labels, rows))
 
         topic, both = ("topic",), ("topic", "consumer_group")
-        await by_key("messages_in", "Messages stored", "TOPIC_PUT_NUMS", topic)
-        await by_key("throughput_in", "Bytes stored", "TOPIC_PUT_SIZE", topic)
-        await by_key("messages_out", "Messages pulled", "GROUP_GET_NUMS", both)
-        await by_key("throughput_out", "Bytes pulled", "GROUP_GET_SIZE", both)
-        await by_key("send_back", "Messages sent back by consumers", "SNDBCK_PUT_NUMS", both)
+        yield from by_key("messages_in", "Messages stored", "TOPIC_PUT_NUMS", topic)
+        yield from by_key("throughput_in", "Bytes stored", "TOPIC_PUT_SIZE", topic)
+        yield from by_key("messages_out", "Messages pulled", "GROUP_GET_NUMS", both)
+        yield from by_key("throughput_out", "Bytes pulled", "GROUP_GET_SIZE", both)
+        yield from by_key("send_back", "Messages sent back by consumers", "SNDBCK_PUT_NUMS", both)
         gauge("topic_number", "Topics", len(self._topics))
         gauge("consumer_groups_online", "Groups with a live member", len(self._consumers.groups()))
         gauge("producer_groups_online", "Groups with a live member", len(self._producers.groups()))
@@ -136,14 +142,15 @@ class MetricsServer:
             found.append(Family("counter", "loop_pauses", text, (), [((), watchdog.pauses)]))
             seconds = watchdog.longest.seconds if watchdog.longest is not None else 0.0
             gauge("loop_longest_pause_seconds", "The longest turn of the event loop", seconds)
-        lags = await self._lags(pace)
+        lags = yield from self._lags()
         found.append(
             Family("gauge", "consumer_lag_messages", "Messages a group has not committed", both, lags)
         )
         return found
 
-    async def _lags(self, pace: Pace) -> list[tuple[tuple[str, ...], float]]:
+    def _lags(self) -> Steps[list[tuple[tuple[str, ...], float]]]:
         rows: list[tuple[tuple[str, ...], float]] = []
+        queues = 0
         for group in self._offsets.all_groups():
             for topic in self._offsets.topics_of(group):
                 behind = 0
@@ -152,7 +159,10 @@ class MetricsServer:
                     queue = self._store.find_queue(topic, queue_id)
                     behind += max(0, queue.max_offset - offset) if queue is not None else 0
                 rows.append(((topic, group), behind))
-                await pace.did(1 + len(offsets))
+                queues += 1 + len(offsets)
+                if queues >= _STEP:
+                    queues = 0
+                    yield
         return rows
 
     def _log_bytes(self) -> int:

@@ -26,7 +26,6 @@ from gimbalmq._steps import Steps, run_through
 from gimbalmq.broker.clients import Producers
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.metadata import ConsumerOffsets
-from gimbalmq.broker.pace import Pace
 from gimbalmq.broker.redelivery import redelivery
 from gimbalmq.broker.stored import stored_record
 from gimbalmq.broker.writer import MAX_PROPERTIES_BYTES, Draft, Placed, Writer
@@ -59,7 +58,7 @@ _CHECK_ROOM = len(prop.CHECK_TIMES) + 2 + 10
 _ENDED_KEPT = 65_536
 _LOOKED_BACK = 8192
 """So many halves and ops behind the walk are looked at again at the start: their ends may still come, once more."""
-_STEP = 1024
+_STEP = 256
 _PIECES_OF_CHECK = 16
 """A half that is stored anew costs as much as so many that are only passed."""
 _OPS_STEP = 256
@@ -226,27 +225,32 @@ class Transactions:
         now = self._clock.wall_ms()
         # Halves that this round stores anew are for the next one.
         end = queue.max_offset
-        pace = Pace(_STEP)
         tally = _Tally()
         try:
-            while self._walked_to < end:
-                offset = self._walked_to
-                pieces = 1
-                if offset in self._settled:
-                    self._settled.discard(offset)
-                    self._note_ended(offset)
-                elif self._check_at(offset, now, tally):
-                    pieces = _PIECES_OF_CHECK
-                else:
-                    break
-                self._walked_to = offset + 1
-                self._note_progress()
-                await pace.did(pieces)
+            await self._turns.run(self._walk(end, now, tally))
         except StoreError as error:
             log.warning("the check of transactions stops at half offset %d: %s", self._walked_to, error)
         finally:
             self._note_progress()
             tally.report()
+
+    def _walk(self, end: int, now: int, tally: _Tally) -> Steps[None]:
+        passed = 0
+        while self._walked_to < end:
+            offset = self._walked_to
+            if offset in self._settled:
+                self._settled.discard(offset)
+                self._note_ended(offset)
+                passed += 1
+            elif self._check_at(offset, now, tally):
+                passed += _PIECES_OF_CHECK
+            else:
+                return
+            self._walked_to = offset + 1
+            self._note_progress()
+            if passed >= _STEP:
+                passed = 0
+                yield
 
     def _pass_deleted(self, first: int) -> None:
         """Halves that retention has deleted are over."""

@@ -38,6 +38,15 @@ H = TypeVar("H", bound=Header)
 _SMALL_BODY_BYTES = 65_536
 """Most bytes of a body that names one thing."""
 
+_LARGE = {
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+    RequestCode.GET_TOPICS_BY_CLUSTER,
+    RequestCode.GET_UNIT_TOPIC_LIST,
+    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST,
+    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST,
+}
+"""What walks over the whole table."""
+
 _FAQ = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 
@@ -85,7 +94,7 @@ class NameServerRequests:
             code.GET_NAMESRV_CONFIG: self.get_config,
         }
         for number, handler in table.items():
-            handlers.add(number, handler)
+            handlers.add(number, handler, large=number in _LARGE)
 
     # -- brokers ---------------------------------------------------------------------
 

@@ -93,6 +93,8 @@ class Handlers:
         """By the three bytes behind ``{"code":`` in a JSON header."""
         self.singles: set[bytes] = set()
         """Those of them whose handlers take one frame at a time."""
+        self.large: set[int] = set()
+        """Codes whose requests a connection has one of at a time."""
         self.opened: Callable[[Channel], None] | None = None
         self.closed: Callable[[Channel], None] | None = None
         self.answer_unknown = answer_unknown
@@ -100,17 +102,22 @@ class Handlers:
         self._completed: set[int] = set()
         self._unfinished: set[asyncio.Task[None]] = set()
 
-    def add(self, code: int, handler: Handler, *, completes: bool = False) -> None:
+    def add(self, code: int, handler: Handler, *, completes: bool = False, large: bool = False) -> None:
         """Requests of this code go to ``handler``.
 
         Args:
             completes: what the handler has begun to change is changed as a whole, even if the connection ends
                 meanwhile. What only answers ends with the connection.
+            large: its answer or its work is. A connection has one of them begun at a time, and only when the peer
+                has read what came before; others of the server wait for their turn.
         """
         assert code not in self.by_code, f"request code {code} has a handler already"
+        assert not (completes and large), "what waits for its peer to read may wait for ever"
         self.by_code[code] = handler
         if completes:
             self._completed.add(code)
+        if large:
+            self.large.add(code)
 
     def owner_of(self, code: int, connection: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
         """Who keeps the task that answers a request: all connections together, or the connection that asked."""
@@ -189,6 +196,7 @@ class Channel(asyncio.Protocol):
         """Since when the peer owes us the rest of a frame, its first one included."""
         self._partial_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._large: asyncio.Lock | None = None
         self._server_tls = server_tls
         self._client_tls = client_tls
         self._tls_host = tls_host
@@ -653,7 +661,10 @@ class Channel(asyncio.Protocol):
                 self._reply(request, request.reply(3, f" request type {request.code} not supported"))
             return
         try:
-            answer = handler(self, request)
+            if request.code in self._handlers.large and self._load is not None:
+                answer: Answer | Awaitable[Answer] = self._one_by_one(self._load, handler, request)
+            else:
+                answer = handler(self, request)
         except AssertionError:
             raise
         except Exception as error:
@@ -674,6 +685,21 @@ class Channel(asyncio.Protocol):
         owner = self._handlers.owner_of(request.code, self._tasks)
         owner.add(task)
         task.add_done_callback(lambda task: self._finished(task, answer, owner))
+
+    async def _one_by_one(self, load: Load, handler: Handler, request: RemotingCommand) -> Answer:
+        """A large answer is made when the peer has read the one before, and when few others are being made."""
+        if self._large is None:
+            self._large = asyncio.Lock()
+        async with self._large:
+            await self._writable()
+            async with load.large:
+                answer = handler(self, request)
+                return await answer if isinstance(answer, Awaitable) else answer
+
+    async def _writable(self) -> None:
+        free: asyncio.Future[None] = self._loop.create_future()
+        self.when_writable(lambda: None if free.done() else free.set_result(None))
+        await free
 
     def _finished(
         self, task: asyncio.Task[None], answer: Awaitable[Answer], owner: set[asyncio.Task[None]]

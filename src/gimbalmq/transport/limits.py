@@ -7,6 +7,7 @@ connection too many, a frame that does not get on, a peer that does not read wha
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ SLOWEST_BYTES_PER_SECOND = 65_536
 
 MAX_HEADER_BYTES = 1_048_576
 """A header is decoded in one go on the loop; the longest of a real request (properties of 32 KB) is far below."""
+
+_LARGE_AT_ONCE = 8
+"""Large answers that are being made at a time; each may have some MB."""
 
 _COMPLAIN_SECONDS = 10.0
 _COMPLAIN_LINES = 20
@@ -103,6 +107,7 @@ class Load:
         partial_bytes: in unfinished frames.
         waiting_bytes: not yet taken by slow readers; never below the truth.
         in_flight: requests that are being worked on.
+        large: whoever makes a large answer holds it.
     """
 
     def __init__(
@@ -124,6 +129,7 @@ class Load:
         self.partial_bytes = 0
         self.waiting_bytes = 0
         self.in_flight = 0
+        self.large = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._by_address: dict[str, int] = {}
         self._partial: dict[Channel, int] = {}
         """Connections with an unfinished frame; the one that began first stands first."""

@@ -7,15 +7,16 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from msgspec import field
 
+from gimbalmq._steps import Steps, for_each
 from gimbalmq.broker.clients import ConsumerGroup, Consumers, Member, Producers
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.message_time import message_time
 from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
-from gimbalmq.broker.pace import Pace, json_object
 from gimbalmq.broker.stats import Stats
 from gimbalmq.broker.stored import stored_record
+from gimbalmq.broker.tables_text import json_object
 from gimbalmq.broker.values import check_group
 from gimbalmq.errors import (
     ConsumerNotOnlineError,
@@ -36,6 +37,7 @@ from gimbalmq.protocol.headers import management as headers
 from gimbalmq.protocol.headers.groups import GroupOnly
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.channel import Answer, Channel, Handlers
+from gimbalmq.transport.turns import Turns
 
 _RUNNING_INFO_VERSION = 62
 _RELAY_SECONDS = 10.0
@@ -48,6 +50,16 @@ _CHANGES = {
     RequestCode.CLONE_GROUP_OFFSET,
 }
 """Requests that change something: what they have begun completes, whoever hangs up."""
+
+_LARGE = {
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+    RequestCode.GET_CONSUME_STATS,
+    RequestCode.GET_BROKER_CONSUME_STATS,
+    RequestCode.GET_ALL_CONSUMER_OFFSET,
+    RequestCode.QUERY_CONSUME_TIME_SPAN,
+    RequestCode.QUERY_CORRECTION_OFFSET,
+}
+"""What walks over whole tables."""
 
 
 class GroupConfigList(Body):
@@ -69,6 +81,7 @@ class GroupAdminHandlers:
         long_poll: LongPoll,
         live: LiveConfig,
         stats: Stats,
+        turns: Turns,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -80,6 +93,7 @@ class GroupAdminHandlers:
         self._long_poll = long_poll
         self._live = live
         self._stats = stats
+        self._turns = turns
 
     def register(self, handlers: Handlers) -> None:
         for code, handler in {
@@ -104,7 +118,7 @@ class GroupAdminHandlers:
             RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: self.subscription,
             RequestCode.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
         }.items():
-            handlers.add(code, handler, completes=code in _CHANGES)
+            handlers.add(code, handler, completes=code in _CHANGES, large=code in _LARGE)
 
     # -- settings ----------------------------------------------------------------------
 
@@ -115,20 +129,17 @@ class GroupAdminHandlers:
         return await self._store_groups(request, GroupConfigList.of_request(request.body).group_config_list)
 
     async def _store_groups(self, request: RemotingCommand, configs: list[GroupConfig]) -> Answer:
-        pace = Pace()
-        for config in configs:
-            check_group(config)
-            await pace.did()
+        await self._turns.run(for_each(check_group, configs))
         self._groups.put(*configs)
         await self._groups.saving.saved()
         return request.reply()
 
     async def all_groups(self, channel: Channel, request: RemotingCommand) -> Answer:
         groups = self._groups.table()
-        version, pace = groups.data_version.dump(), Pace()
-        forbidden = await json_object(list(groups.forbidden_table.items()), pace)
+        version = groups.data_version.dump()
+        forbidden = await self._turns.run(json_object(list(groups.forbidden_table.items())))
         settings = list(groups.subscription_group_table.items())
-        table = await json_object(((name, _settings(group)) for name, group in settings), pace)
+        table = await self._turns.run(json_object((name, _settings(group)) for name, group in settings))
         return request.reply(
             body=b'{"dataVersion":%b,"forbiddenTable":%b,"subscriptionGroupTable":%b}'
             % (version, forbidden, table)
@@ -173,10 +184,10 @@ class GroupAdminHandlers:
             chosen = [header.topic]
         elif header.topic_list:
             chosen = {topic for topic in header.topic_list.split(";") if topic}
-        body, _ = await self._progress(group, chosen, Pace())
+        body, _ = await self._turns.run(self._progress(group, chosen))
         return request.reply(body=body)
 
-    async def _progress(self, group: str, chosen: Iterable[str], pace: Pace) -> tuple[bytes, int | None]:
+    def _progress(self, group: str, chosen: Iterable[str]) -> Steps[tuple[bytes, int | None]]:
         """A group's progress as JSON, and how many messages it has before it; None if it has no queue here."""
         behind: int | None = None
         rate = 0.0
@@ -198,7 +209,7 @@ class GroupAdminHandlers:
                     behind = (behind or 0) + row["brokerOffset"] - row["consumerOffset"]
                     yield self._key(topic, queue_id), row
 
-        table = await json_object(rows(), pace)
+        table = yield from json_object(rows())
         return b'{"consumeTps":%b,"offsetTable":%b}' % (fastjson.dumps(rate), table), behind
 
     def _queue_progress(self, group: str, topic: str, queue_id: int) -> dict[str, int]:
@@ -221,18 +232,21 @@ class GroupAdminHandlers:
         return f"{ip_text(host[:-4])}:{int.from_bytes(host[-4:], 'big')}"
 
     async def progress_of_all(self, channel: Channel, request: RemotingCommand) -> Answer:
+        return request.reply(body=await self._turns.run(self._progress_of_all()))
+
+    def _progress_of_all(self) -> Steps[bytes]:
         found: list[bytes] = []
         total = 0
-        pace = Pace()
         for group in sorted(self._offsets.all_groups()):
-            body, behind = await self._progress(group, self._offsets.topics_of(group), pace)
+            body, behind = yield from self._progress(group, self._offsets.topics_of(group))
             if behind is not None:
                 found.append(b"{%b:[%b]}" % (fastjson.dumps(group), body))
                 total += behind
-            await pace.did()
-        return request.reply(
-            body=b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d,"totalInflightDiff":0}'
-            % (fastjson.dumps(self._address()), b",".join(found), total)
+            yield
+        return b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d,"totalInflightDiff":0}' % (
+            fastjson.dumps(self._address()),
+            b",".join(found),
+            total,
         )
 
     async def time_span(self, channel: Channel, request: RemotingCommand) -> Answer:
@@ -240,11 +254,13 @@ class GroupAdminHandlers:
         config = self._topics.find(header.topic)
         if config is None:
             raise TopicNotExistError(f"topic[{header.topic}] not exist")
-        spans = []
-        pace = Pace()
-        for queue_id in range(config.write_queue_nums):
-            spans.append(fastjson.dumps(self._queue_span(header, queue_id)))
-            await pace.did()
+        spans: list[bytes] = []
+        await self._turns.run(
+            for_each(
+                lambda queue_id: spans.append(fastjson.dumps(self._queue_span(header, queue_id))),
+                range(config.write_queue_nums),
+            )
+        )
         return request.reply(body=b'{"consumeTimeSpanSet":[%b]}' % b",".join(spans))
 
     def _queue_span(self, header: headers.GroupTopic, queue_id: int) -> dict[str, object]:
@@ -268,7 +284,7 @@ class GroupAdminHandlers:
         }
 
     async def all_offsets(self, channel: Channel, request: RemotingCommand) -> Answer:
-        table = await json_object(self._offsets.rows(), Pace())
+        table = await self._turns.run(json_object(self._offsets.rows()))
         return request.reply(body=b'{"offsetTable":%b}' % table)
 
     async def correction(self, channel: Channel, request: RemotingCommand) -> Answer:
@@ -277,12 +293,14 @@ class GroupAdminHandlers:
         excluded = set((header.filter_groups or "").split(","))
         compared = self._offsets.queues(header.compare_group, header.topic)
         lowest: dict[str, int] = {}
-        pace = Pace()
-        for group in self._offsets.groups_of(header.topic) - excluded:
+
+        def compare(group: str) -> None:
             for queue_id, offset in self._offsets.queues(group, header.topic).items():
                 if queue_id in compared and compared[queue_id] < offset:
                     lowest[str(queue_id)] = min(offset, lowest.get(str(queue_id), offset))
-            await pace.did()
+
+        groups = self._offsets.groups_of(header.topic) - excluded
+        await self._turns.run(for_each(compare, groups))
         return request.reply(body=fastjson.dumps({"correctionOffsets": lowest}))
 
     async def clone(self, channel: Channel, request: RemotingCommand) -> Answer:
@@ -367,8 +385,8 @@ class GroupAdminHandlers:
             )
         chosen = [header.queue_id or 0] if one else range(config.read_queue_nums)
         table: dict[str, int] = {}
-        pace = Pace()
-        for queue_id in chosen:
+
+        def reset(queue_id: int) -> None:
             target = self._reset_target(header, queue_id)
             current = self._offsets.get(header.group, header.topic, queue_id)
             # Without force a reset only goes back: skipping messages must be asked for.
@@ -377,8 +395,10 @@ class GroupAdminHandlers:
             self._offsets.reset(header.group, header.topic, queue_id, target)
             self._long_poll.wake_group(header.group, header.topic, queue_id)
             table[self._key(header.topic, queue_id)] = target
-            await pace.did(4)
-        return request.reply(body=b'{"offsetTable":%b}' % await json_object(table.items(), pace))
+
+        await self._turns.run(for_each(reset, chosen))
+        text = await self._turns.run(json_object(table.items()))
+        return request.reply(body=b'{"offsetTable":%b}' % text)
 
     def _reset_target(self, header: headers.ResetOffset, queue_id: int) -> int:
         queue = self._store.find_queue(header.topic, queue_id)

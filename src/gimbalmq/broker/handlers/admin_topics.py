@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import field
 
+from gimbalmq._steps import for_each
 from gimbalmq.broker.clients import Consumers
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.message_time import message_time
 from gimbalmq.broker.metadata import ConsumerOffsets, Topics, is_system_topic
-from gimbalmq.broker.pace import Pace, json_object
 from gimbalmq.broker.stats import Stats
+from gimbalmq.broker.tables_text import json_object
 from gimbalmq.broker.values import check_topic
 from gimbalmq.errors import InvalidParameterError, StoreIOError, TopicNotExistError
 from gimbalmq.model.queues import MessageQueue
@@ -22,6 +23,7 @@ from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers.management import CreateTopic, DeleteTopic, GroupField, QueryConsumeQueue
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.channel import Answer, Channel, Handlers
+from gimbalmq.transport.turns import Turns
 
 _DELETED = 64
 """A deletion takes as long as so many pieces of other work."""
@@ -42,6 +44,7 @@ class TopicAdminHandlers:
         consumers: Consumers,
         live: LiveConfig,
         stats: Stats,
+        turns: Turns,
         announced: Callable[[], Awaitable[None]],
         durable: Callable[[int], Awaitable[bool]],
     ) -> None:
@@ -51,6 +54,7 @@ class TopicAdminHandlers:
         self._consumers = consumers
         self._live = live
         self._stats = stats
+        self._turns = turns
         self._announced = announced
         self._durable = durable
 
@@ -58,9 +62,9 @@ class TopicAdminHandlers:
         handlers.add(RequestCode.UPDATE_AND_CREATE_TOPIC, self.create, completes=True)
         handlers.add(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.create_list, completes=True)
         handlers.add(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete, completes=True)
-        handlers.add(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_topics)
+        handlers.add(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_topics, large=True)
         handlers.add(RequestCode.GET_TOPIC_CONFIG, self.one_topic)
-        handlers.add(RequestCode.GET_TOPIC_STATS_INFO, self.stats)
+        handlers.add(RequestCode.GET_TOPIC_STATS_INFO, self.stats, large=True)
         handlers.add(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, self.system_topics)
         handlers.add(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.consumed_by)
         handlers.add(RequestCode.QUERY_TOPICS_BY_CONSUMER, self.topics_of_group)
@@ -86,10 +90,7 @@ class TopicAdminHandlers:
 
     async def create_list(self, channel: Channel, request: RemotingCommand) -> Answer:
         configs = TopicConfigList.of_request(request.body).topic_config_list
-        pace = Pace()
-        for config in configs:
-            self._check(config)
-            await pace.did()
+        await self._turns.run(for_each(self._check, configs))
         self._topics.put(*configs)
         await self._announced()
         return request.reply()
@@ -120,7 +121,7 @@ class TopicAdminHandlers:
     async def all_topics(self, channel: Channel, request: RemotingCommand) -> Answer:
         version = self._topics.version.dump()
         rows = ((config.topic_name, config) for config in self._topics.all())
-        table = await json_object(rows, Pace())
+        table = await self._turns.run(json_object(rows))
         return request.reply(body=b'{"dataVersion":%b,"topicConfigTable":%b}' % (version, table))
 
     def one_topic(self, channel: Channel, request: RemotingCommand) -> Answer:
@@ -137,7 +138,8 @@ class TopicAdminHandlers:
         topic = DeleteTopic.from_ext(request.ext_fields).topic
         config = self._require(topic)
         count = max(config.read_queue_nums, config.write_queue_nums)
-        table = await json_object((self._queue_stats(topic, queue_id) for queue_id in range(count)), Pace())
+        rows = (self._queue_stats(topic, queue_id) for queue_id in range(count))
+        table = await self._turns.run(json_object(rows))
         counter = self._stats.find("TOPIC_PUT_NUMS", topic)
         rate = 0.0 if counter is None else self._stats.view(counter)["statsMinute"]["tps"]
         return request.reply(body=b'{"offsetTable":%b,"topicPutTps":%b}' % (table, fastjson.dumps(rate)))
