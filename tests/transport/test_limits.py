@@ -190,36 +190,63 @@ def test_a_frame_that_comes_by_drops_is_closed_however_steadily() -> None:
     run(work())
 
 
-def test_unfinished_frames_of_all_connections_are_bounded_and_the_slowest_go() -> None:
-    """A thousand that announce 16 MB and send nearly all of it would be 16 GB."""
+def test_large_frames_side_by_side_wait_for_each_other_and_all_come_through() -> None:
+    """Of forty producers that sent 4 MB each at the same time twenty-four were cut off, as if they were slow."""
 
     async def work() -> None:
         frame = encode_frame(RemotingCommand(ECHO, None, bytes(2 * MIB)))
         limits = ServerLimits(max_partial_frame_bytes=MAX_FRAME_BYTES)
         async with served(limits) as (server, load):
-            peers: list[RawPeer] = []
-            opened: list[Any] = []
-            for _ in range(12):
-                context = raw_peer(server.port)
-                opened.append(context)
-                peer = await context.__aenter__()
-                peers.append(peer)
-                peer.writer.write(frame[:-1])
-                await until(
-                    lambda: (
-                        any(c._reader.held_bytes > 2 * MIB - 200_000 for c in server.channels)
-                        and load.partial_bytes <= MAX_FRAME_BYTES
-                    )
-                )
-                await peer.writer.drain()
-            await until(lambda: load.connections <= 8 and load.partial_bytes <= MAX_FRAME_BYTES)
-            assert await peers[0].ended(), "the one that began first"
-            peers[-1].writer.write(frame[-1:])
-            assert len((await peers[-1].receive()).body) == 2 * MIB, "the last is served"
-            for context in opened:
+            contexts = [raw_peer(server.port) for _ in range(16)]
+            peers = [await context.__aenter__() for context in contexts]
+            most = 0
+
+            async def side_by_side(peer: RawPeer) -> int:
+                nonlocal most
+                for _ in range(2):  # the second frame begins with the end of the first
+                    for start in range(0, len(frame), 65536):
+                        peer.writer.write(frame[start : start + 65536])
+                        await asyncio.sleep(0)
+                        most = max(most, load.partial_bytes)
+                return sum([len((await peer.receive()).body) for _ in range(2)])
+
+            assert set(await asyncio.gather(*map(side_by_side, peers))) == {4 * MIB}
+            assert MAX_FRAME_BYTES < most < MAX_FRAME_BYTES + 16 * 300_000
+            for context in contexts:
                 await context.__aexit__(None, None, None)
 
     run(work())
+
+
+def test_whoever_stands_still_within_a_large_frame_is_closed_when_others_wait(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thousand that announce 16 MB and send nearly all of it would be 16 GB."""
+    for name, seconds in (("_LOOK_SECONDS", 0.02), ("_STILL_SECONDS", 0.2), ("_GRACE_SECONDS", 0.1)):
+        monkeypatch.setattr(f"gimbalmq.transport.limits.{name}", seconds)
+
+    async def work() -> None:
+        frame = encode_frame(RemotingCommand(ECHO, None, bytes(2 * MIB)))
+        limits = ServerLimits(max_partial_frame_bytes=MAX_FRAME_BYTES)
+        async with served(limits) as (server, load):
+            contexts = [raw_peer(server.port) for _ in range(13)]
+            *still, last = [await context.__aenter__() for context in contexts]
+            for peer in still:
+                peer.writer.write(frame[:-1])
+            await until(lambda: load.partial_bytes > MAX_FRAME_BYTES)
+            last.writer.write(frame)
+            assert len((await last.receive()).body) == 2 * MIB
+            await until(lambda: not load._slowed)
+            assert load.partial_bytes <= MAX_FRAME_BYTES
+            assert 0 < load.connections < 13
+            last.writer.write(frame)
+            assert len((await last.receive()).body) == 2 * MIB
+            for context in contexts:
+                await context.__aexit__(None, None, None)
+
+    with caplog.at_level("WARNING", "gimbalmq.transport.channel"):
+        run(work())
+    assert any("does not get on" in text and "maxPartialFrameBytes" in text for text in caplog.messages)
 
 
 def test_small_pieces_count_with_what_they_cost() -> None:

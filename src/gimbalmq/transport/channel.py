@@ -195,6 +195,7 @@ class Channel(asyncio.Protocol):
         self._frame_since: float | None = None
         """Since when the peer owes us the rest of a frame, its first one included."""
         self._partial_bytes = 0
+        self._slowed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._large: asyncio.Lock | None = None
         self._server_tls = server_tls
@@ -436,6 +437,20 @@ class Channel(asyncio.Protocol):
             if not self._tls.established:
                 self.abort()
 
+    @property
+    def missing_bytes(self) -> int:
+        """Of the unfinished frame, as far as it is known."""
+        return self._reader.wanted_bytes
+
+    def slow_down(self) -> None:
+        """Nothing is read until ``go_on``."""
+        self._slowed = True
+        self._pause_reading()
+
+    def go_on(self) -> None:
+        self._slowed = False
+        self._schedule_turn()
+
     def give_up(self, why: str) -> None:
         """Closes at once a connection that costs too much."""
         self._note_trouble(why)
@@ -584,7 +599,7 @@ class Channel(asyncio.Protocol):
             self._frame_since = self.last_active
         if held != self._partial_bytes:
             self._partial_bytes = held
-            load.partial(self, held)
+            load.partial(self, held, anew=completed or not held)
 
     def _stalled(self) -> bool:
         """Whether no more requests of this peer may be begun until it reads, or until some are answered."""
@@ -634,7 +649,9 @@ class Channel(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        if not self._reading and self._transport is not None and not self._transport.is_closing():
+        if self._slowed or self._reading or self._transport is None:
+            return
+        if not self._transport.is_closing():
             self._reading = True
             if self._frame_since is not None:
                 self._frame_since = self._loop.time()  # the pause was ours

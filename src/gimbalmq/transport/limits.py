@@ -11,6 +11,7 @@ import asyncio
 import ipaddress
 import logging
 from dataclasses import dataclass
+from heapq import nsmallest
 from typing import TYPE_CHECKING
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
@@ -37,6 +38,16 @@ SLOWEST_BYTES_PER_SECOND = 65_536
 
 MAX_HEADER_BYTES = 1_048_576
 """A header is decoded in one go on the loop; the longest of a real request (properties of 32 KB) is far below."""
+
+SMALL_FRAME_BYTES = 65_536
+"""A frame up to this size never waits for others."""
+
+_AHEAD = 8
+_LOOK_SECONDS = 1.0
+_STILL_SECONDS = 5.0
+_GRACE_SECONDS = 2.0
+_PRESSED_BYTES_PER_SECOND = 262_144
+"""While others wait for room, an unfinished frame gets on at this rate at least, and never stands still for long."""
 
 _LARGE_AT_ONCE = 8
 """Large answers that are being made at a time; each may have some MB."""
@@ -72,7 +83,8 @@ class ServerLimits:
         server_channel_max_idle_time_seconds: s without a byte either way after which a connection is closed.
         server_frame_timeout_millis: ms for a connection's first frame, and for any; 64 KB of a frame get 1 s more.
         frame_max_length: largest frame in bytes; Apache's is a system property, com.rocketmq.remoting.frameMaxLength.
-        max_partial_frame_bytes: bytes of all unfinished frames together; beyond, the slowest are closed.
+        max_partial_frame_bytes: bytes of all unfinished frames together; beyond, large ones wait, and who stands still
+            is closed.
         max_pending_write_bytes: bytes that wait for all peers to read; beyond, who stopped reading first is closed.
         max_pending_write_bytes_per_connection: bytes that wait for one peer to read; beyond, it is closed.
         max_requests_in_flight: requests being worked on; beyond, nothing is read of whoever has some of them.
@@ -133,6 +145,13 @@ class Load:
         self._by_address: dict[str, int] = {}
         self._partial: dict[Channel, int] = {}
         """Connections with an unfinished frame; the one that began first stands first."""
+        self._slowed: dict[Channel, None] = {}
+        """Those of them of which nothing is read."""
+        self._ahead: dict[Channel, float] = {}
+        """Those that go on although there are too many bytes, and until when."""
+        self._seen: dict[Channel, tuple[int, float]] = {}
+        """While some are slowed down: what the others had at the last look, and since when."""
+        self._look: asyncio.Handle | None = None
         self._slow: dict[Channel, int] = {}
         """Connections whose peers do not read; the one that stopped first stands first."""
         self._refused = 0
@@ -183,21 +202,84 @@ class Load:
 
     # -- bytes -------------------------------------------------------------------------
 
-    def partial(self, channel: Channel, size: int) -> None:
-        """A connection's unfinished frame has so many bytes now; the slowest large ones go if there are too many."""
+    def partial(self, channel: Channel, size: int, *, anew: bool) -> None:
+        """A connection's unfinished frame has so many bytes now.
+
+        If all have too many, large ones wait: nothing is read of them until those that are nearer to their end are done.
+
+        Args:
+            anew: it is another frame than before.
+        """
         self.partial_bytes += size - self._partial.get(channel, 0)
+        if anew:
+            self._partial.pop(channel, None)
+            if self._ahead.pop(channel, None) is not None and self._look is not None:
+                self._look.cancel()
+                self._look = None  # below, at once: the next may go on
+            if channel in self._slowed:
+                del self._slowed[channel]
+                channel.go_on()
         if size:
             self._partial[channel] = size
-        else:
-            self._partial.pop(channel, None)
-        while self.partial_bytes > self.limits.max_partial_frame_bytes:
-            average = self.partial_bytes / len(self._partial)
-            slowest = next(channel for channel, held in self._partial.items() if held >= average)
-            self.partial_bytes -= self._partial.pop(slowest)
-            slowest.give_up(
-                f"unfinished frames of all connections exceed {self.limits.max_partial_frame_bytes} bytes "
-                "(maxPartialFrameBytes), and its frame began long ago"
-            )
+        if self.partial_bytes > self.limits.max_partial_frame_bytes:
+            if size > SMALL_FRAME_BYTES and channel not in self._ahead:
+                self._slowed[channel] = None
+                channel.slow_down()
+            while self.partial_bytes > 2 * self.limits.max_partial_frame_bytes:
+                self._shed_partial()
+        if self._slowed and self._look is None:
+            self._look = asyncio.get_running_loop().call_soon(self._look_at_partial)
+
+    def _shed_partial(self) -> None:
+        """So many connections are slowed down that the little that each had sent before is too much."""
+        average = self.partial_bytes / len(self._partial)
+        first = next(channel for channel, held in self._partial.items() if held >= average)
+        self._forget_partial(first)
+        first.give_up(
+            f"unfinished frames of all connections exceed {2 * self.limits.max_partial_frame_bytes} bytes "
+            "(twice maxPartialFrameBytes), and its own is the oldest of the large ones"
+        )
+
+    def _look_at_partial(self) -> None:
+        """Lets some go on who had to wait, and closes those who keep them waiting."""
+        self._look = None
+        if not self._slowed:
+            self._seen.clear()
+            return
+        now = asyncio.get_running_loop().time()
+        self._close_still(now)
+        room = self.limits.max_partial_frame_bytes - self.partial_bytes
+        room -= sum(channel.missing_bytes for channel in self._ahead)
+        for channel in nsmallest(_AHEAD, self._slowed, key=lambda channel: channel.missing_bytes):
+            missing = channel.missing_bytes
+            if self._ahead and missing > room:
+                break
+            room -= missing
+            del self._slowed[channel]
+            self._ahead[channel] = now + _GRACE_SECONDS + missing / _PRESSED_BYTES_PER_SECOND
+            channel.go_on()
+        if self._slowed:
+            self._look = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look_at_partial)
+
+    def _close_still(self, now: float) -> None:
+        seen, self._seen = self._seen, {}
+        for channel, size in list(self._partial.items()):
+            if channel in self._slowed or size <= SMALL_FRAME_BYTES:
+                continue
+            before, since = seen.get(channel, (0, now))
+            since = now if before != size else since
+            self._seen[channel] = (size, since)
+            if now - since > _STILL_SECONDS or now > self._ahead.get(channel, now):
+                self._forget_partial(channel)
+                channel.give_up(
+                    "its unfinished frame does not get on, while others wait because those of all connections exceed "
+                    f"{self.limits.max_partial_frame_bytes} bytes (maxPartialFrameBytes)"
+                )
+
+    def _forget_partial(self, channel: Channel) -> None:
+        self.partial_bytes -= self._partial.pop(channel, 0)
+        for table in (self._slowed, self._ahead, self._seen):
+            table.pop(channel, None)
 
     def waiting(self, channel: Channel, size: int) -> None:
         """So many bytes wait for a peer that does not read; who stopped first is closed if there are too many."""
@@ -240,13 +322,19 @@ class Load:
 
     def forget(self, channel: Channel) -> None:
         """A connection is gone."""
-        self.partial_bytes -= self._partial.pop(channel, 0)
+        self._forget_partial(channel)
         self._stop_waiting(channel)
 
     def kept(self) -> int:
         """Entries of all tables; 0 when no connection is left."""
         return (
-            self.connections + len(self._by_address) + len(self._partial) + len(self._slow) + self.in_flight
+            self.connections
+            + len(self._by_address)
+            + len(self._partial)
+            + len(self._slowed)
+            + len(self._ahead)
+            + len(self._slow)
+            + self.in_flight
         )
 
 
