@@ -389,6 +389,38 @@ def _waiting_handlers(release: asyncio.Event, begun: list[int]) -> Handlers:
     return handlers
 
 
+def test_bytes_of_requests_in_flight_are_bounded_by_reading_no_more() -> None:
+    """Sixty requests of 8 MB that wait for somebody silent were 500 MB; 4,096 of them were allowed."""
+
+    async def work() -> None:
+        release, begun = asyncio.Event(), list[int]()
+        limits = ServerLimits(max_partial_frame_bytes=2 * MAX_FRAME_BYTES)
+        handlers = _waiting_handlers(release, begun)
+        async with served(limits, handlers) as (server, load):
+            contexts = [raw_peer(server.port) for _ in range(4)]
+            peers = [await context.__aenter__() for context in contexts]
+            *many, last = peers
+            for peer in many:
+                peer.send(*(RemotingCommand(50, None, bytes(4 * MIB), opaque=n) for n in range(8)))
+            await until(lambda: load.is_full)
+            last.send(RemotingCommand(50, None, bytes(4 * MIB), opaque=5), RemotingCommand(ECHO, opaque=6))
+            await until(lambda: load._need_room)
+            assert load.in_flight_bytes <= 2 * MAX_FRAME_BYTES + 4 * MIB
+            assert len(begun) == load.in_flight_bytes // (4 * MIB)
+            async with raw_peer(server.port) as bystander:
+                bystander.send(RemotingCommand(ECHO, opaque=1))
+                assert (await bystander.receive()).opaque == 1, "small ones pass"
+            release.set()
+            for peer in many:
+                assert [(await peer.receive()).opaque for _ in range(8)] == [*range(8)]
+            assert {(await last.receive()).opaque for _ in range(2)} == {5, 6}
+            assert load.in_flight_bytes == 0
+            for context in contexts:
+                await context.__aexit__(None, None, None)
+
+    run(work())
+
+
 def test_a_connection_has_one_large_answer_made_at_a_time_and_only_when_it_has_read_the_last() -> None:
     """Four hundred small requests made four hundred answers of 6 MB, all at once."""
 

@@ -32,11 +32,17 @@ from gimbalmq.errors import (
     StoreError,
     TransportError,
 )
-from gimbalmq.protocol.command import JSON_HEADER, ONEWAY_FLAG, RemotingCommand
+from gimbalmq.protocol.command import JSON_HEADER, ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
 from gimbalmq.protocol.frames import Frame, FrameReader
 from gimbalmq.protocol.pending import PendingCalls
 from gimbalmq.protocol.serializers import decode_command, encode_frame
-from gimbalmq.transport.limits import MAX_HEADER_BYTES, SLOWEST_BYTES_PER_SECOND, TURN_SECONDS, Load
+from gimbalmq.transport.limits import (
+    MAX_HEADER_BYTES,
+    SLOWEST_BYTES_PER_SECOND,
+    SMALL_FRAME_BYTES,
+    TURN_SECONDS,
+    Load,
+)
 from gimbalmq.transport.tls import HANDSHAKE_BYTE, HANDSHAKE_SECONDS, ServerTls, TlsMode, TlsPipe
 
 log = logging.getLogger(__name__)
@@ -188,6 +194,9 @@ class Channel(asyncio.Protocol):
         self._held: list[Frame] = []
         self._turn_scheduled = False
         self._in_flight = 0
+        self._in_flight_bytes = 0
+        self._needs_room = False
+        """A whole, large frame waits until requests of others are answered."""
         self._reading = True
         self._write_paused = False
         self._unwritten_seen = 0
@@ -343,16 +352,25 @@ class Channel(asyncio.Protocol):
         else:
             answer()
 
-    def began(self, requests: int = 1) -> None:
-        """So many requests of this connection will be answered later; ``finished`` must follow."""
+    def began(self, requests: int = 1, size: int = 0) -> None:
+        """So many requests of this connection will be answered later; ``finished`` must follow.
+
+        Args:
+            size: bytes that they keep until then.
+        """
         self._in_flight += requests
+        self._in_flight_bytes += size
         if self._load is not None:
             self._load.in_flight += requests
+            self._load.in_flight_bytes += size
 
-    def finished(self, requests: int = 1) -> None:
+    def finished(self, requests: int = 1, size: int = 0) -> None:
         self._in_flight -= requests
+        self._in_flight_bytes -= size
         if self._load is not None:
             self._load.in_flight -= requests
+            if size:
+                self._load.freed(size)
             if not self._reading and not self._stalled():
                 self._schedule_turn()
 
@@ -574,6 +592,13 @@ class Channel(asyncio.Protocol):
                 mark = frame[1][8:11] if batches and frame[0] == JSON_HEADER else b""
                 batch = batches.get(mark) if mark else None
                 if batch is None:
+                    if (
+                        load is not None
+                        and len(frame[2]) > SMALL_FRAME_BYTES
+                        and self._must_wait(load, frame)
+                    ):
+                        self._held = frames[position:]
+                        break
                     self.handle_frame(frame)
                     position += 1
                     continue
@@ -601,13 +626,40 @@ class Channel(asyncio.Protocol):
             self._partial_bytes = held
             load.partial(self, held, anew=completed or not held)
 
+    def _must_wait(self, load: Load, frame: Frame) -> bool:
+        """Whether a large frame has to wait because requests that are being worked on keep too many bytes."""
+        if not load.is_full or decode_command(frame[0], frame[1], b"").flag & RESPONSE_FLAG:
+            return False
+        self._needs_room = True
+        load.wait_for_room(self)
+        self._partial_bytes = self._reader.held_bytes + len(frame[2])
+        load.partial(self, self._partial_bytes, anew=True)
+        return True
+
+    def room(self) -> None:
+        """What ``Load.wait_for_room`` waits for."""
+        self._needs_room = False
+        if self._load is not None:
+            self._partial_bytes = self._reader.held_bytes
+            self._load.partial(self, self._partial_bytes, anew=True)
+        self._schedule_turn()
+
     def _stalled(self) -> bool:
         """Whether no more requests of this peer may be begun until it reads, or until some are answered."""
         load, running = self._load, self._in_flight
-        return self._write_paused or (
-            running > 0
-            and load is not None
-            and (running >= self._most_in_flight or load.in_flight >= load.limits.max_requests_in_flight)
+        return (
+            self._write_paused
+            or self._needs_room
+            or (
+                running > 0
+                and load is not None
+                and (
+                    running >= self._most_in_flight
+                    or load.in_flight >= load.limits.max_requests_in_flight
+                    or self._in_flight_bytes >= load.limits.frame_max_length
+                    or load.is_full
+                )
+            )
         )
 
     def _rest(self) -> None:
@@ -697,11 +749,12 @@ class Channel(asyncio.Protocol):
                 answer.close()
             self._reply(request, request.reply(2, _BUSY))
             return
-        self.began()
+        size = len(request.body)
+        self.began(1, size)
         task = self._loop.create_task(self._finish(request, answer))
         owner = self._handlers.owner_of(request.code, self._tasks)
         owner.add(task)
-        task.add_done_callback(lambda task: self._finished(task, answer, owner))
+        task.add_done_callback(lambda task: self._finished(task, answer, size, owner))
 
     async def _one_by_one(self, load: Load, handler: Handler, request: RemotingCommand) -> Answer:
         """A large answer is made when the peer has read the one before, and when few others are being made."""
@@ -719,10 +772,10 @@ class Channel(asyncio.Protocol):
         await free
 
     def _finished(
-        self, task: asyncio.Task[None], answer: Awaitable[Answer], owner: set[asyncio.Task[None]]
+        self, task: asyncio.Task[None], answer: Awaitable[Answer], size: int, owner: set[asyncio.Task[None]]
     ) -> None:
         owner.discard(task)
-        self.finished()
+        self.finished(1, size)
         if inspect.iscoroutine(answer):
             answer.close()  # the connection may have ended before its first step
 

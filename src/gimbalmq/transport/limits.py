@@ -83,8 +83,9 @@ class ServerLimits:
         server_channel_max_idle_time_seconds: s without a byte either way after which a connection is closed.
         server_frame_timeout_millis: ms for a connection's first frame, and for any; 64 KB of a frame get 1 s more.
         frame_max_length: largest frame in bytes; Apache's is a system property, com.rocketmq.remoting.frameMaxLength.
-        max_partial_frame_bytes: bytes of all unfinished frames together; beyond, large ones wait, and who stands still
-            is closed.
+            A connection with as many bytes of requests being worked on has no more of them read.
+        max_partial_frame_bytes: bytes of all unfinished frames together, and as many of all requests being worked on;
+            beyond, large ones wait, and who stands still within one is closed.
         max_pending_write_bytes: bytes that wait for all peers to read; beyond, who stopped reading first is closed.
         max_pending_write_bytes_per_connection: bytes that wait for one peer to read; beyond, it is closed.
         max_requests_in_flight: requests being worked on; beyond, nothing is read of whoever has some of them.
@@ -119,6 +120,7 @@ class Load:
         partial_bytes: in unfinished frames.
         waiting_bytes: not yet taken by slow readers; never below the truth.
         in_flight: requests that are being worked on.
+        in_flight_bytes: what they keep of what came.
         large: whoever makes a large answer holds it.
     """
 
@@ -141,6 +143,7 @@ class Load:
         self.partial_bytes = 0
         self.waiting_bytes = 0
         self.in_flight = 0
+        self.in_flight_bytes = 0
         self.large = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._by_address: dict[str, int] = {}
         self._partial: dict[Channel, int] = {}
@@ -151,6 +154,9 @@ class Load:
         """Those that go on although there are too many bytes, and until when."""
         self._seen: dict[Channel, tuple[int, float]] = {}
         """While some are slowed down: what the others had at the last look, and since when."""
+        self._need_room: dict[Channel, None] = {}
+        """Connections whose next request is large and whole, and waits until others are answered."""
+        self._offering = False
         self._look: asyncio.Handle | None = None
         self._slow: dict[Channel, int] = {}
         """Connections whose peers do not read; the one that stopped first stands first."""
@@ -205,7 +211,7 @@ class Load:
     def partial(self, channel: Channel, size: int, *, anew: bool) -> None:
         """A connection's unfinished frame has so many bytes now.
 
-        If all have too many, large ones wait: nothing is read of them until those that are nearer to their end are done.
+        If all have too many, large ones wait: nothing is read of them until those nearer to their end are done.
 
         Args:
             anew: it is another frame than before.
@@ -222,7 +228,7 @@ class Load:
         if size:
             self._partial[channel] = size
         if self.partial_bytes > self.limits.max_partial_frame_bytes:
-            if size > SMALL_FRAME_BYTES and channel not in self._ahead:
+            if size > SMALL_FRAME_BYTES and channel not in self._ahead and channel not in self._need_room:
                 self._slowed[channel] = None
                 channel.slow_down()
             while self.partial_bytes > 2 * self.limits.max_partial_frame_bytes:
@@ -264,7 +270,7 @@ class Load:
     def _close_still(self, now: float) -> None:
         seen, self._seen = self._seen, {}
         for channel, size in list(self._partial.items()):
-            if channel in self._slowed or size <= SMALL_FRAME_BYTES:
+            if channel in self._slowed or channel in self._need_room or size <= SMALL_FRAME_BYTES:
                 continue
             before, since = seen.get(channel, (0, now))
             since = now if before != size else since
@@ -280,6 +286,30 @@ class Load:
         self.partial_bytes -= self._partial.pop(channel, 0)
         for table in (self._slowed, self._ahead, self._seen):
             table.pop(channel, None)
+
+    @property
+    def is_full(self) -> bool:
+        """Requests that are being worked on keep so many bytes that a large one has to wait."""
+        return self.in_flight_bytes >= self.limits.max_partial_frame_bytes
+
+    def wait_for_room(self, channel: Channel) -> None:
+        """Calls the channel's ``room`` when requests of others are answered; whoever came first is the first."""
+        self._need_room[channel] = None
+
+    def freed(self, size: int) -> None:
+        """Requests that kept so many bytes are answered."""
+        self.in_flight_bytes -= size
+        if self._need_room and not self._offering:
+            self._offering = True
+            asyncio.get_running_loop().call_soon(self._offer_room)
+
+    def _offer_room(self) -> None:
+        self._offering = False
+        if self._need_room and not self.is_full:
+            first = next(iter(self._need_room))
+            del self._need_room[first]
+            first.room()
+            self.freed(0)  # there may be room for the next when it has had its turn
 
     def waiting(self, channel: Channel, size: int) -> None:
         """So many bytes wait for a peer that does not read; who stopped first is closed if there are too many."""
@@ -324,6 +354,7 @@ class Load:
         """A connection is gone."""
         self._forget_partial(channel)
         self._stop_waiting(channel)
+        self._need_room.pop(channel, None)
 
     def kept(self) -> int:
         """Entries of all tables; 0 when no connection is left."""
@@ -334,6 +365,7 @@ class Load:
             + len(self._slowed)
             + len(self._ahead)
             + len(self._slow)
+            + len(self._need_room)
             + self.in_flight
         )
 
