@@ -48,6 +48,14 @@ def test_readme_links_every_page(name: str) -> None:
             assert str(page.relative_to(ROOT)) in linked, page.name
 
 
+@pytest.mark.parametrize("package", ["store", "broker", "transport", "nameserver"])
+def test_every_module_of_the_servers_is_told_to_newcomers(package: str) -> None:
+    text = (ROOT / "docs" / "HACKING.md").read_text()
+    rows = text.partition(f"| module of `gimbalmq.{package}`")[2].partition("\n\n")[0]
+    modules = {path.stem for path in (ROOT / "src" / "gimbalmq" / package).glob("*.py")} - {"__init__"}
+    assert modules - set(re.findall(r"`(\w+)`", rows)) == set()
+
+
 def test_make_targets_named_in_pages_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:

@@ -26,7 +26,7 @@ from gimbalmq._steps import Steps, run_through
 from gimbalmq.broker.clients import Producers
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.metadata import ConsumerOffsets
-from gimbalmq.broker.redelivery import redelivery
+from gimbalmq.broker.redelivery import copied, redelivery
 from gimbalmq.broker.stored import stored_record
 from gimbalmq.broker.writer import MAX_PROPERTIES_BYTES, Draft, Placed, Writer
 from gimbalmq.errors import (
@@ -39,7 +39,7 @@ from gimbalmq.errors import (
 from gimbalmq.model import properties as prop
 from gimbalmq.model import topics
 from gimbalmq.model.flags import TRANSACTION_COMMIT, TRANSACTION_MASK
-from gimbalmq.model.ids import offset_id, pack_host
+from gimbalmq.model.ids import offset_id
 from gimbalmq.model.record import Record, decode_record, encode_record
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
@@ -334,10 +334,10 @@ class Transactions:
         if 0 <= age_ms <= (immunity or config.transaction_time_out):
             # One that asked for more time must not hold up those behind it, nor may our clock when it is set back.
             if immunity and not 0 <= now - half.store_timestamp <= config.transaction_time_out:
-                self._renew(self._again(half, topics.HALF_TOPIC), half, tally)
+                self._renew(copied(half, topics.HALF_TOPIC, 0, dict(half.properties)), half, tally)
                 return True
             return False
-        renewed = self._again(half, topics.HALF_TOPIC)
+        renewed = copied(half, topics.HALF_TOPIC, 0, dict(half.properties))
         renewed.properties[prop.CHECK_TIMES] = str(checked + 1)
         place = self._renew(renewed, half, tally)
         if place is not None:
@@ -362,22 +362,9 @@ class Transactions:
     def _give_up(self, half: Record, tally: _Tally) -> None:
         tally.given_up.append(half.properties.get(prop.UNIQ_KEY) or f"at {half.commitlog_offset}")
         try:
-            self._writer.put(self._again(half, topics.TRANS_CHECK_MAX_TOPIC))
+            self._writer.put(copied(half, topics.TRANS_CHECK_MAX_TOPIC, 0, dict(half.properties)))
         except MessageIllegalError as error:
             log.error("half message at %d is only in the log: %s", half.commitlog_offset, error)
-
-    def _again(self, half: Record, topic: str) -> Draft:
-        return Draft(
-            topic=topic,
-            queue_id=0,
-            body=half.body,
-            properties=dict(half.properties),
-            flag=half.flag,
-            sys_flag=half.sys_flag,
-            born_timestamp=half.born_timestamp,
-            born_host=pack_host(*half.born_host),
-            reconsume_times=half.reconsume_times,
-        )
 
     def _ask(
         self,

@@ -25,6 +25,7 @@ from gimbalmq.broker.creations import Creations
 from gimbalmq.broker.flush import GroupCommit
 from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.metadata import UNIT_FLAG, Topics
+from gimbalmq.broker.redelivery import copied
 from gimbalmq.broker.stats import Stats
 from gimbalmq.broker.stored import stored_record
 from gimbalmq.broker.transactions import Transactions
@@ -700,19 +701,9 @@ class SendHandlers:
             made = self._topics.ensure(topic, group.retry_queue_nums)
             queue_id = random.randrange(max(1, min(made.read_queue_nums, made.write_queue_nums)))
             properties[prop.DELAY] = str(header.delay_level or 3 + record.reconsume_times)
-        self._writer.put(
-            Draft(
-                topic=topic,
-                queue_id=queue_id,
-                body=record.body,
-                properties=properties,
-                flag=record.flag,
-                sys_flag=record.sys_flag,
-                born_timestamp=record.born_timestamp,
-                born_host=pack_host(*record.born_host),
-                reconsume_times=record.reconsume_times + 1,
-            )
-        )
+        draft = copied(record, topic, queue_id, properties)
+        draft.reconsume_times += 1
+        self._writer.put(draft)
         original = properties[prop.RETRY_TOPIC]
         if original not in self._topics:
             # The client may have written anything there; statistics are of topics.
