@@ -253,7 +253,7 @@ class Groups:
         )
 
     def find(self, group: str) -> GroupConfig | None:
-        """A group's settings; an unknown group gets the defaults where that is allowed.
+        """A group's settings; an unknown group gets the defaults if that is allowed.
 
         Raises:
             TableFullError: it would be, but there are maxSubscriptionGroupNums already.
@@ -425,7 +425,7 @@ class ConsumerOffsets:
             log.warning("offsets of %d queues in all were ahead of the log and have been moved back", moved)
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
-        """The stored offset, -1 where there is none."""
+        """The stored offset, -1 if there is none."""
         return self._committed.table.get((topic, group), _NONE).get(queue_id, -1)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:

@@ -57,7 +57,7 @@ def redelivery(record: Record) -> Draft | None:
 
 
 def waiting_copy(record: Record, due_ms: int) -> Draft:
-    """A delayed message put again, as a timer: where it lies the log is about to end."""
+    """A delayed message put again, as a timer, because its place in the log is about to be deleted."""
     properties = dict(record.properties)
     properties.pop(prop.DELAY, None)
     properties[prop.TIMER_OUT_MS] = str(due_ms)

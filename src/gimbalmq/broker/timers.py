@@ -45,7 +45,7 @@ _WINDOW_SECONDS = SLOTS // 2 - 60
 """A timer further away than that waits in two stages."""
 _MAX_UNSAVED_BYTES = 8 << 20
 _LATER_MS = 60_000
-"""A message found to be due so little later waits in memory."""
+"""A message that turns out to be due so little later waits in memory."""
 _NEIGHBOURS = 60
 _MARKS_BEHIND = 64 << 20
 _TIMER_TOPIC = topics.TIMER_TOPIC.encode()
@@ -69,8 +69,8 @@ class Timers:
         self._save_failed = False
         self._queue_offset = 0
         self._fill_until = 0
-        """Records before this queue offset are only entered because the files were lost:
-        those due before ``_filled_from`` were delivered."""
+        """Records before this queue offset are entered again because the files were lost. Those of them that were due
+        before ``_filled_from`` had been delivered."""
         self._filled_from = 0
         self._second = 0
         """Every timer of a second before this one was delivered."""
@@ -78,13 +78,13 @@ class Timers:
         """Marks of what was delivered of this second lie in the log from here on."""
         self._pending = 0
         self._known: set[int] = set()
-        """Records delivered before the last crash since progress was saved; those put again, too."""
+        """Records that were delivered, or put again, between the last save of progress and the last crash."""
         self._known_from = -1
-        """Where the marks of those delivered begin; -1 if none of them can turn up any more:"""
+        """The marks of ``_known`` begin here in the log; -1 if none of its records can turn up any more."""
         self._known_until = 0
-        """none is due after this second,"""
+        """No record of ``_known`` is due after this second."""
         self._known_queue = 0
-        """and none lies from this queue offset on."""
+        """No record of ``_known`` lies at this queue offset or behind it."""
         self._slot: _OpenSlot | None = None
         self._moved_below = 0
         self._move_to = 0

@@ -34,7 +34,7 @@ _SHORT = 256
 
 
 def parse_tags(expression: str) -> TagFilter:
-    """Reads an expression; raises ValueError where no tag is left of it, or where it is too long."""
+    """Reads an expression; raises ValueError if no tag is left of it, or if it is too long."""
     # Nearly all are short and repeat; few of the long ones are kept, for they are large once read.
     return _read_short(expression) if len(expression) <= _SHORT else _read_long(expression)
 

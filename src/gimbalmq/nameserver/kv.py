@@ -81,12 +81,12 @@ class KvConfig:
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> dict[str, str] | None:
-        """A copy of one name space; None where nothing was ever put there."""
+        """A copy of one name space; None if nothing was ever put there."""
         table = self._table.get(namespace)
         return None if table is None else dict(table)
 
     def body(self, namespace: str) -> bytes | None:
-        """One name space as the body of an answer; None where nothing was ever put there."""
+        """One name space as the body of an answer; None if nothing was ever put there."""
         table = self._table.get(namespace)
         if table is None:
             return None

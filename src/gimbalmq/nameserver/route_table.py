@@ -606,7 +606,7 @@ def _copy(broker: BrokerData) -> BrokerData:
 
 
 def _promote(broker: BrokerData, queues: QueueData) -> None:
-    """Shows the smallest id as the master where that is wanted and nothing can be written."""
+    """Shows the smallest id as the master if that is wanted and nothing can be written."""
     if (
         broker.broker_addrs
         and MASTER_ID not in broker.broker_addrs

@@ -1,7 +1,7 @@
 """What a server takes from its peers, and what they have made it keep so far.
 
 One ``Load`` counts for all connections of a server, however many ports it has. A limit that is reached slows a
-peer down (nothing more is read from it) wherever that is enough; only what cannot be slowed down is closed: a
+peer down (nothing more is read from it) if that is enough; only what cannot be slowed down is closed: a
 connection too many, a frame that does not get on, a peer that does not read what it is sent.
 """
 

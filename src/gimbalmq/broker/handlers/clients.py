@@ -163,7 +163,7 @@ class ClientHandlers:
                 )
 
     def _join(self, channel: Channel, data: ConsumerData, beat: Heartbeat) -> bool:
-        """Makes what a group needs; False where it does not exist and must not be made.
+        """Makes what a group needs; False if it does not exist and must not be made.
 
         Raises:
             ResponseError: the connection has made too many, or an expression is too long.
