@@ -47,11 +47,18 @@ class RocketMQError(Exception):
     stale_route: ClassVar[bool] = False
 
 
+_MOST_LETTERS = 300
+"""An error shows so much of a value; a path of ordinary length is shown whole."""
+
+
 class ConfigError(RocketMQError, ValueError):
     """An option has a value that cannot be used."""
 
     def __init__(self, option: str, value: object, allowed: str) -> None:
-        super().__init__(f"{option}={value!r} cannot be used: {allowed}")
+        text = repr(value)
+        if len(text) > _MOST_LETTERS:
+            text = f"{text[: _MOST_LETTERS - 20]}... ({len(text)} letters)"
+        super().__init__(f"{option}={text} cannot be used: {allowed}")
         self.option = option
         self.value = value
 

@@ -8,6 +8,7 @@ import pytest
 
 from gimbalmq.broker.config import RANGES, BrokerConfig, LiveConfig, property_name
 from gimbalmq.errors import ConfigError
+from gimbalmq.transport.limits import ServerLimits
 
 
 def test_defaults_are_apaches() -> None:
@@ -144,3 +145,13 @@ def test_options_of_the_start_stay() -> None:
             live.update({key: value})
         assert key in str(caught.value) and value in str(caught.value)
     assert live.update({"listenPort": "10911", "messageIndexEnable": "true"}) == []
+
+
+def test_limits_of_the_server_have_the_defaults_that_all_servers_have() -> None:
+    assert BrokerConfig().server_limits() == ServerLimits()
+
+
+def test_an_error_shows_the_beginning_of_a_long_value() -> None:
+    with pytest.raises(ConfigError) as caught:
+        BrokerConfig(flush_disk_type="x" * 5000)
+    assert len(str(caught.value)) < 500 and "(5002 letters)" in str(caught.value)

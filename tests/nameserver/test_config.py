@@ -9,6 +9,7 @@ import pytest
 from gimbalmq.errors import ConfigError
 from gimbalmq.nameserver.config import NameServerConfig, from_properties, to_properties
 from gimbalmq.protocol import properties_text
+from gimbalmq.transport.limits import ServerLimits
 
 
 def test_defaults_are_java_s_but_for_the_loopback_and_the_files() -> None:
@@ -88,3 +89,7 @@ def test_configuration_survives_its_own_text() -> None:
     text = properties_text.dumps(to_properties(config)).decode()
     assert "listenPort=1\n" in text
     assert from_properties(properties_text.loads(text)) == (config, [])
+
+
+def test_limits_of_the_server_have_the_defaults_that_all_servers_have() -> None:
+    assert NameServerConfig().server_limits() == ServerLimits()
