@@ -307,11 +307,12 @@ class GroupAdminHandlers:
         header = headers.CloneGroupOffset.from_ext(request.ext_fields)
         self._groups.require(header.dest_group)
         topics = [header.topic] if header.topic else self._offsets.topics_of(header.src_group)
-        pace = Pace()
-        for topic in topics:
+
+        def clone(topic: str) -> None:
             if topic in self._topics and topic != retry_topic(header.src_group):
                 self._offsets.clone(header.src_group, header.dest_group, topic)
-            await pace.did()
+
+        await self._turns.run(for_each(clone, topics))
         return request.reply()
 
     # -- connections -------------------------------------------------------------------

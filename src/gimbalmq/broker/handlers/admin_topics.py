@@ -25,9 +25,6 @@ from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.channel import Answer, Channel, Handlers
 from gimbalmq.transport.turns import Turns
 
-_DELETED = 64
-"""A deletion takes as long as so many pieces of other work."""
-
 
 class TopicConfigList(Body):
     topic_config_list: list[TopicConfig] = field(default_factory=list)
@@ -195,13 +192,17 @@ class TopicAdminHandlers:
 
     async def clean_unused(self, channel: Channel, request: RemotingCommand) -> Answer:
         """Queue folders of topics nobody knows any more."""
-        pace = Pace()
-        for topic in list(self._store.topics()):
-            if topic not in self._topics and not is_system_topic(topic, self._live.now):
+        unknown = [
+            topic
+            for topic in self._store.topics()
+            if topic not in self._topics and not is_system_topic(topic, self._live.now)
+        ]
+
+        def delete(topic: str) -> None:
+            if topic not in self._topics:  # it may have been made meanwhile
                 self._store.delete_topic(topic)
-                await pace.did(_DELETED)
-            else:
-                await pace.did()
+
+        await self._turns.run(for_each(delete, unknown, at_once=1))
         return request.reply()
 
 
