@@ -14,6 +14,7 @@ from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import GroupConfig
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
+from gimbalmq.protocol.status_bodies import ConsumerStatusBody
 from tests.broker.desk import Client, Desk, fields, open_desk
 from tests.support import ManualClock, run
 
@@ -327,7 +328,7 @@ def test_consumers_are_asked_how_far_they_are(tmp_path: Path) -> None:
             for client_id in ("c1", "c2"):
                 consumer = await _consumer(desk, client_id)
                 key = fastjson.queue_text(MessageQueue("T", "broker-a", 0))
-                consumer.answers[221] = fastjson.dumps({"messageQueueTable": {key: 7}})
+                consumer.answers[221] = fastjson.dumps({"messageQueueTable": {key: 7}}, queue_keys=True)
             ext = {"topic": "T", "group": "g"}
             body = await desk.client.json(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, ext)
             assert set(body["consumerTable"]) == {"c1", "c2"}
@@ -336,6 +337,11 @@ def test_consumers_are_asked_how_far_they_are(tmp_path: Path) -> None:
                 RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, ext | {"clientAddr": "c2"}
             )
             assert set(body["consumerTable"]) == {"c2"}
+            # As Java writes it, and longer than what strangers may send.
+            queues = {MessageQueue("T", "broker-a", n): n for n in range(1200)}
+            consumer.answers[221] = ConsumerStatusBody.of_queues(queues).dump()
+            answer = await desk.client.ok(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, ext)
+            assert ConsumerStatusBody.parse(answer.body).clients["c2"] == queues
             answer = await desk.client.ask(
                 RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"topic": "T", "group": "none"}
             )

@@ -53,6 +53,13 @@ def _registers(desk: Desk) -> None:
         ("consumeTimeoutMinute", 2**31),
         ("groupSysFlag", -1),
         ("attributes", {"a": "b" * 70_000}),
+        ("attributes", {"$ref": "x"}),
+        ("attributes", {"@type": "x"}),
+        ("groupRetryPolicy", {"type": {"$ref": "$.nowhere"}}),
+        ("subscriptionDataSet", [{"a": [{"@type": "x"}]}]),
+        ("groupRetryPolicy", {"a": json.loads("[" * 60 + "]" * 60)}),
+        ("groupRetryPolicy", {"a": json.loads("[" * 800 + "]" * 800)}),
+        ("subscriptionDataSet", json.loads('{"a":' * 100 + "1" + "}" * 100)),
     ],
 )
 def test_group_with_a_wrong_value_is_refused(tmp_path: Path, key: str, value: Any) -> None:
@@ -88,6 +95,8 @@ def test_group_with_a_wrong_value_is_refused(tmp_path: Path, key: str, value: An
         ("topicSysFlag", "-1"),
         ("topicFilterType", "NO_TAG"),
         ("attributes", "+a=" + "b" * 70_000),
+        ("attributes", "+$ref=x"),
+        ("attributes", "+a=b,+@type=x"),
     ],
 )
 def test_topic_with_a_wrong_value_is_refused(tmp_path: Path, key: str, value: str) -> None:
@@ -213,7 +222,9 @@ def test_encoding_in_steps_gives_what_encoding_at_once_gives() -> None:
             fastjson.queue_text(MessageQueue("T", "b", n)) if n % 2 else f"k{n}": {"a": n, "b": [n]}
             for n in range(count)
         }
-        assert run_through(json_object(table.items())) == fastjson.dumps(table)
+        for queue_keys in (False, True):
+            made = run_through(json_object(table.items(), queue_keys=queue_keys))
+            assert made == fastjson.dumps(table, queue_keys=queue_keys)
 
 
 def test_reports_asked_for_at_once_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,10 +233,10 @@ def test_reports_asked_for_at_once_take_turns(tmp_path: Path, monkeypatch: pytes
     encoded = 0
     dumps = fastjson.dumps
 
-    def counting(value: object) -> bytes:
+    def counting(value: object, *, queue_keys: bool = False) -> bytes:
         nonlocal encoded
         encoded += isinstance(value, dict) and len(value) == 64
-        return dumps(value)
+        return dumps(value, queue_keys=queue_keys)
 
     monkeypatch.setattr("gimbalmq.broker.tables_text.fastjson.dumps", counting)
 

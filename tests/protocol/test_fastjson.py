@@ -58,15 +58,16 @@ def test_queue_keys_are_written_bare_and_nothing_else_is_touched() -> None:
     """As Java writes them; its 5.5 reader refuses the quoted form."""
     queue = MessageQueue("T", "b", 3)
     text = fastjson.queue_text(queue)
-    assert fastjson.dumps({text: 5, "as value": text, "n": {"1": [text]}}) == (
+    value = {text: 5, "as value": text, "n": {"1": [text]}}
+    assert fastjson.loads(fastjson.dumps(value)) == value and json.loads(fastjson.dumps(value)) == value
+    assert fastjson.dumps(value, queue_keys=True) == (
         b'{{"brokerName":"b","queueId":3,"topic":"T"}:5,'
         b'"as value":"{\\"brokerName\\":\\"b\\",\\"queueId\\":3,\\"topic\\":\\"T\\"}",'
         b'"n":{"1":["{\\"brokerName\\":\\"b\\",\\"queueId\\":3,\\"topic\\":\\"T\\"}"]}}'
     )
     odd = MessageQueue('quo"te\\', "b:{", 0)
-    assert (
-        fastjson.queue_key(next(iter(fastjson.loads(fastjson.dumps({fastjson.queue_text(odd): 1}))))) == odd
-    )
+    (key,) = fastjson.loads(fastjson.dumps({fastjson.queue_text(odd): 1}, queue_keys=True))
+    assert fastjson.queue_key(key) == odd
 
 
 @pytest.mark.parametrize(
@@ -82,12 +83,14 @@ def test_reference_to_an_earlier_object_is_followed() -> None:
     value = fastjson.loads(text)
     assert value["x"] == {"d": 2}
     assert value["y"] == [{"c": 1}]
+    text = '{"t":{"%RETRY%a.b":{"p":{"c":1}},"x":{"p":{"$ref":"$.t.\\\\%RETRY\\\\%a\\\\.b.p"}}}}'
+    assert fastjson.loads(text)["t"]["x"] == {"p": {"c": 1}}
 
 
 @pytest.mark.parametrize("path", ["$", "@", "..", "$.nothing", "$.list[7]", "$.list.name", "$.self"])
-def test_reference_that_leads_nowhere_or_round_is_null(path: str) -> None:
-    value = fastjson.loads(json.dumps({"list": [1], "self": {"inner": {"$ref": path}}}))
-    assert value["self"]["inner"] is None
+def test_reference_that_leads_nowhere_or_round_is_an_object_like_any_other(path: str) -> None:
+    document = {"list": [1], "self": {"inner": {"$ref": path}}}
+    assert fastjson.loads(json.dumps(document)) == document
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,27 @@ def test_hostile_document_is_a_protocol_error_or_a_value(data: bytes) -> None:
     fastjson.dumps(value)
 
 
-words = st.text(st.characters(codec="utf-8"), max_size=8)
+_MAGIC = [
+    "$ref",
+    "@type",
+    "$",
+    "@",
+    "..",
+    "$.a",
+    "$[0]",
+    "0",
+    "null",
+    "'",
+    '{"',
+    '{"x',
+    '{"a":1}',
+    'x"$ref',
+    '\\"$ref',
+    "\\u0024ref",
+]
+words = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(
+    [*_MAGIC, fastjson.queue_text(MessageQueue("T", "b", 0))]
+)
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | words,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words, inner, max_size=4),
@@ -144,8 +167,17 @@ values = st.recursive(
 
 @given(values)
 def test_what_is_written_is_read_back(value: Any) -> None:
-    assert fastjson.loads(fastjson.dumps(value)) == value
-    assert fastjson.loads(fastjson.dumps_pretty(value)) == value
+    for text in (fastjson.dumps(value), fastjson.dumps_pretty(value)):
+        assert fastjson.loads(text, limit=0) == value
+        assert json.loads(text) == value
+    assert fastjson.loads(fastjson.dumps(value, queue_keys=True)) == value
+
+
+def test_name_that_looks_like_a_reference_is_kept_in_files_of_older_brokers() -> None:
+    """Those did not escape it."""
+    for name in ("x", "$", "$.b", "$.a", ".."):
+        document = {"a": {"attributes": {"$ref": name}}}
+        assert fastjson.loads(json.dumps(document), limit=None) == document
 
 
 @given(values)

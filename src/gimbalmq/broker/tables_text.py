@@ -15,21 +15,22 @@ _ROWS = 64
 """Of some ten microseconds each."""
 
 
-def json_object(rows: Iterable[tuple[str, object]]) -> Steps[bytes]:
+def json_object(rows: Iterable[tuple[str, object]], *, queue_keys: bool = False) -> Steps[bytes]:
     """``fastjson.dumps`` of a dict with these items.
 
     Args:
         rows: computed while it is walked over, a step at a time.
+        queue_keys: as of ``fastjson.dumps``.
     """
     parts: list[bytes] = []
     chunk: dict[str, object] = {}
     for key, value in rows:
         chunk[key] = value
         if len(chunk) == _ROWS:
-            parts.append(fastjson.dumps(chunk)[1:-1])
+            parts.append(fastjson.dumps(chunk, queue_keys=queue_keys)[1:-1])
             chunk = {}
             yield
     if chunk:
-        parts.append(fastjson.dumps(chunk)[1:-1])
+        parts.append(fastjson.dumps(chunk, queue_keys=queue_keys)[1:-1])
         yield
     return b"{" + b",".join(parts) + b"}"

@@ -11,6 +11,7 @@ import logging
 from gimbalmq.errors import InvalidParameterError
 from gimbalmq.model.topics import group_problem, topic_problem
 from gimbalmq.protocol.bodies import GroupConfig, TopicConfig
+from gimbalmq.protocol.fastjson import MAGIC_KEYS
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +22,9 @@ _LONG = (1 << 63) - 1
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 _MAX_SETTINGS_BYTES = 65_536
 """Of one topic or group as JSON: attributes and policies may hold any text, and all of it goes to the name servers."""
+
+_MAX_DEPTH = 32
+"""Of objects and lists in a group's policy: readers of JSON have bounds, and ours must read its own file again."""
 
 _TOPIC_RANGES = {
     "read_queue_nums": (0, MAX_QUEUES),
@@ -53,6 +57,7 @@ def check_topic(config: TopicConfig) -> None:
             f"topicFilterType of topic {config.topic_name} is {config.topic_filter_type[:40]!a}; "
             f"use {' or '.join(_FILTER_TYPES)}"
         )
+    _check_nested(config.attributes, f"attributes of topic {config.topic_name}")
     _check(config, _TOPIC_RANGES, f"topic {config.topic_name}")
 
 
@@ -61,6 +66,8 @@ def check_group(config: GroupConfig) -> None:
     problem = group_problem(config.group_name)
     if problem is not None:
         raise InvalidParameterError(problem)
+    for field in ("attributes", "group_retry_policy", "subscription_data_set"):
+        _check_nested(getattr(config, field), f"{_wire_name(field)} of group {config.group_name}")
     _check(config, _GROUP_RANGES, f"group {config.group_name}")
 
 
@@ -94,6 +101,30 @@ def _check(config: TopicConfig | GroupConfig, ranges: dict[str, tuple[int, int]]
         raise InvalidParameterError(
             f"the settings of {owner} take {size} bytes; at most {_MAX_SETTINGS_BYTES} are kept: use fewer attributes"
         )
+
+
+def _check_nested(value: object, owner: str) -> None:
+    """Of values of any shape: neither too deep nor with keys that mean something else to those who read them."""
+    level, depth = [value], 0
+    while level:
+        below: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                magic = MAGIC_KEYS & item.keys()
+                if magic:
+                    raise InvalidParameterError(
+                        f"{owner} have the key {min(magic)}, which Java's readers of JSON take for their own; "
+                        "use another name"
+                    )
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+        level = [item for item in below if isinstance(item, (dict, list))]
+        depth += 1
+        if level and depth >= _MAX_DEPTH:
+            raise InvalidParameterError(
+                f"{owner} are nested deeper than {_MAX_DEPTH} objects and lists; use fewer"
+            )
 
 
 def _mend(config: TopicConfig | GroupConfig, ranges: dict[str, tuple[int, int]], owner: str) -> None:

@@ -24,9 +24,8 @@ def dump_bare(body: object) -> bytes:
 
 def dump_standard(body: object) -> bytes:
     """Standard JSON: keys quoted, maps sorted, everything but ASCII escaped."""
-    return json.dumps(
-        _without_nulls(msgspec.to_builtins(body)), sort_keys=True, separators=(",", ":")
-    ).encode()
+    text = json.dumps(_without_nulls(msgspec.to_builtins(body)), sort_keys=True, separators=(",", ":"))
+    return fastjson.without_references(text.encode())
 
 
 def _write(value: Any, parts: list[str]) -> None:

@@ -108,6 +108,11 @@ class KvConfig:
                 raise InvalidParameterError(
                     f"the {what} has {len(text)} characters; {MAX_TEXT_CHARACTERS} are allowed", code=1
                 )
+            if what != "value" and text in fastjson.MAGIC_KEYS:
+                raise InvalidParameterError(
+                    f"the {what} is {text}, which Java's readers of JSON take for their own; use another",
+                    code=1,
+                )
         async with self._changing:
             table = self._table.get(namespace, {})
             if key not in table and self._entries >= self.max_entries:

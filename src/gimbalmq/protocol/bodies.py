@@ -7,7 +7,7 @@ tolerant reader, so a body of either JSON dialect fits.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import field
@@ -32,6 +32,9 @@ def _wrong(cls: type[Body], error: msgspec.ValidationError) -> RemoteProtocolErr
 
 class Body(msgspec.Struct, rename="camel", kw_only=True):
     """Base of all JSON bodies."""
+
+    queue_keys: ClassVar[bool] = False
+    """Whether tables in it have queues as keys."""
 
     @classmethod
     def parse(
@@ -78,10 +81,10 @@ class Body(msgspec.Struct, rename="camel", kw_only=True):
 
     def dump(self) -> bytes:
         """Compact JSON; what is None is left out, as Java does."""
-        text = fastjson.dumps(self)
+        text = fastjson.dumps(self, queue_keys=self.queue_keys)
         if b"null" not in text:
             return text
-        return fastjson.dumps(_without_nulls(msgspec.to_builtins(self)))
+        return fastjson.dumps(_without_nulls(msgspec.to_builtins(self)), queue_keys=self.queue_keys)
 
 
 def _without_nulls(value: Any) -> Any:

@@ -9,7 +9,12 @@ beside msgspec, so a server bounds what it lets them see (``limit``).
 
 The reader gives an object key back as its compact JSON text; ``queue_key`` turns such a key,
 quoted or bare, into a MessageQueue. The writer quotes integer keys, which every Java reads, and
-writes queues bare, since only that is read by all.
+writes queues bare where the caller says that the keys are queues, since only that is read by all.
+
+What is written is read back exactly. Names come from anybody, and one of them may look like the
+dialect's own words. So the writer never guesses which key is a queue, and escapes ``$ref``; a
+reference that leads nowhere is an object like any other. Java's reader has no such escape: a server
+refuses ``MAGIC_KEYS`` from whoever would have it hand them on.
 """
 
 from __future__ import annotations
@@ -44,8 +49,14 @@ _SCANNER_SLOWNESS = 8
 _ROWS_AT_ONCE = 200
 REQUEST_LIMIT = 64 * 1024
 """Most bytes of a document in the dialect that a server reads from anybody: some milliseconds."""
+MAGIC_KEYS = frozenset({"$ref", "@type"})
+"""Java takes an object with such a key for something else, or refuses the whole document."""
 _OBJECT_KEY = re.compile(rb'("\{\\"(?:[^"\\]|\\.)*"):')
 """A key that is an object's text. A closing quote is never followed by a brace, so it starts there."""
+_QUEUE_FIELDS = {"brokerName", "queueId", "topic"}
+_STEP = re.compile(r"\.((?:[^.\[\]\\]|\\.)+)|\[(\d+)\]|\[\"([^\"]+)\"\]")
+"""Of the path of a reference; Java writes a backslash before what is neither a letter nor a digit."""
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 def loads(data: bytes | str, *, limit: int | None = REQUEST_LIMIT) -> Any:
@@ -104,19 +115,34 @@ def _quoted(match: re.Match[str]) -> str:
         return match.group()
 
 
-def dumps(value: Any) -> bytes:
-    """Compact JSON; integer keys are quoted, keys made by ``queue_text`` are bare objects."""
-    text = _encode(value)
-    return _OBJECT_KEY.sub(_bare, text) if b'"{\\"' in text else text
+def dumps(value: Any, *, queue_keys: bool = False) -> bytes:
+    """Compact JSON; integer keys are quoted.
+
+    Args:
+        queue_keys: whether keys may be of ``queue_text``, to be written as bare objects. Standard readers do not take
+            such a text, so nobody else may choose keys of the document.
+    """
+    text = without_references(_encode(value))
+    return _OBJECT_KEY.sub(_bare, text) if queue_keys else text
+
+
+def without_references(text: bytes) -> bytes:
+    """The same JSON, in which no reader here finds a reference."""
+    return text.replace(b'"$ref"', b'"\\u0024ref"')
 
 
 def _bare(match: re.Match[bytes]) -> bytes:
-    return bytes(json.loads(match.group(1)).encode()) + b":"
+    key = _decode(match.group(1))
+    try:
+        is_queue = _decode(key).keys() == _QUEUE_FIELDS
+    except (msgspec.MsgspecError, RecursionError):
+        is_queue = False
+    return bytes(key.encode()) + b":" if is_queue else match.group()
 
 
 def dumps_pretty(value: Any) -> bytes:
     """For files people open."""
-    return msgspec.json.format(_encode(value), indent=2)
+    return without_references(msgspec.json.format(_encode(value), indent=2))
 
 
 class Rows:
@@ -160,7 +186,7 @@ def queue_key(key: object) -> MessageQueue:
 
 
 def queue_text(queue: MessageQueue) -> str:
-    """A queue as a map key; ``dumps`` writes it as the bare object that every Java version reads.
+    """A queue as a map key; ``dumps`` with ``queue_keys`` writes the bare object that every Java version reads.
 
     Up to 5.3 Java also reads the quoted text; 5.5 does not.
     """
@@ -307,22 +333,22 @@ class _Scanner:
 def _resolve(value: Any, root: Any, above: list[Any]) -> Any:
     if isinstance(value, dict):
         if len(value) == 1 and isinstance(value.get("$ref"), str):
-            return _follow(value["$ref"], root, above)
+            return _follow(value, root, above)
         return {key: _resolve(item, root, [*above, item]) for key, item in value.items()}
     if isinstance(value, list):
         return [_resolve(item, root, [*above, item]) for item in value]
     return value
 
 
-def _follow(path: str, root: Any, above: list[Any]) -> Any:
-    """The object a ``$ref`` means; None where it leads nowhere or would loop."""
-    if path in ("$", "@", ".."):
-        return None
+def _follow(reference: dict[str, str], root: Any, above: list[Any]) -> Any:
+    """The object a ``$ref`` means; the reference itself if it leads nowhere or would loop."""
+    path = reference["$ref"]
+    if not path.startswith(("$.", "$[")):
+        return reference
     target = root
-    for step in re.findall(r"\.([^.\[\]]+)|\[(\d+)\]|\[\"([^\"]+)\"\]", path.removeprefix("$")):
-        name, index, quoted = step
+    for name, index, quoted in _STEP.findall(path):
         try:
-            target = target[int(index)] if index else target[name or quoted]
+            target = target[int(index)] if index else target[_ESCAPE.sub(r"\1", name) or quoted]
         except (KeyError, IndexError, TypeError):
-            return None
-    return None if any(target is item for item in above[:-1]) else target
+            return reference
+    return reference if any(target is item for item in above) else target

@@ -7,7 +7,7 @@ structs keep the text and offer the table by ``MessageQueue``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import field
 
@@ -25,6 +25,7 @@ class TopicOffset(Body):
 class TopicStats(Body):
     """202's answer (Java: TopicStatsTable)."""
 
+    queue_keys: ClassVar[bool] = True
     offset_table: dict[str, TopicOffset] = field(default_factory=dict)
     topic_put_tps: float = 0.0
 
@@ -45,6 +46,7 @@ class OffsetPair(Body):
 class ConsumeStats(Body):
     """208's answer."""
 
+    queue_keys: ClassVar[bool] = True
     consume_tps: float = 0.0
     offset_table: dict[str, OffsetPair] = field(default_factory=dict)
 
@@ -56,6 +58,7 @@ class ConsumeStats(Body):
 class QueueOffsets(Body):
     """Offsets by queue: 222's answer and 220's body (Java: ResetOffsetBody)."""
 
+    queue_keys: ClassVar[bool] = True
     offset_table: dict[str, int] = field(default_factory=dict)
 
     @staticmethod
@@ -70,6 +73,7 @@ class QueueOffsets(Body):
 class ConsumerStatusBody(Body):
     """221's and 223's answer (Java: GetConsumerStatusBody)."""
 
+    queue_keys: ClassVar[bool] = True
     consumer_table: dict[str, dict[str, int]] = field(default_factory=dict)
     message_queue_table: dict[str, int] = field(default_factory=dict)
 
@@ -124,6 +128,7 @@ class ConsumeRates(Body):
 class ConsumerRunningInfo(Body):
     """307's answer."""
 
+    queue_keys: ClassVar[bool] = True
     jstack: str | None = None
     mq_table: dict[str, ProcessQueueInfo] = field(default_factory=dict)
     mq_pop_table: dict[str, Any] = field(default_factory=dict)

@@ -35,6 +35,7 @@ from gimbalmq.protocol.codes import RequestCode, ResponseCode, version_name
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers import management as headers
 from gimbalmq.protocol.headers.groups import GroupOnly
+from gimbalmq.protocol.status_bodies import ConsumerStatusBody
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.channel import Answer, Channel, Handlers
 from gimbalmq.transport.turns import Turns
@@ -209,7 +210,7 @@ class GroupAdminHandlers:
                     behind = (behind or 0) + row["brokerOffset"] - row["consumerOffset"]
                     yield self._key(topic, queue_id), row
 
-        table = yield from json_object(rows())
+        table = yield from json_object(rows(), queue_keys=True)
         return b'{"consumeTps":%b,"offsetTable":%b}' % (fastjson.dumps(rate), table), behind
 
     def _queue_progress(self, group: str, topic: str, queue_id: int) -> dict[str, int]:
@@ -398,7 +399,7 @@ class GroupAdminHandlers:
             table[self._key(header.topic, queue_id)] = target
 
         await self._turns.run(for_each(reset, chosen))
-        text = await self._turns.run(json_object(table.items()))
+        text = await self._turns.run(json_object(table.items(), queue_keys=True))
         return request.reply(body=b'{"offsetTable":%b}' % text)
 
     def _reset_target(self, header: headers.ResetOffset, queue_id: int) -> int:
@@ -416,7 +417,7 @@ class GroupAdminHandlers:
         """Asks the live consumers how far they are."""
         header = headers.ConsumerStatus.from_ext(request.ext_fields)
         group = self._online(header.group)
-        table: dict[str, object] = {}
+        table: dict[str, dict[str, int]] = {}
         for member in list(group.members.values()):
             if header.client_addr and header.client_addr != member.client_id:
                 continue
@@ -424,10 +425,8 @@ class GroupAdminHandlers:
                 member, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, header.to_ext(), b""
             )
             if answer.code == 0 and answer.body:
-                status = fastjson.loads(bytes(answer.body))
-                table[member.client_id] = status.get("messageQueueTable", {})
-        body = {"consumerTable": table, "messageQueueTable": {}}
-        return request.reply(body=fastjson.dumps(body))
+                table[member.client_id] = ConsumerStatusBody.parse(answer.body).message_queue_table
+        return request.reply(body=ConsumerStatusBody(consumer_table=table).dump())
 
     async def running_info(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = headers.RunningInfo.from_ext(request.ext_fields)

@@ -136,7 +136,7 @@ class TopicAdminHandlers:
         config = self._require(topic)
         count = max(config.read_queue_nums, config.write_queue_nums)
         rows = (self._queue_stats(topic, queue_id) for queue_id in range(count))
-        table = await self._turns.run(json_object(rows))
+        table = await self._turns.run(json_object(rows, queue_keys=True))
         counter = self._stats.find("TOPIC_PUT_NUMS", topic)
         rate = 0.0 if counter is None else self._stats.view(counter)["statsMinute"]["tps"]
         return request.reply(body=b'{"offsetTable":%b,"topicPutTps":%b}' % (table, fastjson.dumps(rate)))
