@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from gimbalmq.errors import ConfigError, InvalidParameterError, StoreIOError, TableFullError
+from gimbalmq.nameserver.config import NameServerConfig
 from gimbalmq.nameserver.kv import KvConfig
+from gimbalmq.nameserver.settings import Settings
 from tests.support import run, until
 
 
@@ -121,6 +123,106 @@ def test_table_is_bounded(tmp_path: Path) -> None:
         assert await kv.delete("n0", "k")
         await kv.put("n3", "k", "v")
         assert kv.body("n2") == b'{"table":{"k":"other"}}' and kv.body("nowhere") is None
+
+    run(work())
+
+
+def test_value_is_replaced_within_the_bounds() -> None:
+    async def work() -> None:
+        kv = KvConfig(max_bytes=1000)
+        await kv.put("n" * 300, "k", "x" * 600)
+        await kv.put("n" * 300, "k", "y" * 690)
+        await kv.put("n" * 300, "l", "z")
+        with pytest.raises(TableFullError, match="would have 1001 characters"):
+            await kv.put("n" * 300, "k", "y" * 698)
+        kv.max_bytes = 10
+        await kv.put("n" * 300, "k", "y" * 600)
+        with pytest.raises(TableFullError, match="maxKvConfigSize is 10"):
+            await kv.put("n" * 300, "k", "y" * 601)
+
+    run(work())
+
+
+@pytest.mark.parametrize("name", ["$ref", "@type"])
+def test_name_that_java_s_readers_take_for_their_own_is_refused(tmp_path: Path, name: str) -> None:
+    """A Java broker gets the order configuration with each registration, and could not read it any more."""
+    path = tmp_path / "kvConfig.json"
+    path.write_text(json.dumps({"configTable": {"old": {name: "v"}, name: {"k": "v"}}}))
+    kv = KvConfig(str(path))
+    kv.load()
+    assert kv.namespace("old") == {name: "v"} and kv.namespace(name) == {"k": "v"}
+    for texts in ((name, "k", "v"), ("n", name, "v")):
+        with pytest.raises(InvalidParameterError, match="use another"):
+            run(kv.put(*texts))
+    run(kv.put("n", "k", name))
+    again = KvConfig(str(path))
+    again.load()
+    assert again.namespace("n") == {"k": name} and again.namespace("old") == {name: "v"}
+
+
+def _held_syncs(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """The first sync waits for the first event, and sets the second one before."""
+    gate, syncing, real = threading.Event(), threading.Event(), os.fsync
+
+    def slow(descriptor: int) -> None:
+        if not syncing.is_set():
+            syncing.set()
+            assert gate.wait(30)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    return gate, syncing
+
+
+@pytest.mark.parametrize("change", ["put", "delete"])
+def test_change_whose_client_hangs_up_takes_nothing_from_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    async def work() -> None:
+        path = tmp_path / "kvConfig.json"
+        kv = KvConfig(str(path))
+        await kv.put("n", "old", "0")
+        gate, syncing = _held_syncs(monkeypatch)
+        first = asyncio.ensure_future(kv.put("n", "first", "1") if change == "put" else kv.delete("n", "old"))
+        await until(syncing.is_set)
+        for _ in range(2):
+            first.cancel()
+            await asyncio.sleep(0)
+        second = asyncio.ensure_future(kv.put("n", "second", "2"))
+        third = asyncio.ensure_future(kv.put("n", "third", "3"))
+        await asyncio.sleep(0)
+        assert not second.done()
+        third.cancel()
+        gate.set()
+        await second
+        for cancelled in (first, third):
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+        kept = {"old": "0", "first": "1", "second": "2"} if change == "put" else {"second": "2"}
+        assert kv.namespace("n") == json.loads(path.read_bytes())["configTable"]["n"] == kept
+
+    run(work())
+
+
+def test_options_whose_client_hangs_up_take_nothing_from_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        path = tmp_path / "namesrv.properties"
+        settings = Settings(NameServerConfig(config_store_path=str(path)))
+        gate, syncing = _held_syncs(monkeypatch)
+        first = asyncio.ensure_future(settings.update("maxTopicNums=1000"))
+        await until(syncing.is_set)
+        first.cancel()
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(settings.update("maxRouteNums=2000"))
+        await asyncio.sleep(0)
+        gate.set()
+        await second
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert (settings.config.max_topic_nums, settings.config.max_route_nums) == (1000, 2000)
+        assert path.read_bytes() == settings.describe()
 
     run(work())
 

@@ -3,7 +3,7 @@
 Name spaces of keys and values, in practice the order configuration of topics. Every change
 rewrites the file whole: to a temporary one beside it, which then takes its name, so that a
 crash leaves the old table or the new one and never half of either. A thread does that, one
-change after the other.
+change after the other; a change that has begun is finished, though who asked for it may be gone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from gimbalmq.errors import (
     ConfigError,
@@ -120,13 +122,16 @@ class KvConfig:
                     f"key {key[:100]} is not put: there are {self._entries} and maxKvConfigNums is "
                     f"{self.max_entries}; delete some or raise it"
                 )
-            grown = self._bytes + len(namespace) + len(key) + len(value)
-            if grown > self.max_bytes:
+            grown = self._bytes + len(value)
+            grown += 0 if namespace in self._table else len(namespace)
+            grown += len(key) if key not in table else -len(table[key])
+            # A value that becomes shorter is always taken: the bound may be newer than the table.
+            if grown > max(self.max_bytes, self._bytes):
                 raise TableFullError(
                     f"key {key[:100]} is not put: the table would have {grown} characters and maxKvConfigSize "
                     f"is {self.max_bytes}; delete some or raise it"
                 )
-            await self._replace(namespace, {**table, key: value})
+            await uninterrupted(self._replace(namespace, {**table, key: value}))
 
     async def delete(self, namespace: str, key: str) -> bool:
         """Whether the key was there; its name space stays, as in Java.
@@ -138,7 +143,8 @@ class KvConfig:
             table = self._table.get(namespace)
             if table is None or key not in table:
                 return False
-            await self._replace(namespace, {name: value for name, value in table.items() if name != key})
+            left = {name: value for name, value in table.items() if name != key}
+            await uninterrupted(self._replace(namespace, left))
             return True
 
     async def _replace(self, namespace: str, table: dict[str, str]) -> None:
@@ -161,6 +167,23 @@ def _parse(data: bytes, path: str) -> dict[str, dict[str, str]]:
     return {
         str(space): {str(key): str(value) for key, value in table.items()} for space, table in spaces.items()
     }
+
+
+async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Awaits work of a thread, which nobody can stop; a cancellation is raised when the work is over.
+
+    Else the lock would be free for the next change, and the older text could land last.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError:
+                pass  # raised below
+        raise
 
 
 def write_atomically(path: Path, data: bytes) -> None:

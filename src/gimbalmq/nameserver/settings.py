@@ -13,7 +13,7 @@ from gimbalmq.nameserver.config import (
     from_properties,
     to_properties,
 )
-from gimbalmq.nameserver.kv import write_atomically
+from gimbalmq.nameserver.kv import uninterrupted, write_atomically
 from gimbalmq.protocol import properties_text
 
 
@@ -41,7 +41,7 @@ class Settings:
         except ValueError as error:
             raise InvalidParameterError(f"the properties cannot be read: {error}", code=1) from error
         async with self._changing:
-            await self._apply(properties)
+            await uninterrupted(self._apply(properties))
 
     async def _apply(self, properties: dict[str, str]) -> None:
         if {*ALWAYS_BLACK_LISTED, *self.config.config_black_list} & properties.keys():
