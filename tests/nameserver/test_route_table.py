@@ -656,16 +656,68 @@ def test_broker_of_many_topics_goes_at_once_and_its_topics_are_swept_in_steps() 
     assert table.wipe_write_perm("a") == 17
 
 
-def test_bounds_refuse_what_is_too_much_and_change_nothing() -> None:
+def test_full_table_keeps_the_brokers_it_has() -> None:
+    """One topic too many cost a broker all its routes, 120 s later."""
+    table = RouteTable()
+    table.limits = TableLimits(topics=20)
+    table.register(_crowd(6), now=0.0)
+    table.register(
+        registration("b", address="10.0.0.2:1", table=topics(**{f"S{n}": 4 for n in range(12)})), now=0.0
+    )
+    assert len(listed(table.all_topics())) == 20
+    more = topics(**{f"topic-{n:06}": 5 for n in range(7)})
+    for now in (30.0, 60.0, 90.0, 120.0):
+        with pytest.raises(
+            TableFullError, match=r": 1 topics of broker a are not .*maxTopicNums is 20; raise it$"
+        ):
+            table.register(registration("a", address="10.0.0.1:1", table=more, version=2), now=now)
+        assert table.data_version_changed("C", "10.0.0.1:1", DataVersion(counter=2, timestamp=5))
+    assert [gone.broker_addr for gone in table.expire(121.0)] == ["10.0.0.2:1"]
+    # What is known is kept, and kept up to date; what is gone makes room.
+    assert queues(table, "topic-000005") == {"a": 5}
+    while table.sweep():
+        pass
+    table.register(registration("a", address="10.0.0.1:1", table=more, version=2), now=130.0)
+    assert queues(table, "topic-000006") == {"a": 5}
+    assert not table.data_version_changed("C", "10.0.0.1:1", DataVersion(counter=2, timestamp=5))
+
+
+def test_mappings_that_come_again_are_counted_once() -> None:
+    table = RouteTable()
+    for now in (0.0, 30.0, 60.0):
+        for number in range(9):
+            name = f"b{number}"
+            mappings = {f"S{n}": {"bname": name, "x": "y" * 90_000} for n in range(20)}
+            told = registration(name, address=f"10.0.0.{number}:1", version=int(now) + 1)
+            table.register(replace(told, queue_mappings=mappings), now=now)
+    with pytest.raises(TableFullError, match=r": \d+ queue mappings of broker b9 are not registered"):
+        mappings = {f"S{n}": {"x": "y" * 90_000} for n in range(20)}
+        table.register(replace(registration("b9"), queue_mappings=mappings), now=60.0)
+    assert queues(table, "TBW102").keys() >= {"b0", "b8", "b9"}
+
+
+def test_topic_by_request_counts_as_many_routes_as_it_has_brokers() -> None:
+    table = RouteTable()
+    table.limits = TableLimits(routes=9)
+    for number in range(4):
+        table.register(registration(f"b{number}", address=f"10.0.0.{number}:1"), now=0.0)
+    with pytest.raises(TableFullError, match=r"topic T is not registered: .*maxRouteNums is 9; raise it"):
+        table.register_topic("T", [QueueData(broker_name=f"b{number}") for number in range(2)])
+    assert table.route("T") is None
+    for _ in range(2):
+        table.register_topic("T", [QueueData(broker_name="b0")])
+    with pytest.raises(TableFullError, match="maxRouteNums is 9"):
+        table.register_topic("T", [QueueData(broker_name="b1")])
+
+
+def test_bounds_refuse_what_is_too_much_and_take_the_rest() -> None:
     table = RouteTable()
     table.limits = TableLimits(brokers=2, topics=10, routes=15)
     table.register(_crowd(5), now=0.0)
-    before = listed(table.all_topics())
-    with pytest.raises(TableFullError, match="maxTopicNums is 10"):
-        table.register(_crowd(9, "b", "10.0.0.2:1"), now=0.0)
     with pytest.raises(TableFullError, match="maxRouteNums is 15"):
-        table.register(_crowd(8, "b", "10.0.0.2:1"), now=0.0)
-    assert listed(table.all_topics()) == before and list(table.cluster_info().broker_addr_table) == ["a"]
+        table.register(_crowd(9, "b", "10.0.0.2:1"), now=0.0)
+    assert len(listed(table.all_topics())) == 8
+    table.unregister("C", "b", "10.0.0.2:1")
     table.register(registration("b", address="10.0.0.2:1"), now=0.0)
     with pytest.raises(TableFullError, match="maxBrokerNums is 2"):
         table.register(registration("c", address="10.0.0.3:1"), now=0.0)

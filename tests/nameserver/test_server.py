@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -761,6 +762,41 @@ def test_large_registration_lets_others_have_their_turn() -> None:
             while await at.queues("topic-9999"):
                 pass
             await until(lambda: len(run_through(at.server.table.all_topics())) == 2)
+
+    run(work())
+
+
+def test_goodbye_does_not_overtake_the_registration_before_it() -> None:
+    async def work() -> None:
+        async with desk() as at:
+            await at.register("other", "10.0.0.2:1", pool=at.pool)
+            crowd = {f"topic-{n}": TopicConfig(topic_name=f"topic-{n}") for n in range(3_000)}
+            registering = asyncio.ensure_future(at.register(table=topics() | crowd))
+            leaving = asyncio.ensure_future(at.ask(RequestCode.UNREGISTER_BROKER, IDENTITY))
+            assert [(await answer).code for answer in (registering, leaving)] == [0, 0]
+            assert await at.queues("topic-1") == {} and await at.queues("TBW102") == {"other": 1}
+
+    run(work())
+
+
+def test_broker_whose_word_is_refused_lives_on() -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        config = NameServerConfig(port=0, max_topic_nums=100, max_inflated_registration_size=100_000)
+        async with desk(config, clock) as at:
+            await at.register(table=topics(T=4))
+            crowd = {f"topic-{n}": TopicConfig(topic_name=f"topic-{n}") for n in range(120)}
+            for version, refused in enumerate(("maxTopicNums is 100", "maxInflatedRegistrationSize") * 3):
+                clock.advance(50)
+                at.server.drop_silent_brokers()
+                assert await at.queues("T") == {"broker-a": 4 if not version else 5}
+                if version % 2:
+                    bomb = register_request(crc=0)
+                    bomb.body = zlib.compress(bytes(200_000))
+                    answer = await at.pool.call(at.server.address, bomb, 5.0)
+                else:
+                    answer = await at.register(version=version + 2, table=topics(T=5) | crowd)
+                assert answer.code == 1 and refused in (answer.remark or "")
 
     run(work())
 

@@ -11,11 +11,12 @@ from gimbalmq.errors import (
     InvalidParameterError,
     QueryNotFoundError,
     ResponseError,
+    RocketMQError,
     TopicNotExistError,
 )
 from gimbalmq.nameserver.answers import dump_bare, dump_standard
 from gimbalmq.nameserver.kv import ORDER_TOPIC_CONFIG, KvConfig
-from gimbalmq.nameserver.registration import ReadingLimits, reading
+from gimbalmq.nameserver.registration import MOST_TOPICS, ReadingLimits, reading
 from gimbalmq.nameserver.route_table import (
     UNIT,
     UNIT_SUBSCRIPTION,
@@ -102,12 +103,18 @@ class NameServerRequests:
         header = _header(request, headers.RegisterBroker)
         config = self._settings.config
         self._table.limits = TableLimits(config.max_broker_nums, config.max_topic_nums, config.max_route_nums)
-        limits = ReadingLimits(config.max_topic_nums, config.max_inflated_registration_size)
+        # A broker with more topics than there is room for keeps those that are known, so they are read all the same.
+        limits = ReadingLimits(max(config.max_topic_nums, MOST_TOPICS), config.max_inflated_registration_size)
         # Others have their turns in between, but a broker's next word waits for its last.
         async with self._registering.setdefault(channel, asyncio.Lock()):
-            registration = await self._turns.run(
-                reading(header, bytes(request.body), request.version, limits)
-            )
+            try:
+                registration = await self._turns.run(
+                    reading(header, bytes(request.body), request.version, limits)
+                )
+            except RocketMQError:
+                # What it says is refused, but it lives.
+                self._table.touch(header.cluster_name, header.broker_addr, self._clock.monotonic())
+                raise
             result = await self._turns.run(
                 self._table.registering(
                     registration,
@@ -123,9 +130,11 @@ class NameServerRequests:
         order = self._kv.body(ORDER_TOPIC_CONFIG) if config.return_order_topic_config_to_broker else None
         return request.reply(ext_fields=reply.to_ext(), body=order or b"")
 
-    def unregister_broker(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+    async def unregister_broker(self, channel: Channel, request: RemotingCommand) -> RemotingCommand:
         header = _header(request, headers.BrokerIdentity)
-        self._table.unregister(header.cluster_name, header.broker_name, header.broker_addr)
+        # A goodbye does not overtake the registration that was sent before it.
+        async with self._registering.setdefault(channel, asyncio.Lock()):
+            self._table.unregister(header.cluster_name, header.broker_name, header.broker_addr)
         return request.reply()
 
     def query_data_version(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:

@@ -30,6 +30,9 @@ from gimbalmq.protocol.headers.nameserver import PART_OF_A_TABLE, RegisterBroker
 ZLIB_BYTE = 0x78
 """First of every zlib stream with the usual window; JSON never begins so."""
 
+MOST_TOPICS = 200_000
+"""Of one registration, unless the name server knows more."""
+
 MAX_NAME_CHARACTERS = 512
 """Of a cluster, broker, zone, address or topic; Apache's own bounds are 127 and 255."""
 
@@ -77,7 +80,7 @@ class _RegisterBody(Body):
 class ReadingLimits:
     """What one registration may bring."""
 
-    topics: int = 200_000
+    topics: int = MOST_TOPICS
     inflated_bytes: int = 32 * 1024 * 1024
 
 
@@ -247,7 +250,8 @@ def _cut_topics(body: bytes, limits: ReadingLimits) -> Steps[tuple[dict[str, Top
 def _check_count(count: int, what: str, limits: ReadingLimits) -> None:
     if count > limits.topics:
         raise RemoteProtocolError(
-            f"the registration has {count} {what}s or more; maxTopicNums of this name server is {limits.topics}"
+            f"the registration has {count} {what}s or more and this name server reads {limits.topics}: "
+            "register in parts, or raise maxTopicNums"
         )
 
 

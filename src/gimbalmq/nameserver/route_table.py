@@ -9,7 +9,8 @@ Tables, all rebuilt from what brokers register:
     live       (cluster, address) -> when it last spoke, its data version and its connection
     lines      connection -> the addresses that registered over it
 
-A call that raises has changed nothing. Where Java leaves rubbish behind (an empty broker after a
+A call that raises has changed nothing, but for a registration of topics that find no room: its broker lives, and what
+has room is taken. Where Java leaves rubbish behind (an empty broker after a
 refused registration, the live entry of an address that another took over) we do not; what peers
 can see on the wire is the same.
 
@@ -51,6 +52,7 @@ ROWS_AT_ONCE = 500
 _SWEEP_ROWS = 2_000
 _ADDRESSES = 100
 _MAPPING_BYTES = 16 * 1024 * 1024
+_MAPPING_STEP_BYTES = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ class RouteTable:
         Raises:
             ResponseError: an update of one topic from a broker that has not registered before, or the
                 broker went away meanwhile.
-            TableFullError: the tables would grow beyond their bounds.
+            TableFullError: the broker is one too many, or some of its topics are; the others are registered then.
         """
         name, broker_id, address = registration.broker_name, registration.broker_id, registration.broker_addr
         known = self._brokers.get(name)
@@ -173,7 +175,7 @@ class RouteTable:
         leads = broker_id == MASTER_ID or (
             registration.enable_acting_master is not None and broker_id == min([*addresses, broker_id])
         )
-        self._check_room(registration, topics=leads)
+        self._check_room(registration)
         first = broker_id not in addresses
         changed = first or self.data_version_changed(registration.cluster, address, registration.data_version)
         addresses[broker_id] = address
@@ -187,15 +189,22 @@ class RouteTable:
         self._brokers[name] = broker
         self._clusters.setdefault(registration.cluster, set()).add(name)
         live = self._refresh(registration, now, connection, default_expiry)
+        refused: list[str] = []
         if leads:
-            for _ in self._take_topics(registration, changed=changed, delete_missing=delete_missing_topics):
+            for _ in self._take_topics(
+                registration, refused, changed=changed, delete_missing=delete_missing_topics
+            ):
                 yield
                 if self._live.get((registration.cluster, address)) is not live:
                     raise ResponseError(f"broker {name} ({address}) went away while it registered")
+        if refused:
+            # The version stays the old one, so the broker comes again with what is missing.
+            log.warning("broker %s (%s): %s", name, address, "; ".join(refused))
+            raise TableFullError("; ".join(refused))
         live.data_version = registration.data_version
         return self._master_of(registration, broker)
 
-    def _check_room(self, registration: Registration, *, topics: bool) -> None:
+    def _check_room(self, registration: Registration) -> None:
         limits, name = self.limits, registration.broker_name
         address = registration.broker_addr
         for what, unknown, count in (
@@ -217,28 +226,18 @@ class RouteTable:
             raise TableFullError(
                 f"broker {name} ({address}) is not registered: the name has {_ADDRESSES} addresses already"
             )
-        if not topics:
-            return
-        # Not by a difference of key views, which walks over the right one, however short the left one is.
-        new = sum(topic not in self._topics for topic in registration.topics)
-        if new and len(self._topics) + new > limits.topics:
-            raise TableFullError(
-                f"{new} topics of broker {name} are not registered: this name server knows "
-                f"{len(self._topics)} topics and maxTopicNums is {limits.topics}; raise it"
+
+    def _no_room(self, topic: str, routes: int = 1) -> str | None:
+        """Why a topic cannot be served by so many more brokers, or None."""
+        if topic not in self._topics and len(self._topics) >= self.limits.topics:
+            known = len(self._topics)
+            return f"this name server knows {known} topics and maxTopicNums is {self.limits.topics}; raise it"
+        if self._routes + routes > self.limits.routes:
+            return (
+                f"this name server holds {self._routes} topics of brokers and maxRouteNums is {self.limits.routes}; "
+                "raise it"
             )
-        served = self._served.get(name, {})
-        new = sum(topic not in served for topic in registration.topics)
-        if new and self._routes + new > limits.routes:
-            raise TableFullError(
-                f"{new} topics of broker {name} are not registered: this name server holds {self._routes} "
-                f"topics of brokers and maxRouteNums is {limits.routes}; raise it"
-            )
-        size = sum(_size(mapping) for mapping in registration.queue_mappings.values())
-        if size and self._mapping_bytes + size > _MAPPING_BYTES:
-            raise TableFullError(
-                f"{len(registration.queue_mappings)} queue mappings of broker {name} are not registered: "
-                f"this name server keeps {_MAPPING_BYTES} bytes of them and has {self._mapping_bytes}"
-            )
+        return None
 
     def _loses_to_holder(self, registration: Registration, holder: str | None) -> bool:
         if holder is None or holder == registration.broker_addr:
@@ -246,7 +245,10 @@ class RouteTable:
         live = self._live.get((registration.cluster, holder))
         return live is not None and live.data_version.state_version > registration.data_version.state_version
 
-    def _take_topics(self, registration: Registration, *, changed: bool, delete_missing: bool) -> Steps[None]:
+    def _take_topics(
+        self, registration: Registration, refused: list[str], *, changed: bool, delete_missing: bool
+    ) -> Steps[None]:
+        """Takes what has room; why something was ``refused`` is added there."""
         name = registration.broker_name
         served = self._served.setdefault(name, {})
         if delete_missing and _is_whole(registration):
@@ -256,8 +258,11 @@ class RouteTable:
                 if number % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
                     yield
         stand_in = registration.broker_id != MASTER_ID and bool(registration.enable_acting_master)
+        full, count = None, 0
         for number, (topic, config) in enumerate(registration.topics.items()):
-            if changed or topic not in served:
+            if topic not in served and (problem := self._no_room(topic)) is not None:
+                full, count = problem, count + 1
+            elif changed or topic not in served:
                 self._serve(
                     topic,
                     QueueData(
@@ -270,12 +275,31 @@ class RouteTable:
                 )
             if number % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
                 yield
+        if full is not None:
+            refused.append(f"{count} topics of broker {name} are not registered: {full}")
         if changed:
-            for topic, mapping in registration.queue_mappings.items():
-                owner = mapping.get("bname") if isinstance(mapping, dict) else None
-                self._forget_mapping(topic, str(owner or name))
-                self._mappings.setdefault(topic, {})[str(owner or name)] = mapping
-                self._mapping_bytes += _size(mapping)
+            yield from self._take_mappings(registration, refused)
+
+    def _take_mappings(self, registration: Registration, refused: list[str]) -> Steps[None]:
+        count = stepped = 0
+        for topic, mapping in registration.queue_mappings.items():
+            owner = mapping.get("bname") if isinstance(mapping, dict) else None
+            by_owner, size = str(owner or registration.broker_name), _size(mapping)
+            self._forget_mapping(topic, by_owner)
+            if self._mapping_bytes + size > _MAPPING_BYTES:
+                count += 1
+                continue
+            self._mappings.setdefault(topic, {})[by_owner] = mapping
+            self._mapping_bytes += size
+            stepped += size
+            if stepped >= _MAPPING_STEP_BYTES:
+                stepped = 0
+                yield
+        if count:
+            refused.append(
+                f"{count} queue mappings of broker {registration.broker_name} are not registered: this name server "
+                f"keeps {_MAPPING_BYTES} bytes of them and has {self._mapping_bytes}"
+            )
 
     def _serve(self, topic: str, queues: QueueData) -> None:
         served = self._served.setdefault(queues.broker_name, {})
@@ -454,11 +478,10 @@ class RouteTable:
             raise InvalidParameterError(
                 f"topic {topic[:40]!r} has {len(topic)} characters; use 1 to {MAX_NAME_CHARACTERS}", code=1
             )
-        if topic not in self._topics and queues and len(self._topics) >= self.limits.topics:
-            raise TableFullError(
-                f"topic {topic} is not registered: this name server knows {len(self._topics)} topics and "
-                f"maxTopicNums is {self.limits.topics}; raise it"
-            )
+        new = {queue.broker_name for queue in queues if topic not in self._served.get(queue.broker_name, {})}
+        problem = self._no_room(topic, len(new)) if new else None
+        if problem is not None:
+            raise TableFullError(f"topic {topic} is not registered: {problem}")
         for queue in queues:
             self._serve(topic, queue)
 
