@@ -200,6 +200,56 @@ def test_long_table_is_read_in_steps_and_is_the_same() -> None:
     assert small.topics == {name: found.topics[name] for name in small.topics}
 
 
+@pytest.mark.parametrize("count", [100, 300, 2_000])
+def test_static_topics_in_apache_s_plain_form_are_read(count: int) -> None:
+    """Its numbers of queues are bare keys; 64 KB of them were refused."""
+    numbers = ",".join(f"{queue}:{queue}" for queue in range(16))
+    mappings = ", ".join(
+        f'"S{n}":{{"bname":"b","currIdMap":{{{numbers}}},"dirty":false,"epoch":1,"topic":"S{n}","totalQueues":32}}'
+        for n in range(count)
+    )
+    body = _plain(count, topicQueueMappingInfoMap={"x": 1}).replace(b'{"x": 1}', b"{%b}" % mappings.encode())
+    found = read(body, compressed=False)
+    assert len(found.topics) == len(found.queue_mappings) == count and not found.part
+    assert found.queue_mappings["S7"]["currIdMap"] == {str(queue): queue for queue in range(16)}
+    for order in (b'"topicQueueMappingInfoMap"', b'"topicConfigTable"'):
+        with pytest.raises(RemoteProtocolError):
+            read(body.replace(order + b": {", order + b": {,", 1), compressed=False)
+
+
+def test_queue_mappings_of_one_registration_are_bounded() -> None:
+    mappings = {f"S{n}": {"topic": f"S{n}", "x": "y" * 50_000} for n in range(50)}
+    for body, compressed in (
+        (_plain(1_000, topicQueueMappingInfoMap=mappings), False),
+        (packed(mappings=list(mappings.values())), True),
+    ):
+        with pytest.raises(RemoteProtocolError, match="bytes of queue mappings or more; 2097152 are read"):
+            read(body, compressed=compressed)
+
+
+def test_mark_of_a_part_is_seen_in_a_long_body() -> None:
+    mark = {PART_OF_A_TABLE: {"bname": "b", "topic": PART_OF_A_TABLE}}
+    found = read(_plain(1_000, topicQueueMappingInfoMap=mark), compressed=False)
+    assert found.part and len(found.topics) == 1_000 and found.queue_mappings == {}
+
+
+@pytest.mark.parametrize("unit", [b'"":"",', b'"%b":"",' % (b"x" * 1000), b" " * 1000])
+def test_one_long_row_is_refused_before_it_is_read(unit: bytes) -> None:
+    """One topic of 16 MB took 0.9 s in one step."""
+    rows = unit * (4_000_000 // len(unit))
+    for key in (b"topicConfigTable", b"topicQueueMappingInfoMap"):
+        table = b'"topicConfigTable":{},' if key != b"topicConfigTable" else b""
+        body = b'{"topicConfigSerializeWrapper":{%b"%b":{"t":{"attributes":{%b"e":""}}}}}' % (
+            table,
+            key,
+            rows,
+        )
+        with pytest.raises(RemoteProtocolError, match=r"of more than 73728 bytes there: b'\"t\""):
+            read(body, compressed=False)
+    with pytest.raises(RemoteProtocolError, match="73728 are read"):
+        read(packed(mappings=[{"topic": "t", "x": "y" * 200_000}]))
+
+
 def test_long_table_without_topics_or_with_nulls_is_read() -> None:
     padding = " " * 200_000
     empty = f'{{"topicConfigSerializeWrapper":{{"topicConfigTable":{{{padding}}}}}}}'.encode()

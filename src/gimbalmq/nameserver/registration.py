@@ -14,8 +14,9 @@ from __future__ import annotations
 import re
 import sys
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import field as struct_field
@@ -23,9 +24,11 @@ from msgspec import field as struct_field
 from gimbalmq._steps import Steps, run_through
 from gimbalmq.errors import InvalidParameterError, RemoteProtocolError, ResponseError
 from gimbalmq.protocol import fastjson
-from gimbalmq.protocol.bodies import REQUEST_BODY_BYTES, Body, DataVersion, TopicConfig, TopicTable
+from gimbalmq.protocol.bodies import Body, DataVersion, TopicConfig, TopicTable
 from gimbalmq.protocol.codes import V3_0_11, V5_0_0
 from gimbalmq.protocol.headers.nameserver import PART_OF_A_TABLE, RegisterBroker
+
+T = TypeVar("T")
 
 ZLIB_BYTE = 0x78
 """First of every zlib stream with the usual window; JSON never begins so."""
@@ -36,18 +39,24 @@ MOST_TOPICS = 200_000
 MAX_NAME_CHARACTERS = 512
 """Of a cluster, broker, zone, address or topic; Apache's own bounds are 127 and 255."""
 
-_AT_ONCE_BYTES = 128 * 1024
-"""JSON up to this size is read in one step."""
+_AT_ONCE_BYTES = fastjson.REQUEST_LIMIT
+"""JSON up to this size is read in one step, whatever its dialect."""
 
+_ENTRY_BYTES = 72 * 1024
+"""Most bytes of one topic or one queue mapping; brokers of ours keep 64 KB of settings for a topic."""
+
+_MAPPING_BYTES = 2 * 1024 * 1024
 _ROWS_AT_ONCE = 200
 _BYTES_AT_ONCE = 512 * 1024
 _INFLATE_BYTES = 64 * 1024
 
-_TABLE = re.compile(rb'"topicConfigTable"\s*:\s*\{')
+_TOPICS = re.compile(rb'"topicConfigTable"\s*+:\s*+\{')
+_MAPPINGS = re.compile(rb'"topicQueueMappingInfoMap"\s*+:\s*+\{')
+_SPACE = re.compile(rb"\s*+")
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _FLAT = rb"(?:[^{}\"]++|" + _STRING + rb")*+"
 _ENTRY = re.compile(
-    rb"\s*+("
+    rb"("
     + _STRING
     + rb")\s*+:\s*+(\{(?:"
     + rb"[^{}\"]++|"
@@ -57,7 +66,7 @@ _ENTRY = re.compile(
     + rb"\})*+\}|null)\s*+(,?)",
     re.DOTALL,
 )
-"""One topic of a table: its name, its configuration (objects in it have no objects in them), and a comma.
+"""One row of a table: its name, its settings (objects in it have no objects in them), and a comma.
 
 No part of it is tried twice, so hostile text takes no longer than any other."""
 _END = re.compile(rb"\s*+\}")
@@ -205,46 +214,79 @@ def _read_table(
     if version >= V3_0_11 and (header.compressed or body[0] == ZLIB_BYTE):
         return (yield from _inflate(body, with_mappings=version >= V5_0_0, limits=limits))
     topics: dict[str, TopicConfig] | None = None
+    mappings: dict[str, Any] = {}
     if len(body) > _AT_ONCE_BYTES:
-        topics, body = yield from _cut_topics(body, limits)
+        topics, body = yield from _cut(body, _TOPICS, "topic", _read_topic, limits, len(body))
+        # Apache writes the numbers of queues as bare keys, in which a long text would not be read at once.
+        if _MAPPINGS.search(body) is not None:
+            mappings, body = yield from _cut(
+                body, _MAPPINGS, "queue mapping", fastjson.loads, limits, _MAPPING_BYTES
+            )
     if version < V3_0_11:
         table = _MappedTopicTable.of_request(body)
     else:
         table = _RegisterBody.of_request(body).topic_config_serialize_wrapper
     if topics is not None:
         table.topic_config_table = topics
+    table.topic_queue_mapping_info_map.update(mappings)
     return table
 
 
-def _cut_topics(body: bytes, limits: ReadingLimits) -> Steps[tuple[dict[str, TopicConfig], bytes]]:
-    """The topics of a long body, read a few at a time, and the body without them."""
-    start = _TABLE.search(body)
+def _cut(
+    body: bytes,
+    table: re.Pattern[bytes],
+    what: str,
+    read: Callable[[bytes], T],
+    limits: ReadingLimits,
+    most_bytes: int,
+) -> Steps[tuple[dict[str, T], bytes]]:
+    """A table of a long body, read a few rows at a time, and the body without its rows."""
+    start = table.search(body)
     if start is None:
         raise RemoteProtocolError(f"the registration of {len(body)} bytes has no topicConfigTable")
-    topics: dict[str, TopicConfig] = {}
-    position, count = start.end(), 0
-    while entry := _ENTRY.match(body, position):
+    rows: dict[str, T] = {}
+    position = stepped = yield from _behind_spaces(body, start.end())
+    count = 0
+    while entry := _ENTRY.match(body, position, position + _ENTRY_BYTES):
         try:
             name = _read_name(entry.group(1))
             if entry.group(2) != b"null":
-                topics[name] = _read_topic(entry.group(2))
-        except msgspec.MsgspecError as error:
+                rows[name] = read(entry.group(2))
+        except (msgspec.MsgspecError, RemoteProtocolError) as error:
             raise RemoteProtocolError(
-                f"topic {entry.group(1)[:40]!r} of the registration cannot be read: {error}"
+                f"{what} {entry.group(1)[:40]!r} of the registration cannot be read: {error}"
             ) from error
-        position = entry.end()
         count += 1
-        _check_count(count, "topic", limits)
-        if count % _ROWS_AT_ONCE == 0:
+        _check_count(count, what, limits)
+        _check_bytes(entry.end() - start.end(), what, most_bytes)
+        if count % _ROWS_AT_ONCE == 0 or entry.end() - stepped >= _AT_ONCE_BYTES:
+            stepped = entry.end()
             yield
+        position = yield from _behind_spaces(body, entry.end())
         if not entry.group(3):
             break
     end = _END.match(body, position)
     if end is None:
         raise RemoteProtocolError(
-            f"the registration is no JSON at byte {position}, near {body[position : position + 20]!r}"
+            f"the registration is no JSON at byte {position}, or has a {what} of more than {_ENTRY_BYTES} bytes "
+            f"there: {body[position : position + 20]!r}"
         )
-    return topics, body[: start.end()] + body[end.end() - 1 :]
+    return rows, body[: start.end()] + body[end.end() - 1 :]
+
+
+def _check_bytes(size: int, what: str, most: int) -> None:
+    if size > most:
+        raise RemoteProtocolError(f"the registration has {size} bytes of {what}s or more; {most} are read")
+
+
+def _behind_spaces(body: bytes, position: int) -> Steps[int]:
+    while True:
+        space = _SPACE.match(body, position, position + _BYTES_AT_ONCE)
+        assert space is not None
+        if space.end() < position + _BYTES_AT_ONCE:
+            return space.end()
+        position = space.end()
+        yield
 
 
 def _check_count(count: int, what: str, limits: ReadingLimits) -> None:
@@ -275,7 +317,7 @@ def _inflate(body: bytes, *, with_mappings: bool, limits: ReadingLimits) -> Step
             rest = inflater.unconsumed_tail
             yield
     reader = _Reader(data)
-    version = DataVersion.of_request(reader.block("data version"))
+    version = DataVersion.of_request(reader.block("data version"), limit=_AT_ONCE_BYTES)
     topics: dict[str, TopicConfig] = {}
     for number in range(reader.count("topic", limits)):
         topic = _topic_from_text(reader.text("topic"))
@@ -289,15 +331,16 @@ def _inflate(body: bytes, *, with_mappings: bool, limits: ReadingLimits) -> Step
         for number in range(reader.count("queue mapping", limits)):
             text = reader.block("queue mapping")
             size += len(text)
-            if size > REQUEST_BODY_BYTES:
+            if len(text) > _ENTRY_BYTES:
                 raise RemoteProtocolError(
-                    f"the registration has more than {REQUEST_BODY_BYTES} bytes of queue mappings"
+                    f"a queue mapping of the registration has {len(text)} bytes; {_ENTRY_BYTES} are read"
                 )
+            _check_bytes(size, "queue mapping", _MAPPING_BYTES)
             mapping = fastjson.loads(text)
             if not isinstance(mapping, dict) or not isinstance(mapping.get("topic"), str):
                 raise RemoteProtocolError(f"queue mapping {str(mapping)[:100]} names no topic")
             mappings[mapping["topic"]] = mapping
-            if number % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1:
+            if number % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1 or len(text) * _ROWS_AT_ONCE > _BYTES_AT_ONCE:
                 yield
     return _MappedTopicTable(
         data_version=version, topic_config_table=topics, topic_queue_mapping_info_map=mappings
