@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq._steps import run_through
+from gimbalmq.errors import TableFullError
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.nameserver import NameServer, NameServerConfig
 from gimbalmq.protocol.bodies import DataVersion, KvTable, RegisterBrokerBody, TopicConfig
@@ -25,6 +26,36 @@ from tests.peers.process import free_port
 from tests.support import run, until
 
 
+def _large(count: int, attributes: int) -> list[TopicConfig]:
+    return [TopicConfig(topic_name=f"big-{n}", attributes={"a": "x" * attributes}) for n in range(count)]
+
+
+def test_parts_are_cut_by_bytes_not_by_topics(tmp_path: Path) -> None:
+    """300 topics with attributes of 60 KB made a frame of 18 MB, which no name server takes."""
+
+    async def work() -> None:
+        async with double() as name_server:
+            async with open_desk(tmp_path, namesrvAddr=name_server.address) as desk:
+                registration = desk.broker._registration
+                registration.part_bytes = 200_000
+                name_server.calls.clear()
+                name_server.sizes.clear()
+                desk.broker.topics.put(*_large(20, 60_000), *_large(21, 700_000)[20:])
+                await registration.register_all()
+                told = [name for _, table in name_server.calls for name in table]
+                assert {f"big-{n}" for n in range(21)} <= set(told)
+                assert max(name_server.sizes) < 201_000
+                # A refused part does not keep the others back.
+                name_server.calls.clear()
+                name_server.refused = 1
+                await registration.register_all()
+                told = [name for _, table in name_server.calls for name in table]
+                assert {f"big-{n}" for n in range(21)} <= set(told)
+                name_server.refused = 0
+
+    run(work())
+
+
 class NameServerDouble:
     """Answers registrations as a name server does, and notes them."""
 
@@ -32,6 +63,9 @@ class NameServerDouble:
         self.calls: list[tuple[RegisterBroker, dict[str, object]]] = []
         self.versions: list[DataVersion] = []
         self.marked: list[bool] = []
+        self.sizes: list[int] = []
+        self.refused = 0
+        """So many more registrations are answered with an error."""
         self.goodbyes = 0
         self.order = KvTable()
         self.hold: asyncio.Event | None = None
@@ -47,9 +81,13 @@ class NameServerDouble:
         body = RegisterBrokerBody.parse(request.body).topic_config_serialize_wrapper
         self.calls.append((RegisterBroker.from_ext(request.ext_fields), dict(body.topic_config_table)))
         self.versions.append(body.data_version)
+        self.sizes.append(len(request.body))
         self.marked.append(PART_OF_A_TABLE.encode() in bytes(request.body))
         if self.hold is not None:
             await self.hold.wait()
+        if self.refused:
+            self.refused -= 1
+            raise TableFullError("this name server is full")
         return request.reply(0, None, {}, self.order.dump())
 
     def _goodbye(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:

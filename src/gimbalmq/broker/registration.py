@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.metadata import Topics
-from gimbalmq.errors import RocketMQError
+from gimbalmq.errors import ResponseError, RocketMQError
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import DataVersion, TopicConfig
 from gimbalmq.protocol.headers.nameserver import PART_OF_A_TABLE, BrokerIdentity, RegisterBroker
@@ -36,7 +36,10 @@ log = logging.getLogger(__name__)
 _GATHER_SECONDS = 0.005
 _PATIENCE_SECONDS = 2.0
 _AFTER_DELETION_SECONDS = 1.0
-_ROWS_AT_ONCE = 500
+_ROWS_AT_ONCE = 250
+_BYTES_AT_ONCE = 256 * 1024
+_MAX_ROW_BYTES = 66 * 1024
+"""Of a topic in a registration; a file that was edited may have more attributes than we take from anybody."""
 PART_BYTES = 8 * 1024 * 1024
 """Largest body of a registration; a name server takes frames of 16 MB."""
 
@@ -177,8 +180,9 @@ class Registration:
             self._known.pop(address, None)
 
     async def _send(self, address: str, announcement: _Announcement, *, same: bool) -> None:
-        """Raises RocketMQError if the name server did not take all of it."""
+        """Raises RocketMQError if the name server did not take all of it; parts after a refused one are sent too."""
         config = self._live.now
+        refusal: ResponseError | None = None
         if announcement.parts is None:
             announcement.parts = await self._encoded(announcement.topics)
         parts = announcement.parts
@@ -196,25 +200,40 @@ class Registration:
                 enable_acting_master=False,
                 heartbeat_timeout_millis=config.channel_expired_timeout,
             )
-            _, order = await nameserver.register_broker(self._pool, address, header, body)
-        if order.table:
-            self._topics.mark_ordered(order.table)
+            try:
+                _, order = await nameserver.register_broker(self._pool, address, header, body)
+            except ResponseError as error:
+                refusal = error
+                continue
+            if number == len(parts) and order.table:
+                self._topics.mark_ordered(order.table)
+        if refusal is not None:
+            raise refusal
 
     async def _encoded(self, topics: list[TopicConfig]) -> list[bytes]:
         """Rows of a topic table, in parts that fit a frame; everybody has a turn in between."""
         parts: list[bytes] = []
         rows: list[bytes] = []
-        size = 0
-        for start in range(0, len(topics), _ROWS_AT_ONCE):
-            chunk = topics[start : start + _ROWS_AT_ONCE]
-            text = fastjson.dumps({topic.topic_name: self._masked(topic) for topic in chunk})[1:-1]
+        size = stepped = 0
+        for number, topic in enumerate(topics):
+            text = self._row(topic)
             if rows and size + len(text) > self.part_bytes:
                 parts.append(b",".join(rows))
                 rows, size = [], 0
             rows.append(text)
-            size += len(text)
-            await asyncio.sleep(0)
+            size += len(text) + 1
+            stepped += len(text)
+            if number % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1 or stepped >= _BYTES_AT_ONCE:
+                stepped = 0
+                await asyncio.sleep(0)
         return [*parts, b",".join(rows)]
+
+    def _row(self, topic: TopicConfig) -> bytes:
+        text = fastjson.dumps({topic.topic_name: self._masked(topic)})[1:-1]
+        if len(text) <= _MAX_ROW_BYTES:
+            return text
+        # No name server needs them.
+        return fastjson.dumps({topic.topic_name: replace(self._masked(topic), attributes={})})[1:-1]
 
     def _masked(self, topic: TopicConfig) -> TopicConfig:
         """A broker without a permission has no topic with it."""
