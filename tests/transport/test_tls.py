@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import os
 import socket
 import ssl
@@ -198,6 +199,37 @@ def test_an_encrypted_key_needs_its_password(tmp_path: Path) -> None:
 
 
 # -- new certificates ------------------------------------------------------------------
+
+
+def test_new_certificate_that_could_not_be_read_once_is_read_later(
+    certificate: Certificate,
+    other: Certificate,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """There may be no descriptor left for a moment."""
+
+    async def work() -> None:
+        tls = ServerTls(config("enforcing", Certificate(str(cert), str(key))))
+        cert.write_bytes(Path(other.cert_path).read_bytes())
+        key.write_bytes(Path(other.key_path).read_bytes())
+        with monkeypatch.context() as patch:
+
+            def refuse(*_: object) -> None:
+                raise OSError(errno.EMFILE, "Too many open files")
+
+            patch.setattr(ssl.SSLContext, "load_cert_chain", refuse)
+            for _ in range(4):
+                assert not await tls.reload()
+        assert await tls.reload() and not await tls.reload()
+        assert await trouble(tls, client_tls(other.cert_path)) == ""
+        assert sum("Too many open files" in record.message for record in caplog.records) == 1
+
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    cert.write_bytes(Path(certificate.cert_path).read_bytes())
+    key.write_bytes(Path(certificate.key_path).read_bytes())
+    run(work())
 
 
 def test_changed_files_are_loaded_when_they_have_settled(

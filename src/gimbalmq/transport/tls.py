@@ -61,13 +61,14 @@ class ServerTls:
         client: for connections the server makes itself; None if those are plain.
     """
 
-    __slots__ = ("_config", "_loaded", "_seen", "client", "context", "mode")
+    __slots__ = ("_complained", "_config", "_loaded", "_seen", "client", "context", "mode")
 
     def __init__(self, config: TlsConfig | None = None) -> None:
         """Reads the files; raises ConfigError naming the key that is wrong."""
         self._config = config = config or TlsConfig()
         self.mode = TlsMode(config.tls_server_mode.lower())
         self._loaded = self._seen = self._stamps()
+        self._complained: tuple[tuple[int, int, int] | None, ...] | None = None
         self.context, self.client = _contexts(config)
 
     async def reload(self) -> bool:
@@ -84,12 +85,15 @@ class ServerTls:
         seen, self._seen = self._seen, stamps
         if stamps == self._loaded or stamps != seen:
             return False
-        self._loaded = stamps
         try:
             self.context, self.client = await asyncio.to_thread(_contexts, self._config)
         except ConfigError as error:
-            log.error("changed certificates are not used, the old ones stay: %s", error)
+            # Tried again at each look: what was missing may have been a descriptor. It is said once.
+            if stamps != self._complained:
+                self._complained = stamps
+                log.error("changed certificates are not used, the old ones stay: %s", error)
             return False
+        self._loaded = stamps
         log.info("changed certificates were loaded; new connections use them")
         return True
 
