@@ -34,24 +34,23 @@ def test_parts_are_cut_by_bytes_not_by_topics(tmp_path: Path) -> None:
     """300 topics with attributes of 60 KB made a frame of 18 MB, which no name server takes."""
 
     async def work() -> None:
-        async with double() as name_server:
-            async with open_desk(tmp_path, namesrvAddr=name_server.address) as desk:
-                registration = desk.broker._registration
-                registration.part_bytes = 200_000
-                name_server.calls.clear()
-                name_server.sizes.clear()
-                desk.broker.topics.put(*_large(20, 60_000), *_large(21, 700_000)[20:])
-                await registration.register_all()
-                told = [name for _, table in name_server.calls for name in table]
-                assert {f"big-{n}" for n in range(21)} <= set(told)
-                assert max(name_server.sizes) < 201_000
-                # A refused part does not keep the others back.
-                name_server.calls.clear()
-                name_server.refused = 1
-                await registration.register_all()
-                told = [name for _, table in name_server.calls for name in table]
-                assert {f"big-{n}" for n in range(21)} <= set(told)
-                name_server.refused = 0
+        async with double() as name_server, open_desk(tmp_path, namesrvAddr=name_server.address) as desk:
+            registration = desk.broker._registration
+            registration.part_bytes = 200_000
+            name_server.calls.clear()
+            name_server.sizes.clear()
+            desk.broker.topics.put(*_large(20, 60_000), *_large(21, 700_000)[20:])
+            await registration.register_all()
+            told = [name for _, table in name_server.calls for name in table]
+            assert {f"big-{n}" for n in range(21)} <= set(told)
+            assert max(name_server.sizes) < 201_000
+            # A refused part does not keep the others back.
+            name_server.calls.clear()
+            name_server.refused = 1
+            await registration.register_all()
+            told = [name for _, table in name_server.calls for name in table]
+            assert {f"big-{n}" for n in range(21)} <= set(told)
+            name_server.refused = 0
 
     run(work())
 

@@ -19,7 +19,7 @@ from gimbalmq.broker.values import MAX_QUEUES, MAX_RETRY_QUEUES
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.nameserver.registration import read_registration
 from gimbalmq.protocol import fastjson
-from gimbalmq.protocol.bodies import RegisterBrokerBody, TopicConfig
+from gimbalmq.protocol.bodies import GroupConfig, RegisterBrokerBody, TopicConfig
 from gimbalmq.protocol.codes import OUR_VERSION, RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers import groups, management, messages
@@ -212,6 +212,45 @@ def test_reports_on_a_topic_with_many_queues_are_made_in_steps(
                 answer, turns = await _turns_of(desk.client.ask(code, ext))
                 assert answer.code == 0 and bytes(answer.body).count(b'"queueId"') == queues
                 assert turns >= queues // 256, code
+
+    run(work())
+
+
+def test_list_of_ten_thousand_groups_is_taken_in_one_request(tmp_path: Path) -> None:
+    """Java writes some 390 bytes for each; 2 MB were read."""
+
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            full = json.loads(GroupConfig(group_name="x", attributes={"a": "b" * 20}).dump())
+            rows = [full | {"groupName": f"group-{n}"} for n in range(10_000)]
+            body = json.dumps({"groupConfigList": rows}).encode()
+            assert len(body) > 3_900_000
+            await desk.client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, None, body)
+            assert desk.broker.groups.known("group-9999") is not None
+            answer = await desk.client.ask(
+                RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, None, b" " * (8 * 1024 * 1024 + 1)
+            )
+            assert answer.code == 1 and "use several requests" in (answer.remark or "")
+            row = b'{"topicConfigList":[{"topicName":"A","attributes":{"a":"%b"}}]}' % (b"x" * 200_000)
+            answer = await desk.client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, None, row)
+            assert answer.code == 1 and "may have 131072" in (answer.remark or "")
+            # Java's own dialect, with an object that stands there twice.
+            body = (
+                b'{"topicConfigList":[{"topicName":"A","attributes":{"a":"b"},readQueueNums:3},'
+                b'{"topicName":"B","attributes":{"$ref":"$.topicConfigList[0].attributes"}}]}'
+            )
+            await desk.client.ok(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, None, body)
+            for name in "AB":
+                found = desk.broker.topics.find(name)
+                assert found is not None and found.attributes == {"a": "b"}
+            for wrong in (
+                b'{"topicConfigList":5}',
+                b"[]",
+                b'{"topicConfigList":[5]}',
+                b'{"topicConfigList":null}',
+            ):
+                answer = await desk.client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, None, wrong)
+                assert answer.code == 1 and "the body" in (answer.remark or "")
 
     run(work())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import msgspec
-from msgspec import field
 
 from gimbalmq._steps import Steps, for_each
 from gimbalmq.broker.clients import ConsumerGroup, Consumers, Member, Producers
@@ -30,7 +29,7 @@ from gimbalmq.model.ids import ip_text, parse_offset_id
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.topics import retry_topic
 from gimbalmq.protocol import fastjson
-from gimbalmq.protocol.bodies import Body, ConsumerConnections, GroupConfig, ProducerConnections
+from gimbalmq.protocol.bodies import ConsumerConnections, GroupConfig, ProducerConnections
 from gimbalmq.protocol.codes import RequestCode, ResponseCode, version_name
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers import management as headers
@@ -61,10 +60,6 @@ _LARGE = {
     RequestCode.QUERY_CORRECTION_OFFSET,
 }
 """What walks over whole tables."""
-
-
-class GroupConfigList(Body):
-    group_config_list: list[GroupConfig] = field(default_factory=list)
 
 
 class GroupAdminHandlers:
@@ -127,10 +122,16 @@ class GroupAdminHandlers:
         return await self._store_groups(request, [GroupConfig.of_request(request.body)])
 
     async def put_list(self, channel: Channel, request: RemotingCommand) -> Answer:
-        return await self._store_groups(request, GroupConfigList.of_request(request.body).group_config_list)
+        return await self._store_groups(request, GroupConfig.rows_of_request(request.body, "groupConfigList"))
 
-    async def _store_groups(self, request: RemotingCommand, configs: list[GroupConfig]) -> Answer:
-        await self._turns.run(for_each(check_group, configs))
+    async def _store_groups(self, request: RemotingCommand, wanted: Iterable[GroupConfig]) -> Answer:
+        configs: list[GroupConfig] = []
+
+        def take(config: GroupConfig) -> None:
+            check_group(config)
+            configs.append(config)
+
+        await self._turns.run(for_each(take, wanted))
         self._groups.put(*configs)
         await self._groups.saving.saved()
         return request.reply()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from msgspec import field
-
 from gimbalmq._steps import for_each
 from gimbalmq.broker.clients import Consumers
 from gimbalmq.broker.config import LiveConfig
@@ -17,17 +15,13 @@ from gimbalmq.broker.values import check_topic
 from gimbalmq.errors import InvalidParameterError, StoreIOError, TopicNotExistError
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol import fastjson
-from gimbalmq.protocol.bodies import Body, TopicConfig, TopicList
+from gimbalmq.protocol.bodies import TopicConfig, TopicList
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers.management import CreateTopic, DeleteTopic, GroupField, QueryConsumeQueue
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.channel import Answer, Channel, Handlers
 from gimbalmq.transport.turns import Turns
-
-
-class TopicConfigList(Body):
-    topic_config_list: list[TopicConfig] = field(default_factory=list)
 
 
 class TopicAdminHandlers:
@@ -86,8 +80,13 @@ class TopicAdminHandlers:
         return request.reply()
 
     async def create_list(self, channel: Channel, request: RemotingCommand) -> Answer:
-        configs = TopicConfigList.of_request(request.body).topic_config_list
-        await self._turns.run(for_each(self._check, configs))
+        configs: list[TopicConfig] = []
+
+        def take(config: TopicConfig) -> None:
+            self._check(config)
+            configs.append(config)
+
+        await self._turns.run(for_each(take, TopicConfig.rows_of_request(request.body, "topicConfigList")))
         self._topics.put(*configs)
         await self._announced()
         return request.reply()
