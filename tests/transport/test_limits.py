@@ -333,6 +333,35 @@ def test_what_waits_for_all_slow_readers_is_bounded_and_the_first_to_stop_goes()
     run(work())
 
 
+def test_whoever_reads_slowly_outlives_those_who_do_not_read() -> None:
+    """The first whose line was full was closed, also if it had gone on reading ever since."""
+
+    async def work() -> None:
+        limits = ServerLimits(max_pending_write_bytes=MAX_FRAME_BYTES)
+        async with served(limits) as (server, load):
+            contexts = [raw_peer(server.port) for _ in range(3)]
+            channels: list[Channel] = []
+            peers: list[RawPeer] = []
+            for context in contexts:
+                peers.append(await context.__aenter__())
+                await until(lambda: server.channels.difference(channels))
+                (channel,) = server.channels.difference(channels)
+                channels.append(channel)
+            for channel in channels[:2]:
+                channel.send_bytes(bytes(11 * MIB))
+                await asyncio.sleep(0)
+            unread = channels[0].unwritten_bytes
+            while channels[0].unwritten_bytes == unread:
+                await peers[0].reader.readexactly(65536)
+            channels[2].send_bytes(bytes(11 * MIB))
+            await until(lambda: channels[1].closed)
+            assert not channels[0].closed and not channels[2].closed
+            for context in contexts:
+                await context.__aexit__(None, None, None)
+
+    run(work())
+
+
 def test_an_answer_asked_for_long_ago_waits_until_the_peer_reads() -> None:
     async def work() -> None:
         async with served(ServerLimits()) as (server, _), raw_peer(server.port) as peer:

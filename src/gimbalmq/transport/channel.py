@@ -340,6 +340,11 @@ class Channel(asyncio.Protocol):
         """Much waits to be written to others, too: answers that may be large or small should be small."""
         return self._load is not None and self._load.crowded
 
+    @property
+    def small_answer_bytes(self) -> int | None:
+        """What an answer that may be large or small should have at most; None if that does not matter."""
+        return None if self._load is None else self._load.small_answer_bytes
+
     def when_writable(self, answer: Callable[[], None]) -> None:
         """Calls ``answer`` now, or later if the peer has yet to read what is written.
 
@@ -351,6 +356,12 @@ class Channel(asyncio.Protocol):
             self._when_writable.append(answer)
         else:
             answer()
+
+    async def writable(self) -> None:
+        """Returns when the peer has read most of what is written; never if the connection ends before."""
+        free: asyncio.Future[None] = self._loop.create_future()
+        self.when_writable(lambda: None if free.done() else free.set_result(None))
+        await free
 
     def began(self, requests: int = 1, size: int = 0) -> None:
         """So many requests of this connection will be answered later; ``finished`` must follow.
@@ -761,15 +772,10 @@ class Channel(asyncio.Protocol):
         if self._large is None:
             self._large = asyncio.Lock()
         async with self._large:
-            await self._writable()
+            await self.writable()
             async with load.large:
                 answer = handler(self, request)
                 return await answer if isinstance(answer, Awaitable) else answer
-
-    async def _writable(self) -> None:
-        free: asyncio.Future[None] = self._loop.create_future()
-        self.when_writable(lambda: None if free.done() else free.set_result(None))
-        await free
 
     def _finished(
         self, task: asyncio.Task[None], answer: Awaitable[Answer], size: int, owner: set[asyncio.Task[None]]

@@ -49,6 +49,8 @@ _GRACE_SECONDS = 2.0
 _PRESSED_BYTES_PER_SECOND = 262_144
 """While others wait for room, an unfinished frame gets on at this rate at least, and never stands still for long."""
 
+_SMALL_ANSWER_BYTES = 32_768
+
 _LARGE_AT_ONCE = 8
 """Large answers that are being made at a time; each may have some MB."""
 
@@ -86,7 +88,8 @@ class ServerLimits:
             A connection with as many bytes of requests being worked on has no more of them read.
         max_partial_frame_bytes: bytes of all unfinished frames together, and as many of all requests being worked on;
             beyond, large ones wait, and who stands still within one is closed.
-        max_pending_write_bytes: bytes that wait for all peers to read; beyond, who stopped reading first is closed.
+        max_pending_write_bytes: bytes that wait for all peers to read; from three quarters on, answers to pulls are
+            small; beyond, who has not read for longest is closed.
         max_pending_write_bytes_per_connection: bytes that wait for one peer to read; beyond, it is closed.
         max_requests_in_flight: requests being worked on; beyond, nothing is read of whoever has some of them.
         max_requests_in_flight_per_connection: the same for one connection.
@@ -330,16 +333,20 @@ class Load:
 
     def _shed(self) -> None:
         # What has left meanwhile is only counted here: asking each time would cost every writer.
-        for channel in self._slow:
+        still: dict[Channel, int] = {}
+        reading: dict[Channel, int] = {}
+        for channel, before in self._slow.items():
             size = channel.unwritten_bytes
-            self.waiting_bytes += size - self._slow[channel]
-            self._slow[channel] = size
+            (reading if size < before else still)[channel] = size
+        # Whoever reads, however slowly, is the last to go.
+        self._slow = still | reading
+        self.waiting_bytes = sum(self._slow.values())
         while self.waiting_bytes > self.limits.max_pending_write_bytes:
             slowest = next(iter(self._slow))
             self._stop_waiting(slowest)
             slowest.give_up(
                 f"more than {self.limits.max_pending_write_bytes} bytes (maxPendingWriteBytes) wait for peers that "
-                "do not read, and it stopped first"
+                "do not read, and it has not read for longest"
             )
 
     def _stop_waiting(self, channel: Channel) -> None:
@@ -349,6 +356,13 @@ class Load:
     def crowded(self) -> bool:
         """Half of what may wait to be written waits: large answers should be smaller now."""
         return self.waiting_bytes > self.limits.max_pending_write_bytes // 2
+
+    @property
+    def small_answer_bytes(self) -> int | None:
+        """What an answer may have if a quarter is left of what may wait: about as much as the system takes at once."""
+        if self.waiting_bytes <= self.limits.max_pending_write_bytes // 4 * 3:
+            return None
+        return _SMALL_ANSWER_BYTES
 
     def forget(self, channel: Channel) -> None:
         """A connection is gone."""

@@ -39,6 +39,8 @@ SUBSCRIPTION = 4
 _NO_LIMIT = 0x7FFFFFFF
 """What Java's pull consumers (5.x) send as maxMsgBytes when the application set none."""
 
+_FEW_MESSAGES = 32
+
 _CODES = {
     GetStatus.FOUND: ResponseCode.SUCCESS,
     GetStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -166,9 +168,11 @@ class PullHandlers:
 
         A reader that names the bytes it can take gets as many, under the broker's own ceiling. Apache's broker
         looks at neither; a Java reader that names none sends the largest number there is. While much waits
-        to be written, Apache's limits serve all.
+        to be written, Apache's limits serve all, and in the end less than them.
         """
         size = header.max_msg_bytes
+        if channel.crowded and (small := channel.small_answer_bytes) is not None:
+            return min(header.max_msg_nums, _FEW_MESSAGES), small
         if size is None or not 0 < size < _NO_LIMIT or channel.crowded:
             return header.max_msg_nums, None
         config = self._live.now
