@@ -19,6 +19,7 @@ from gimbalmq.protocol.headers.messages import EndTransaction
 from gimbalmq.transport.channel import Channel
 from tests.broker.desk import Answer, Client, Desk, fields, open_desk
 from tests.support import ManualClock, run
+from tests.transport.wiring import raw_peer
 
 HALF, OP = names.HALF_TOPIC, names.OP_HALF_TOPIC
 CHECK = RequestCode.CHECK_TRANSACTION_STATE
@@ -574,6 +575,40 @@ def _put_half(desk: Desk, properties: dict[str, str], body: bytes = b"odd", born
         host = store.config.store_host
         born = desk.clock.wall_ms() if born is None else born
         group.add(store.queue(HALF, 0), body, text, 0, 0, 0, born, host, 0, 0)
+
+
+def test_a_producer_that_reads_slowly_is_asked_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All halves were sent to it at once: with more than 32 MB of them it was cut off."""
+    monkeypatch.setattr("gimbalmq.broker.transactions._READ_SECONDS", 0.05)
+
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            for number in range(190):
+                _put_half(desk, {"UNIQ_KEY": str(number)}, bytes(200_000))
+            clock.advance(7)
+            async with raw_peer(desk.broker.port) as slow:
+                body = b'{"clientID":"slow","consumerDataSet":[],"producerDataSet":[{"groupName":"pg"}]}'
+                slow.send(RemotingCommand(RequestCode.HEART_BEAT, None, body))
+                assert (await slow.receive()).code == 0
+                await desk.broker.transactions.check()
+                (channel,) = [desk.broker.producers.pick("pg")]
+                assert channel is not None and not channel.closed
+                assert channel.unwritten_bytes < 4_000_000
+                asked = [r for r in desk.messages(HALF)[190:] if "TRANSACTION_CHECK_TIMES" in r.properties]
+                assert len(desk.messages(HALF)) == 380 and 0 < len(asked) < 100
+                got = [await slow.receive() for _ in asked]
+                assert all(request.code == RequestCode.CHECK_TRANSACTION_STATE for request in got)
+                # It reads now, and is asked about all in one round.
+                checking = asyncio.create_task(desk.broker.transactions.check())
+                for _ in range(190):
+                    assert (await slow.receive()).code == RequestCode.CHECK_TRANSACTION_STATE
+                await checking
+
+    run(work())
 
 
 def test_half_that_cannot_be_stored_anew_stops_nobody(

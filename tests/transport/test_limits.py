@@ -338,7 +338,7 @@ def test_whoever_reads_slowly_outlives_those_who_do_not_read() -> None:
 
     async def work() -> None:
         limits = ServerLimits(max_pending_write_bytes=MAX_FRAME_BYTES)
-        async with served(limits) as (server, load):
+        async with served(limits) as (server, _load):
             contexts = [raw_peer(server.port) for _ in range(3)]
             channels: list[Channel] = []
             peers: list[RawPeer] = []

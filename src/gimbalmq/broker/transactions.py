@@ -17,6 +17,7 @@ No half can stop the walk: one that cannot be read or stored anew is passed over
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -46,6 +47,7 @@ from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers.messages import CheckTransactionState, EndTransaction
 from gimbalmq.store.marks import mark_for, source_of
 from gimbalmq.store.message_store import MessageStore
+from gimbalmq.transport.channel import Channel
 from gimbalmq.transport.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,10 @@ _PIECES_OF_CHECK = 16
 _OPS_STEP = 256
 _OFFSET_DIGITS = 19
 _NAMES_LOGGED = 10
+_PRODUCERS_TRIED = 8
+_READ_SECONDS = 1.0
+_ROUND_PATIENCE_SECONDS = 10.0
+"""A round waits so long for one producer that reads slowly, and for all together."""
 
 
 class Transactions:
@@ -227,14 +233,26 @@ class Transactions:
         end = queue.max_offset
         tally = _Tally()
         try:
-            await self._turns.run(self._walk(end, now, tally))
+            while (slow := await self._turns.run(self._walk(end, now, tally))) is not None:
+                await self._until_read(slow, tally)
         except StoreError as error:
             log.warning("the check of transactions stops at half offset %d: %s", self._walked_to, error)
         finally:
             self._note_progress()
             tally.report()
 
-    def _walk(self, end: int, now: int, tally: _Tally) -> Steps[None]:
+    async def _until_read(self, producer: Channel, tally: _Tally) -> None:
+        """Waits a moment for a producer that is behind; in vain, it is asked no more in this round."""
+        started = self._clock.monotonic()
+        try:
+            async with asyncio.timeout(min(_READ_SECONDS, tally.patience)):
+                await producer.writable()
+        except TimeoutError:
+            tally.behind.add(producer)
+        tally.patience -= self._clock.monotonic() - started
+
+    def _walk(self, end: int, now: int, tally: _Tally) -> Steps[Channel | None]:
+        """Returns when all is done, or a producer that has yet to read what it was asked."""
         passed = 0
         while self._walked_to < end:
             offset = self._walked_to
@@ -245,12 +263,16 @@ class Transactions:
             elif self._check_at(offset, now, tally):
                 passed += _PIECES_OF_CHECK
             else:
-                return
+                return None
             self._walked_to = offset + 1
             self._note_progress()
+            asked, tally.asked = tally.asked, None
+            if asked is not None and asked.is_behind and asked not in tally.behind:
+                return asked
             if passed >= _STEP:
                 passed = 0
                 yield
+        return None
 
     def _pass_deleted(self, first: int) -> None:
         """Halves that retention has deleted are over."""
@@ -338,6 +360,9 @@ class Transactions:
                 return True
             return False
         renewed = copied(half, topics.HALF_TOPIC, 0, dict(half.properties))
+        if tally.behind and self._producer_of(half, tally) in tally.behind:
+            self._renew(renewed, half, tally)  # asked in another round; this one does not count
+            return True
         renewed.properties[prop.CHECK_TIMES] = str(checked + 1)
         place = self._renew(renewed, half, tally)
         if place is not None:
@@ -366,6 +391,14 @@ class Transactions:
         except MessageIllegalError as error:
             log.error("half message at %d is only in the log: %s", half.commitlog_offset, error)
 
+    def _producer_of(self, half: Record, tally: _Tally) -> Channel | None:
+        """Who can be asked; one that is behind only if there is no other among the next few."""
+        for _ in range(_PRODUCERS_TRIED):
+            channel = self._producers.pick(half.properties.get(prop.PRODUCER_GROUP, ""))
+            if channel not in tally.behind:
+                break
+        return channel
+
     def _ask(
         self,
         half: Record,
@@ -375,11 +408,11 @@ class Transactions:
         tally: _Tally,
     ) -> None:
         """Request 39 to one producer of the group; the record carries its real topic."""
-        group = half.properties.get(prop.PRODUCER_GROUP, "")
-        channel = self._producers.pick(group)
+        channel = self._producer_of(half, tally)
         if channel is None:
-            tally.nobody[group] += 1
+            tally.nobody[half.properties.get(prop.PRODUCER_GROUP, "")] += 1
             return
+        tally.asked = channel
         topic = properties.get(prop.REAL_TOPIC, half.topic)
         unique = properties.get(prop.UNIQ_KEY)
         queue_id = _int(properties.get(prop.REAL_QUEUE_ID), 0)
@@ -425,6 +458,10 @@ class _Tally:
         self.unreadable = 0
         self.given_up: list[str] = []
         self.nobody: Counter[str] = Counter()
+        self.asked: Channel | None = None
+        self.behind: set[Channel] = set()
+        """Producers that do not read what they are asked."""
+        self.patience = _ROUND_PATIENCE_SECONDS
 
     def report(self) -> None:
         if self.unreadable:
@@ -436,6 +473,8 @@ class _Tally:
                 topics.TRANS_CHECK_MAX_TOPIC,
                 ", ".join(self.given_up[:_NAMES_LOGGED]),
             )
+        for channel in list(self.behind)[:_NAMES_LOGGED]:
+            log.warning("producer %s does not read what it is asked about transactions", channel.address)
         for group, count in self.nobody.most_common(_NAMES_LOGGED):
             log.info("no producer of group %s is connected to be asked about %d transactions", group, count)
 

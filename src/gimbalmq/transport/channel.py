@@ -357,6 +357,13 @@ class Channel(asyncio.Protocol):
         else:
             answer()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the peer has yet to read much of what was written."""
+        if self._out_bytes > FLUSH_BYTES:
+            self._flush()
+        return self._write_paused
+
     async def writable(self) -> None:
         """Returns when the peer has read most of what is written; never if the connection ends before."""
         free: asyncio.Future[None] = self._loop.create_future()
