@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.broker.desk import open_desk
-from tests.support import ManualClock, run
+from tests.support import ManualClock, run, until
 
 
 def _scrape(port: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -37,7 +38,7 @@ def test_what_is_shown(tmp_path: Path) -> None:
             record = desk.messages("T")[0]
             ext = {"offset": str(record.commitlog_offset), "group": "g", "delayLevel": "-1"}
             await desk.client.ok(36, ext)
-            desk.broker.metrics.start("127.0.0.1", 0)
+            await desk.broker.metrics.start("127.0.0.1", 0)
             found = await asyncio.to_thread(_scrape, desk.broker.metrics.port)
             topic, both = (("topic", "T"),), (("consumer_group", "g"), ("topic", "T"))
             assert found["rocketmq_messages_in_total", topic] == 3
@@ -69,7 +70,7 @@ def test_scrape_during_traffic(tmp_path: Path) -> None:
 
     async def work() -> None:
         async with open_desk(tmp_path) as desk:
-            desk.broker.metrics.start("127.0.0.1", 0)
+            await desk.broker.metrics.start("127.0.0.1", 0)
             scrapes = [
                 asyncio.create_task(asyncio.to_thread(_scrape, desk.broker.metrics.port)) for _ in range(5)
             ]
@@ -107,5 +108,47 @@ def test_scrape_of_many_groups_comes_in_steps(tmp_path: Path, monkeypatch: pytes
             families = {family.name: family for family in await reading}
             assert len(families["messages_out"].rows) == len(families["consumer_lag_messages"].rows) == groups
             assert (("T", "g7"), 1) in families["consumer_lag_messages"].rows
+
+    run(work())
+
+
+def test_silent_and_wrong_peers_of_the_metrics_port_take_no_threads_and_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each connection had a thread of its own, for as long as it liked: 300 silent ones were 300 threads."""
+    monkeypatch.setattr("gimbalmq.broker.metrics._SCRAPE_SECONDS", 0.3)
+
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            await desk.broker.metrics.start("127.0.0.1", 0)
+            port = desk.broker.metrics.port
+            threads = threading.active_count()
+            silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(60)]
+            assert threading.active_count() == threads
+            await until(lambda: len(desk.broker.metrics._silent) == 16)
+            text = await asyncio.to_thread(
+                lambda: urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read()
+            )
+            assert b"rocketmq_topic_number" in text, "who asks is served beside them"
+            ends = await asyncio.gather(*(reader.read() for reader, _ in silent), return_exceptions=True)
+            assert all(end == b"" or isinstance(end, ConnectionError) for end in ends)
+            for request, status in (
+                (b"POST /metrics HTTP/1.1\r\n\r\n", b" 405 "),
+                (b"GET /etc HTTP/1.1\r\n\r\n", b" 404 "),
+                (b"\r\n\r\n", b" 405 "),
+                (b"x" * 100_000, b""),
+                (b"GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text\r\n\r\n", b" 200 "),
+            ):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(request)
+                try:
+                    answer = await reader.read()
+                except ConnectionError:
+                    answer = b""
+                assert status in answer[:20] and bool(status) == bool(answer), request[:20]
+                writer.close()
+            assert b"rocketmq_topic_number" in answer and answer.endswith(b"# EOF\n")
+            for _, writer in silent:
+                writer.transport.abort()
 
     run(work())

@@ -122,7 +122,7 @@ class Broker:
         self._started = True
         try:
             if config.metrics_prom_exporter_port:
-                self.metrics.start(config.bind_address, config.metrics_prom_exporter_port)
+                await self.metrics.start(config.bind_address, config.metrics_prom_exporter_port)
             await self._start_fast_port(config)
             self._schedule()
             await self._registration.start(self.address)

@@ -1,13 +1,13 @@
 """Prometheus metrics on a port of their own, read from the counters only when scraped.
 
-The loop walks over its tables in steps and hands plain rows over; the thread of the scrape makes text of them.
+The loop walks over its tables in steps and hands plain rows over; a thread makes text of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gimbalmq._steps import Steps
 from gimbalmq.broker.clients import Consumers, Producers
@@ -19,7 +19,13 @@ from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.turns import Turns
 from gimbalmq.transport.watchdog import LoopWatchdog
 
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
 _SCRAPE_SECONDS = 10.0
+_SCRAPES_AT_ONCE = 16
+"""And as many connections that have yet to ask. They are few of the files that are kept in reserve."""
+_HEAD_BYTES = 16_384
 _STEP = 512
 
 
@@ -57,48 +63,70 @@ class MetricsServer:
         self._long_poll = long_poll
         self._turns = turns
         self._watchdog = watchdog
-        self._stop: Callable[[], None] | None = None
+        self._server: asyncio.Server | None = None
+        self._open: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
+        self._silent: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
+        """Connections that have yet to say what they want; the oldest stands first."""
         self.port = 0
 
-    def start(self, host: str, port: int) -> None:
-        from prometheus_client import CollectorRegistry, start_http_server
-        from prometheus_client.registry import Collector
-
-        owner = self
-        loop = asyncio.get_running_loop()
-
-        class _Collector(Collector):
-            def describe(self) -> Iterable[object]:
-                return ()
-
-            def collect(self) -> Iterable[object]:  # type: ignore[override]
-                # A scrape comes on a thread of its own; the tables are the loop's to read.
-                families = asyncio.run_coroutine_threadsafe(owner.read(), loop).result(_SCRAPE_SECONDS)
-                return map(_family, families)
-
-        registry = CollectorRegistry()
-        registry.register(_Collector())
+    async def start(self, host: str, port: int) -> None:
         try:
-            server, thread = start_http_server(port, host, registry)
+            self._server = await asyncio.start_server(self._serve, host, port, limit=_HEAD_BYTES)
         except OSError as error:
             raise ConnectError(
                 f"the metrics cannot be served on {host}:{port}: {error.strerror or error}; "
                 "choose another metricsPromExporterPort"
             ) from error
-        self.port = server.server_address[1]
-
-        def stop() -> None:
-            server.shutdown()
-            server.server_close()
-            thread.join()
-
-        self._stop = stop
+        self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        if self._stop is not None:
-            # Off the loop: a scrape under way still has to be answered by it.
-            await asyncio.to_thread(self._stop)
-            self._stop = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+            # Not cancelled: asyncio of Python 3.11 cannot bear that of a stream's task.
+            for transport in self._open.values():
+                transport.abort()
+            await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One scrape; a connection has one. Of those that have asked nothing yet the oldest goes if they are many."""
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._silent) >= _SCRAPES_AT_ONCE:
+            self._silent.pop(next(iter(self._silent))).abort()
+        self._silent[task] = writer.transport
+        self._open[task] = writer.transport
+        try:
+            async with asyncio.timeout(_SCRAPE_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+                self._silent.pop(task, None)
+                if len(self._open) - len(self._silent) <= _SCRAPES_AT_ONCE:
+                    writer.write(await self._answer(head))
+                    await writer.drain()
+                    writer.close()
+                    await writer.wait_closed()
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
+            pass  # it hung up, said too much or took too long
+        finally:
+            self._silent.pop(task, None)
+            del self._open[task]
+            writer.transport.abort()
+
+    async def _answer(self, head: bytes) -> bytes:
+        from prometheus_client.exposition import choose_encoder
+
+        request, *fields = head.decode("latin-1").split("\r\n")
+        method, path, *_ = [*request.split(), "", ""]
+        if method != "GET":
+            return _http("405 Method Not Allowed", "text/plain", b"use GET\n")
+        if path.partition("?")[0] not in ("/", "/metrics"):
+            return _http("404 Not Found", "text/plain", b"the metrics are at /metrics\n")
+        named = (field.partition(":") for field in fields)
+        accepted = {name.strip().lower(): value.strip() for name, _, value in named}.get("accept", "")
+        encode, kind = choose_encoder(accepted)
+        families = await self.read()
+        text = await asyncio.to_thread(lambda: encode(_Collected(families)))
+        return _http("200 OK", kind, text)
 
     async def read(self) -> list[Family]:
         """All metrics as they are now."""
@@ -169,7 +197,22 @@ class MetricsServer:
         return self._store.max_commitlog_offset - self._store.min_commitlog_offset
 
 
-def _family(family: Family) -> object:
+def _http(status: str, kind: str, body: bytes) -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    return head.encode() + body
+
+
+class _Collected:
+    """What prometheus-client's encoders take for a registry."""
+
+    def __init__(self, families: list[Family]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return map(_family, self._families)
+
+
+def _family(family: Family) -> Metric:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
