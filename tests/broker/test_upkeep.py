@@ -278,3 +278,24 @@ def test_a_topic_made_anew_gets_nothing_of_the_old_one(tmp_path: Path) -> None:
         store.close()
 
     run(work())
+
+
+def test_files_of_deleted_topics_are_removed_by_a_thread(tmp_path: Path) -> None:
+    threads = set()
+
+    class Watched(Files):
+        def remove_folder(self, folder: Path | str) -> None:
+            threads.add(threading.current_thread())
+            super().remove_folder(folder)
+
+    async def work() -> None:
+        async with kept(tmp_path, Watched()) as (store, upkeep, _):
+            put(store, "gone", 0, b"x")
+            await upkeep.write_behind()
+            store.delete_topic("gone")
+            await upkeep.empty_trash()
+            await upkeep.empty_trash()
+            assert len(threads) == 1 and threading.main_thread() not in threads
+            assert list((tmp_path / "consumequeue.deleted").iterdir()) == []
+
+    run(work())

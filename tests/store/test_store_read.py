@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 
 from gimbalmq.model.javahash import java_hash
 from gimbalmq.model.record import decode_record, iter_records
-from gimbalmq.store import GetStatus
-from tests.store.helpers import NOON, FakeClock, add, bodies, open_store, put
+from gimbalmq.store import GetStatus, MessageStore
+from gimbalmq.store.files import Files
+from tests.store.helpers import NOON, FakeClock, add, bodies, config_for, open_store, put
 
 
 def test_every_status(tmp_path: Path) -> None:
@@ -152,4 +154,64 @@ def test_deleting_a_topic(tmp_path: Path) -> None:
     store.close()
     store = open_store(tmp_path)
     assert store.topics() == ["stays"]  # the log still ends with a record of "gone"
+    store.close()
+
+
+class _NoRemoval(Files):
+    """A disk on which the removal of a folder would take long."""
+
+    removed = 0
+    moves = True
+
+    def remove_folder(self, folder: Path | str) -> None:
+        self.removed += 1
+        super().remove_folder(folder)
+
+    def replace(self, source: Path | str, target: Path | str) -> None:
+        if not self.moves and Path(source).is_dir():
+            raise OSError(errno.EXDEV, "injected")
+        super().replace(source, target)
+
+
+def test_files_of_a_deleted_topic_are_removed_later(tmp_path: Path) -> None:
+    files = _NoRemoval()
+    store = MessageStore(config_for(tmp_path), FakeClock(), files)
+    store.load()
+    assert not store.has_trash
+    for n in range(3):
+        put(store, "gone", 0, b"%d" % n)
+        put(store, "gone", 1, b"%d" % n)
+        store.flush_queues()
+        store.delete_topic("gone")
+        assert not (tmp_path / "consumequeue" / "gone").exists() and store.has_trash
+    put(store, "gone", 0, b"anew")
+    store.flush_queues()
+    assert files.removed == 0, "a deletion does not wait for the disk"
+    trash = tmp_path / "consumequeue.deleted"
+    assert len(list(trash.iterdir())) == 3
+    store.abandon()
+    store = MessageStore(config_for(tmp_path), FakeClock(), files)
+    store.load()
+    assert store.topics() == ["gone"] and bodies(store, "gone", 0) == [b"anew"] and store.has_trash
+    before = len(list(trash.iterdir()))
+    store.delete_topic("gone")
+    assert len(list(trash.iterdir())) == before + 1 and files.removed == 0
+    store.empty_trash()
+    assert not store.has_trash and list(trash.iterdir()) == []
+    put(store, "gone", 0, b"again")
+    store.flush_queues()
+    store.delete_topic("gone")
+    store.close()
+    assert list(trash.iterdir()) == []
+
+
+def test_a_topic_that_cannot_be_moved_is_removed_at_once(tmp_path: Path) -> None:
+    files = _NoRemoval()
+    files.moves = False
+    store = MessageStore(config_for(tmp_path), FakeClock(), files)
+    store.load()
+    put(store, "gone", 0, b"x")
+    store.flush_queues()
+    store.delete_topic("gone")
+    assert not (tmp_path / "consumequeue" / "gone").exists() and not store.has_trash
     store.close()

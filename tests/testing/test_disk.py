@@ -71,3 +71,31 @@ def test_writes_through_a_map_are_noted(disk: RecordedDisk, tmp_path: Path) -> N
     assert tree(tmp_path / "left")["file"][1000:1004] == b"here"
     found.close()
     disk.close(fd)
+
+
+def test_a_folder_that_is_renamed_takes_its_files_along(disk: RecordedDisk, tmp_path: Path) -> None:
+    disk.make_folder(disk.root / "a" / "0")
+    disk.make_folder(disk.root / "trash")
+    fd = disk.open(disk.root / "a" / "0" / "file", create=True)
+    disk.write_at(fd, b"old", 0)
+    disk.sync(fd)
+    disk.close(fd)
+    for folder in ("a/0", "a", "."):
+        disk.sync_folder(disk.root / folder)
+    before = disk.now
+    disk.replace(disk.root / "a", disk.root / "trash" / "1")
+    moved = disk.now
+    disk.make_folder(disk.root / "a" / "0")
+    disk.remove_folder(disk.root / "trash" / "1")
+    for moment, expected in (
+        (before, {"a/0/file": b"old"}),
+        (moved, {"trash/1/0/file": b"old"}),
+        (disk.now, {}),
+    ):
+        disk.killed(moment, tmp_path / f"{moment}")
+        assert tree(tmp_path / f"{moment}") == expected
+    seen: set[str] = set()
+    for seed in range(50):
+        disk.power_lost(moved, tmp_path / f"lost{seed}", seed)
+        seen.update(tree(tmp_path / f"lost{seed}"))
+    assert seen == {"a/0/file", "trash/1/0/file"}

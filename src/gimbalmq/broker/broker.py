@@ -56,6 +56,7 @@ from gimbalmq.transport.watchdog import LoopWatchdog
 log = logging.getLogger(__name__)
 
 _QUEUE_FLUSH_SECONDS = 1.0
+_TRASH_SECONDS = 1.0
 _CHECKPOINT_SECONDS = 10.0
 _SCAN_SECONDS = 10.0
 _FAST_PORT_DISTANCE = 2
@@ -298,6 +299,7 @@ class Broker:
         live = self.live
         every(lambda: live.now.flush_interval_commit_log / 1000, self.upkeep.sync_log, "flush")
         every(_QUEUE_FLUSH_SECONDS, self.upkeep.write_behind, "queue files", first=0.0)
+        every(_TRASH_SECONDS, self.upkeep.empty_trash, "deleted topics")
         every(_CHECKPOINT_SECONDS, self.upkeep.checkpoint, "checkpoint")
         every(_TICK_SECONDS, lambda: _in_pieces(self.delays.tick), "delay levels")
         every(_TICK_SECONDS, lambda: _in_pieces(self.timers.tick), "timers")

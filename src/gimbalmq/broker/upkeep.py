@@ -27,8 +27,9 @@ log = logging.getLogger(__name__)
 
 _QUERIES_AT_ONCE = 2
 _MOST_QUERIES = 256
-_THREADS = _QUERIES_AT_ONCE + 4
-"""One checkpoint, one removal, one writing of queues and one new index file at a time, and the questions."""
+_THREADS = _QUERIES_AT_ONCE + 5
+"""One checkpoint, one removal, one of deleted topics, one writing of queues and one new index file at a time, and the
+questions."""
 _QUIET_SECONDS = 10.0
 """Between two lines about a store that refuses messages; the log may lie on the same full disk."""
 
@@ -138,6 +139,11 @@ class Upkeep:
             if remove is not None:
                 await self._in_thread(remove)
             store.judge_disk()
+
+    async def empty_trash(self) -> None:
+        """Removes the files of deleted topics."""
+        if self._store.has_trash:
+            await self._in_thread(self._store.empty_trash)
 
     async def query(self, topic: str, key: str, most: int, begin_ms: int, end_ms: int) -> QueryResult:
         """Records by key.

@@ -120,6 +120,10 @@ class QueueFiles:
         self.last_entries: dict[QueueLog, Entry] = {}  # as found by load, until recovery is done
         self.damaged = False
         self._name_limit = 0
+        # Beside the topics, not among them: Apache's broker takes each folder in there for a topic.
+        self._trash = root.with_name(f"{root.name}.deleted")
+        self._thrown = 0
+        self.has_trash = self._trash.is_dir()
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -467,11 +471,41 @@ class QueueFiles:
                 pass
         for key in [key for key in self._open if key[0] in gone]:
             self._files.close(self._open.pop(key))
-        prefix = f"{self.root}/{topic}/"
-        self.unsynced -= {path for path in self.unsynced if path.startswith(prefix)}
-        with translated(prefix):
-            self._files.remove_folder(self.root / topic)
+        folder = self.root / topic
+        with translated(folder):
+            if folder.is_dir():
+                self._throw_away(folder)
         self.unsynced.add(f"{self.root}/")
+
+    def _throw_away(self, folder: Path) -> None:
+        """Takes a folder out of the way at once; removing thousands of files would take a second."""
+        try:
+            if not self._thrown:
+                self._files.make_folder(self._trash)
+                self._thrown = max(
+                    [int(name) for name in os.listdir(self._trash) if is_number(name)], default=0
+                )
+            self._thrown += 1
+            self._files.replace(folder, self._trash / str(self._thrown))
+        except OSError:  # no room for a name, or the trash is on another disk
+            self._files.remove_folder(folder)
+        else:
+            self.has_trash = True
+
+    def empty_trash(self) -> None:
+        """Removes the files of deleted topics. Any thread, one at a time.
+
+        Raises:
+            StoreError: some are left; it can be tried again.
+        """
+        self.has_trash = False
+        try:
+            with translated(self._trash):
+                for name in os.listdir(self._trash) if self._trash.is_dir() else ():
+                    self._files.remove_folder(self._trash / name)
+        except StoreError:
+            self.has_trash = True
+            raise
 
     def close(self) -> None:
         for fd in self._open.values():

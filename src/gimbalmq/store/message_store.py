@@ -1,7 +1,8 @@
 """MessageStore: the face of the package (Java's ``DefaultMessageStore``).
 
 One thread appends, reads and runs the background steps. Another may only run ``flush``, ``KeyQuery.search``,
-``TailCopies.write`` and the functions that the steps return, because these take as long as the disk pleases.
+``TailCopies.write``, ``empty_trash`` and the functions that the steps return, because these take as long as the disk
+pleases.
 Long work comes in steps (store/steps.py), so that the one thread can do other things in between.
 
 What is where, from a message's point of view:
@@ -217,6 +218,10 @@ class MessageStore:
             if self._open_group is not None:
                 self._open_group.abort()
             self.checkpoint()
+            try:
+                self.empty_trash()
+            except StoreError:
+                pass  # the next start tries again
             if self._failure is None:
                 with translated(self._abort_path):
                     self._files.remove(self._abort_path)
@@ -604,7 +609,7 @@ class MessageStore:
         return max(0, (limit - first) // self.log.segments.size)
 
     def delete_topic(self, topic: str) -> bool:
-        """Forgets a topic's queues and removes their files; its records stay in the log until it rolls.
+        """Forgets a topic's queues; its records stay in the log until it rolls, its files until ``empty_trash``.
 
         The deletion is a record itself: durable as soon as the log is flushed, and before any message that
         comes later.
@@ -649,6 +654,15 @@ class MessageStore:
         if queues:
             self._queue_files.remove_topic(queues, topic)
         return queues
+
+    @property
+    def has_trash(self) -> bool:
+        """Whether files of deleted topics are still on the disk."""
+        return self._queue_files.has_trash
+
+    def empty_trash(self) -> None:
+        """Removes files of deleted topics; raises StoreError. Any thread, one at a time."""
+        self._queue_files.empty_trash()
 
     # --- reading -----------------------------------------------------------------------------
 

@@ -28,11 +28,11 @@ class Operation(NamedTuple):
     """One change or sync.
 
     Attributes:
-        kind: create, write, size, rename, unlink, mkdir, rmdir, sync or sync folder.
-        path: relative to the disk's root; of a rename the old one.
+        kind: create, write, size, rename, unlink, mkdir, rmdir, move (of a folder), sync or sync folder.
+        path: relative to the disk's root; of a rename or move the old one.
         file: number of the file concerned, 0 for folders.
         position: of a write where, of a size how long.
-        target: of a rename the new path.
+        target: of a rename or move the new path.
     """
 
     kind: str
@@ -151,6 +151,10 @@ class RecordedDisk(Files):
         with self._lock:
             super().replace(source, target)
             name, new = self._relative(source), self._relative(target)
+            if os.path.isdir(target):
+                self._numbers = {_moved(path, name, new): file for path, file in self._numbers.items()}
+                self._note("move", name, target=new)
+                return
             self._numbers[new] = self._numbers.pop(name)
             self._note("rename", name, self._numbers[new], target=new)
 
@@ -220,6 +224,11 @@ class RecordedDisk(Files):
         _write_down(there[::-1], folder)
 
 
+def _moved(path: str, old: str, new: str) -> str:
+    """A path after the folder ``old`` was renamed to ``new``."""
+    return new + path[len(old) :] if path == old or path.startswith(f"{old}/") else path
+
+
 def _sectors(write: Operation, rng: random.Random) -> list[Operation]:
     """Some of the sectors of a write."""
     pieces = []
@@ -263,6 +272,9 @@ def _write_down(operations: list[Operation], target: Path) -> None:
                 del names[path]
         elif kind == "rmdir":
             folders.discard(path)
+        elif kind == "move":
+            names = {_moved(name, path, new): number for name, number in names.items()}
+            folders = {_moved(folder, path, new) for folder in folders}
     for folder in sorted(folders):
         if all(str(above) in folders for above in Path(folder).parents):
             (target / folder).mkdir(exist_ok=True)
