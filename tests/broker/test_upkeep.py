@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -299,3 +301,36 @@ def test_files_of_deleted_topics_are_removed_by_a_thread(tmp_path: Path) -> None
             assert list((tmp_path / "consumequeue.deleted").iterdir()) == []
 
     run(work())
+
+
+_STARTS = """
+import asyncio, sys, threading
+from gimbalmq.broker.broker import Broker
+from gimbalmq.broker.config import BrokerConfig
+
+class Watch:
+    def find_spec(self, name, *_):
+        if name == "numpy":
+            print(threading.current_thread() is threading.main_thread())
+
+async def main():
+    broker = Broker(BrokerConfig(listen_port=0, store_path_root_dir=sys.argv[1]))
+    await broker.start()
+    assert "numpy" not in sys.modules, "readiness must not wait for it"
+    try:
+        async with asyncio.timeout(10):
+            while "gimbalmq.store.bulk_append" not in sys.modules:
+                await asyncio.sleep(0.01)
+    finally:
+        await broker.close()
+
+sys.meta_path.insert(0, Watch())
+asyncio.run(main())
+"""
+
+
+def test_an_empty_broker_imports_numpy_in_a_thread_before_the_first_message(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _STARTS, tmp_path], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr

@@ -35,10 +35,10 @@ _QUIET_SECONDS = 10.0
 
 
 def _import_numpy() -> None:
-    """Takes a tenth of a second. A broker without messages does without, and saves the memory."""
+    """Takes a tenth of a second, so nobody is to do it on the loop when the first large request comes."""
     import numpy  # noqa: F401
 
-    from gimbalmq.store import bulk  # noqa: F401
+    from gimbalmq.store import bulk, bulk_append  # noqa: F401
 
 
 class Upkeep:
@@ -90,7 +90,7 @@ class Upkeep:
 
     async def write_behind(self) -> None:
         """Queue entries and keys that are only in memory."""
-        if not self._is_warm and self._store.max_commitlog_offset:
+        if not self._is_warm:
             await self._in_thread(_import_numpy)
             self._is_warm = True
         try:

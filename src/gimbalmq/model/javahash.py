@@ -63,7 +63,7 @@ def hash_and_power_utf8(texts: Sequence[bytes]) -> tuple[NDArray[np.int32], NDAr
 
 
 def _hash_units(data: bytes, dtype: str, sizes: list[int]) -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
-    import numpy as np  # here, not above: 13 MB and 80 ms that a broker without keys never pays
+    import numpy as np  # here, not above: 13 MB and 80 ms that a client without keys never pays
 
     units = np.frombuffer(data, dtype=dtype)
     lengths = np.array(sizes, dtype=np.int32)
