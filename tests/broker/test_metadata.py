@@ -17,6 +17,7 @@ from gimbalmq.model import topics as names
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import GroupConfig, TopicConfig
 from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.store.files import Files
 from gimbalmq.testing import LocalCluster
 from gimbalmq.transport.pool import ChannelPool
 from tests.broker.desk import broker_config, open_desk, send_fields
@@ -308,12 +309,12 @@ def test_offsets_are_listed_and_forgotten_without_a_walk_over_all_at_once(tmp_pa
             offsets.commit(group, topic, 0, 1)
             offsets.note_pull(group, topic, 0, 1)
             offsets.reset(group, topic, 0, 1)
+    for table in (offsets._committed, offsets._pulled, offsets._resets):
+        table.table = Unwalked(table.table)
     rows = offsets.rows()
     first, _ = next(rows)
     offsets.forget_group("g" if first.endswith("h") else "h")
     assert [key for key, _ in rows] == [f"{'T' if first[0] == 'S' else 'S'}@{first[-1]}"]
-    for table in (offsets._committed, offsets._pulled, offsets._resets):
-        table.table = Unwalked(table.table)
     offsets.forget_group("g")
     offsets.forget_topic("S")
     offsets.forget_topic("T")
@@ -373,5 +374,32 @@ def test_tables_are_written_in_small_pieces_while_they_change(tmp_path: Path) ->
         table = json.loads(text)["offsetTable"]
         assert len(table) == 1000 and "topic-new@new" not in table
         assert table["topic-999@g"] == {"0": 1, "1": 1, "2": 1, "3": 1, "4": 1}
+
+    run(work())
+
+
+def test_every_table_is_written_by_the_file_layer_that_the_broker_was_given(tmp_path: Path) -> None:
+    class Spy(Files):
+        def replace(self, source: Path | str, target: Path | str) -> None:
+            written.add(Path(target).name)
+            super().replace(source, target)
+
+    written: set[str] = set()
+
+    async def work() -> None:
+        broker = Broker(broker_config(tmp_path), files=Spy())
+        await broker.start()
+        try:
+            broker.topics.put(TopicConfig(topic_name="T"))
+            broker.groups.put(GroupConfig(group_name="g"))
+            broker.offsets.commit("g", "T", 0, 0)
+        finally:
+            await broker.close()
+        assert written >= {
+            "topics.json",
+            "subscriptionGroup.json",
+            "consumerOffset.json",
+            "delayOffset.json",
+        }
 
     run(work())

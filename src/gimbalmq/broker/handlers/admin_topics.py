@@ -149,12 +149,14 @@ class TopicAdminHandlers:
             "minOffset": 0 if queue is None else queue.min_offset,
         }
 
-    def system_topics(self, channel: Channel, request: RemotingCommand) -> Answer:
-        found = [
-            config.topic_name
-            for config in self._topics.all()
-            if is_system_topic(config.topic_name, self._live.now)
-        ]
+    async def system_topics(self, channel: Channel, request: RemotingCommand) -> Answer:
+        found: list[str] = []
+
+        def note(config: TopicConfig) -> None:
+            if is_system_topic(config.topic_name, self._live.now):
+                found.append(config.topic_name)
+
+        await self._turns.run(for_each(note, self._topics.all()))
         return request.reply(body=TopicList(topic_list=sorted(found)).dump())
 
     def consumed_by(self, channel: Channel, request: RemotingCommand) -> Answer:
