@@ -177,6 +177,7 @@ class TimerFiles:
                 check.save(self._path, self._files)
             except OSError as error:
                 raise store_error(error, "timers cannot be saved") from error
+            self.log.remove_dropped()
 
         return write
 

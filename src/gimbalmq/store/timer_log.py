@@ -6,13 +6,17 @@ The newest ones are in memory until they are saved; a position is the same in me
 
 from __future__ import annotations
 
+import logging
 import struct
+from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
 from gimbalmq.errors import StoreError
 from gimbalmq.store.files import Files, translated
-from gimbalmq.store.segments import Segments
+from gimbalmq.store.segments import Segment, Segments
+
+log = logging.getLogger(__name__)
 
 FILE_BYTES = 100 << 20
 """Apache's mappedFileSizeTimerLog; a folder's own size wins."""
@@ -44,6 +48,8 @@ class TimerLog:
         """Where the next timer goes."""
         self._written = 0
         self._tail = bytearray()
+        self._dropped: deque[Segment] = deque()
+        self._kept_told = False
 
     def load(self, position: int) -> bool:
         """Finds the files; False if they do not reach from somewhere to ``position``, where they were saved to."""
@@ -124,13 +130,32 @@ class TimerLog:
         return found
 
     def drop_before(self, commitlog_offset: int) -> None:
-        """Removes leading files all of whose timers stand for records before that offset; never the last file."""
+        """Forgets leading files all of whose timers stand for records before that offset; never the last file.
+
+        ``remove_dropped`` removes them.
+        """
         segments = self.segments
         while len(segments) > 1:
             last = self.unit(segments.first_base + (_per_file(segments.size) - 1) * UNIT_BYTES)
             if last is None or last.offset >= commitlog_offset:
                 return
-            segments.drop(0)
+            self._dropped.append(segments.drop(0))
+
+    def remove_dropped(self) -> None:
+        """Removes the files that ``drop_before`` forgot, oldest first, or else there might be a gap; any thread.
+
+        What cannot be removed now is tried again the next time: nobody needs it, and it is found again at the start.
+        """
+        while self._dropped:
+            try:
+                self.segments.discard(self._dropped[0])
+            except OSError as error:
+                if not self._kept_told:
+                    log.error("%s cannot be removed: %s; tried again", self._dropped[0].path, error)
+                self._kept_told = True
+                return
+            self._dropped.popleft()
+            self._kept_told = False
 
     # --- saving --------------------------------------------------------------------------------
 
@@ -176,6 +201,8 @@ class TimerLog:
 
     def close(self) -> None:
         self.segments.close()
+        for segment in self._dropped:
+            self.segments._release(segment)
 
 
 def _per_file(size: int) -> int:
