@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gimbalmq.errors import DiskFullError, StoreIOError
+from gimbalmq.errors import DiskFullError, ResourceShortageError, StoreIOError
+from gimbalmq.store.index import IndexFile
 from tests.store.helpers import NOON, FailingFiles, FakeClock, add, bodies, open_store, put, snapshot
 
 
@@ -190,3 +191,52 @@ def test_a_start_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
     files.room = None
     open_store(tmp_path, files=files).close()
     assert not files.fds
+
+
+class WorseFiles(FailingFiles):
+    """Real files; the next write raises ``worse``, once."""
+
+    worse: BaseException | None = None
+
+    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:
+        if self.worse is not None:
+            error, self.worse = self.worse, None
+            raise error
+        return super().pwrite(fd, data, position)
+
+
+@pytest.mark.parametrize("worse", [MemoryError(), RuntimeError(), KeyboardInterrupt()])
+def test_a_commit_that_fails_for_whatever_reason_ends_its_group(tmp_path: Path, worse: BaseException) -> None:
+    files = WorseFiles()
+    store = open_store(tmp_path, files=files)
+    put(store, "t", 0, b"before")
+    files.worse = worse
+    with pytest.raises(ResourceShortageError if isinstance(worse, MemoryError) else type(worse)):
+        put(store, "t", 0, b"lost")
+    assert store.probe_writable()
+    put(store, "t", 0, b"after")
+    assert bodies(store, "t", 0) == [b"before", b"after"]
+    store.close()
+
+
+def test_a_lack_of_memory_behind_a_commit_does_not_deny_its_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = FailingFiles()
+    store = open_store(tmp_path, files=files, index_pending_limit=1)
+    put(store, "t", 0, b"first", KEYS="k")
+    store.build_index()
+
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(IndexFile, "put", no_memory)
+        for n in range(2):
+            put(store, "t", 0, b"%d" % n, KEYS="k")
+        with pytest.raises(ResourceShortageError, match="memory"):
+            store.group()
+    assert store.probe_writable()
+    assert bodies(store, "t", 0) == [b"first", b"0", b"1"]
+    assert len(store.query_by_key("t", "k", 9, 0, NOON).records) == 3
+    store.close()

@@ -149,9 +149,9 @@ class AppendGroup:
         else:
             raise StoreError(f"properties of {properties_size} bytes; at most {MAX_PROPERTIES} fit a record")
         if not sys_flag & 4:
-            queue.tail += _ENTRY_PACK(position, size, tags_code)
             if queue_offset == queue.max_offset:
-                self._touched.append(queue)
+                self._touched.append(queue)  # first: an abort cuts the tails of these
+            queue.tail += _ENTRY_PACK(position, size, tags_code)
             queue.next_offset = queue_offset + 1
         self._parts += (record_head, body, topic, length, properties)
         if self._index is not None and sys_flag & 12 != 12:
@@ -206,7 +206,8 @@ class AppendGroup:
         """Writes the group and makes it visible; the queues that grew.
 
         Raises:
-            DiskFullError, StoreIOError: nothing of the group happened; the store is read-only.
+            DiskFullError, ResourceShortageError, StoreIOError: nothing of the group happened; the store is
+                read-only.
         """
         if not self._open:
             raise StateError("the group is committed or aborted already")
@@ -214,9 +215,10 @@ class AppendGroup:
         if self.position != store.log.position:
             try:
                 store.log.write(self._chunks)
-            except StoreError as error:
+            except BaseException as error:
                 self.abort()
-                store.writes_failed(error)
+                if isinstance(error, StoreError):
+                    store.writes_failed(error)
                 raise
         self._open = False
         store.committed(self._touched, self._index, self.store_timestamp)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from gimbalmq.errors import StoreError, StoreIOError
+from gimbalmq.errors import ResourceShortageError, StoreError, StoreIOError
 from gimbalmq.model.record import check_record
 from gimbalmq.store.files import Files, store_error, sync_names, translated
 from gimbalmq.store.segments import Segment, Segments
@@ -39,7 +39,7 @@ class CommitLog:
         """Writes (offset, parts) chunks, each within one file; moves and returns the position.
 
         Raises:
-            DiskFullError, StoreIOError: and then nothing of it exists.
+            DiskFullError, ResourceShortageError, StoreIOError: and then nothing of it exists.
         """
         segments = self.segments
         end = self.position
@@ -56,7 +56,12 @@ class CommitLog:
         except OSError as error:
             self._undo()
             raise store_error(error, f"append at commit-log offset {self.position}") from error
-        except StoreError:  # a file that could not be opened
+        except MemoryError as error:
+            self._undo()
+            raise ResourceShortageError(
+                f"append at commit-log offset {self.position}: out of memory"
+            ) from error
+        except BaseException:  # such as a file that could not be opened
             self._undo()
             raise
         self.position = end
@@ -65,7 +70,7 @@ class CommitLog:
     def _undo(self) -> None:
         try:
             self.wipe_behind(self.position)
-        except (OSError, StoreError):
+        except (OSError, StoreError, MemoryError):
             pass  # recovery checks records anyway; the first error is the one to tell
 
     def wipe_behind(self, offset: int) -> None:

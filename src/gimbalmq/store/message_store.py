@@ -310,6 +310,8 @@ class MessageStore:
                 self.flush_queues(_QUEUES_AT_ONCE)
         except StoreError:
             pass  # noted as read_only_reason; the messages themselves are safe in the log
+        except MemoryError:
+            self.writes_failed(ResourceShortageError("queue entries or keys: out of memory"))
 
     def _index_some(self, index: KeyIndex) -> None:
         """Keeps the records that wait for the index few, even if the steps that should do it do not keep up."""

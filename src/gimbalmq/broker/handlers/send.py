@@ -245,6 +245,9 @@ class SendHandlers:
                 group, done, counted = None, [], ""
                 channel.handle_frame(frame)
                 continue
+            except BaseException:  # out of memory, for one: an open group would refuse all others
+                group.abort()
+                raise
             if topic != counted:
                 count = counts.setdefault(topic, [0, 0])
                 counted = topic
