@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
@@ -47,6 +48,31 @@ def test_pull_is_held_and_answered_as_soon_as_a_message_arrives(tmp_path: Path) 
             assert [record.body for record in pulled(answer)] == [b"news"]
             assert not other_queue.done() and len(desk.broker.long_poll) == 1
             other_queue.cancel()
+
+    run(work())
+
+
+def test_with_sync_flush_a_held_pull_is_answered_when_the_disk_has_the_message(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path, flushDiskType="SYNC_FLUSH") as desk:
+            await desk.create("T")
+            disk = threading.Event()
+            flush = desk.broker.store.flush
+
+            def slow() -> int:
+                disk.wait()
+                return flush()
+
+            desk.broker.store.flush = slow  # type: ignore[method-assign]
+            waiting = await _parked(desk, desk.client)
+            # WAIT=false: the sender does not wait for the disk, but readers do.
+            await desk.new_client().send(body=b"news", text="WAIT\x01false\x02")
+            await turns()
+            assert not waiting.done()
+            empty = await desk.new_client().pull(flags=SUBSCRIPTION)
+            assert pulled(empty) == []
+            disk.set()
+            assert [record.body for record in pulled(await waiting)] == [b"news"]
 
     run(work())
 

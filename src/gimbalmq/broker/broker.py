@@ -152,7 +152,7 @@ class Broker:
             self.commit = GroupCommit(self.store)
             self._turns = Turns(clock)
             self.upkeep = Upkeep(self.store, self.commit, self._turns, live, clock)
-            self.writer = Writer(self.store, live, self.long_poll, self.stats, clock)
+            self.writer = Writer(self.store, live, self.long_poll, self.stats, clock, self.commit)
             deliverer = Deliverer(self.store, self.writer, self._queues_of)
             self.delays = DelayLevels(folder, self.store, self.writer, deliverer, clock)
             self.timers = Timers(self.store_path, self.store, deliverer, self.stats, clock)

@@ -282,6 +282,7 @@ class BrokerConfig(TlsConfig):
             delay_levels_ms=parse_delay_levels(self.message_delay_level),
             queue_file_descriptors=descriptors.queue_files,
             log_files_open=descriptors.log_files,
+            sync_flush=self.sync_flush,
             delete_when_hours=self.delete_hours(),
             file_reserved_hours=self.file_reserved_time,
             disk_max_used_ratio=self.disk_max_used_space_ratio / 100,

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from gimbalmq._clock import Clock
 from gimbalmq.broker.config import LiveConfig
+from gimbalmq.broker.flush import GroupCommit
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.stats import Stats
 from gimbalmq.errors import MessageIllegalError
@@ -68,12 +69,23 @@ class Placed(NamedTuple):
 
 
 class Writer:
-    """Stores drafts and tells those who wait."""
+    """Stores drafts and tells those who wait.
+
+    Args:
+        commit: with SYNC_FLUSH those who wait are told when the disk has it, because no reader gets it earlier.
+    """
 
     def __init__(
-        self, store: MessageStore, live: LiveConfig, long_poll: LongPoll, stats: Stats, clock: Clock
+        self,
+        store: MessageStore,
+        live: LiveConfig,
+        long_poll: LongPoll,
+        stats: Stats,
+        clock: Clock,
+        commit: GroupCommit | None = None,
     ) -> None:
         self._store = store
+        self._commit = commit if live.now.sync_flush else None
         self._live = live
         self._long_poll = long_poll
         self._stats = stats
@@ -145,7 +157,11 @@ class Writer:
 
     def arrived(self, queues: Sequence[QueueLog]) -> None:
         """Queues that have grown, by whichever way."""
-        self._long_poll.arrived(list(queues))
+        if self._commit is None:
+            self._long_poll.arrived(queues)
+            return
+        durable = self._commit.wait(self._store.max_commitlog_offset)
+        durable.add_done_callback(lambda _: self._long_poll.arrived(queues))
 
     def _redirect(self, draft: Draft) -> None:
         if draft.sys_flag & TRANSACTION_MASK not in (TRANSACTION_NOT, TRANSACTION_COMMIT):

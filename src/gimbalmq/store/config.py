@@ -41,6 +41,7 @@ class StoreConfig:
         queue_tail_bytes: a queue's unwritten entries are written when they grow past this.
         queue_tails_total_bytes: all queues' are when their sum grows past this.
         index_pending_limit: a commit builds the index itself when more records wait.
+        sync_flush: readers get only what is on the disk (``flushDiskType=SYNC_FLUSH``).
         delete_when_hours: local hours in which expired files go (``deleteWhen``).
         file_reserved_hours: age from which a file is expired (``fileReservedTime``).
         disk_usage: current use of the disk as 0..1; None asks the file system.
@@ -66,6 +67,7 @@ class StoreConfig:
     max_transfer_count_disk: int = 8
     max_transfer_bytes_disk: int = 65_536
     max_query_records: int = 64
+    sync_flush: bool = False
     delete_when_hours: frozenset[int] = frozenset({4})
     file_reserved_hours: float = 72.0
     disk_max_used_ratio: float = 0.75

@@ -691,6 +691,10 @@ class MessageStore:
         queue = None if queues is None else queues.get(queue_id)
         return self._reader.get(queue, offset, max_count, max_bytes, tags, predicate)
 
+    def readable_max(self, queue: QueueLog) -> int:
+        """First offset of a queue that ``get`` does not show; with SYNC_FLUSH what is not on the disk is not shown."""
+        return self._reader.readable_max(queue)
+
     def record_at(self, commitlog_offset: int) -> bytes | None:
         """The record that starts there, checked; None if none does."""
         return self.log.record_at(commitlog_offset)

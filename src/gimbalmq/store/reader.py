@@ -58,21 +58,42 @@ class Reader:
     ) -> GetResult:
         if queue is None:
             return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
-        low, high = queue.min_offset, queue.max_offset
+        low = queue.min_offset
+        high = queue.max_offset if self._log.flushed >= self._log.position else self.readable_max(queue)
         if low <= offset < high:
-            return self._collect(queue, offset, max_count, max_bytes, tags, predicate)
-        if high == 0:
+            return self._collect(queue, offset, high, max_count, max_bytes, tags, predicate)
+        if queue.max_offset == 0:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
         if offset < low:
             return GetResult(GetStatus.OFFSET_TOO_SMALL, low, low, high)
-        if offset == high:
+        if offset <= queue.max_offset:
             return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
         return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+
+    def readable_max(self, queue: QueueLog) -> int:
+        """First offset of a queue that readers do not get yet.
+
+        With ``sync_flush`` that is the first whose record is not on the disk: a power cut may still take it back, and
+        another message would get its offset, which a reader that had seen it would pass over.
+        """
+        low, high = queue.min_offset, queue.max_offset
+        if not self._config.sync_flush or low >= high:
+            return high
+        flushed = self._log.flushed
+
+        def waits(entry: tuple[int, int, int]) -> bool:
+            return entry[1] != FILLER_SIZE and entry[0] + entry[1] > flushed
+
+        back = 1  # those that wait are the last few
+        while back < high - low and (entry := self._queue_files.entry(queue, high - back)) and waits(entry):
+            back *= 2
+        return self._queue_files.first_where(queue, max(low, high - back), high, waits)
 
     def _collect(
         self,
         queue: QueueLog,
         offset: int,
+        high: int,
         max_count: int,
         max_bytes: int | None,
         tags: frozenset[int] | None,
@@ -86,18 +107,19 @@ class Reader:
             near = min(max_count, config.max_transfer_count_memory), config.max_transfer_bytes_memory
             far = min(max_count, config.max_transfer_count_disk), config.max_transfer_bytes_disk
         if tags is None and predicate is None and near[0] <= FEW:
-            found = self._take_all(queue, offset, near[0], near[1])
+            found = self._take_all(queue, offset, high, near[0], near[1])
             if found is not None:
                 return found
-        scan_end = min(queue.max_offset, offset + max(_SCAN_ENTRIES, max_count))
-        return self._walk(queue, offset, scan_end, near, far, tags, predicate)
+        scan_end = min(high, offset + max(_SCAN_ENTRIES, max_count))
+        return self._walk(queue, offset, high, scan_end, near, far, tags, predicate)
 
-    def _take_all(self, queue: QueueLog, offset: int, max_count: int, max_bytes: int) -> GetResult | None:
+    def _take_all(
+        self, queue: QueueLog, offset: int, high: int, max_count: int, max_bytes: int
+    ) -> GetResult | None:
         """The next few records where nothing speaks against any of them, else None.
 
         Most pulls are such, and a loop would be half of their cost: here each step is one for all entries.
         """
-        high = queue.max_offset
         count = min(max_count, high - offset)
         data = self._queue_files.read(queue, offset, count)
         if len(data) != count * ENTRY_BYTES:
@@ -136,6 +158,7 @@ class Reader:
         self,
         queue: QueueLog,
         offset: int,
+        high: int,
         scan_end: int,
         near: tuple[int, int],
         far: tuple[int, int],
@@ -222,12 +245,10 @@ class Reader:
                     ends.append(end := place + size)
             full = full or count >= near_count
         if count == 0:
-            return GetResult(status, position, queue.min_offset, queue.max_offset)
+            return GetResult(status, position, queue.min_offset, high)
         parts += map(self._piece, starts, ends)
         on_disk = end < memory_floor
-        return GetResult(
-            GetStatus.FOUND, position, queue.min_offset, queue.max_offset, count, total, parts, on_disk
-        )
+        return GetResult(GetStatus.FOUND, position, queue.min_offset, high, count, total, parts, on_disk)
 
     def _piece(self, start: int, end: int) -> Buffer:
         segments, size = self._log.segments, end - start

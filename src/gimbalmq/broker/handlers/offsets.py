@@ -82,7 +82,7 @@ class OffsetHandlers:
     def newest(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = QueueOnly.from_ext(request.ext_fields)
         queue = self._store.find_queue(header.topic, header.queue_id)
-        offset = 0 if queue is None else queue.max_offset
+        offset = 0 if queue is None else self._store.readable_max(queue)
         return request.reply(ext_fields=OffsetReply(offset=offset).to_ext())
 
     def oldest(self, channel: Channel, request: RemotingCommand) -> Answer:
