@@ -183,7 +183,7 @@ def test_a_full_broker_parks_no_more_and_says_which_option() -> None:
     async def work() -> None:
         poll = _poll(max_parked_pulls=1)
         poll.park(Parked(("T", 0), "g", None, 0, "c", lambda: None), 60)
-        with pytest.raises(SystemBusyError, match="maxParkedPulls"):
+        with pytest.raises(SystemBusyError, match="pull again later, or raise maxParkedPulls"):
             poll.park(Parked(("T", 0), "g", None, 0, "d", lambda: None), 60)
         poll.disconnected("c")
         assert len(poll) == 0 and not poll._by_owner
@@ -516,6 +516,7 @@ def test_everything_a_connection_made_the_broker_keep_goes_with_it(tmp_path: Pat
     [
         ("serverMaxConnections", -1),
         ("frameMaxLength", 100),
+        ("maxMessageSize", 16 * 1024 * 1024 - 1),
         ("frameMaxLength", 16_777_217),
         ("maxPendingWriteBytesPerConnection", 1),
         ("maxRequestsInFlight", 0),
@@ -551,3 +552,9 @@ def test_large_answers_are_small_while_much_waits(tmp_path: Path) -> None:
             assert len(pulled(few)) == 2 and fields(few)["nextBeginOffset"] == "2"
 
     run(work())
+
+
+def test_the_largest_message_fits_into_a_frame() -> None:
+    with pytest.raises(ConfigError, match="frameMaxLength=65536: use at most 0, or a larger frameMaxLength"):
+        BrokerConfig(frame_max_length=65_536)
+    assert BrokerConfig(frame_max_length=4 * 1024 * 1024 + 65_536).max_message_size == 4 * 1024 * 1024

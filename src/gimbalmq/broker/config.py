@@ -72,7 +72,7 @@ RANGES = {
     "default_topic_queue_nums": (1, 65536),
     "max_topic_nums": (100, 10_000_000),
     "max_subscription_group_nums": (100, 10_000_000),
-    "max_message_size": (1, 16 * 1024 * 1024 - 64 * 1024),
+    "max_message_size": (1, MAX_FRAME_BYTES - 64 * 1024),
     "short_polling_time_mills": (1, 60_000),
     "max_pull_msg_bytes": (1, 16_000_000),
     "max_pull_msg_nums": (1, 1_000_000),
@@ -117,6 +117,9 @@ RANGES = {
 A message of ``max_message_size`` has to fit into one frame, 16 MiB, together with its record's head, its properties and
 the answer's header.
 """
+
+_FRAME_ROOM = 64 * 1024
+"""For what a frame has beside the message."""
 
 _MAX_TEXT = 4096
 
@@ -240,6 +243,13 @@ class BrokerConfig(TlsConfig):
         for name, (low, high) in RANGES.items():
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(property_name(name), getattr(self, name), f"use {low} to {high}")
+        if self.max_message_size > self.frame_max_length - _FRAME_ROOM:
+            raise ConfigError(
+                "maxMessageSize",
+                self.max_message_size,
+                f"such a message fits into no frame of frameMaxLength={self.frame_max_length}: use at most "
+                f"{self.frame_max_length - _FRAME_ROOM}, or a larger frameMaxLength",
+            )
         for field in dataclasses.fields(self):
             text = getattr(self, field.name)
             if isinstance(text, str) and (len(text) > _MAX_TEXT or not text.isprintable()):

@@ -78,9 +78,14 @@ class LongPoll:
         config = self._live.now
         own = self._by_owner.get(pull.owner)
         if self._count >= config.max_parked_pulls:
-            raise _busy(f"{self._count} pulls wait at this broker already (maxParkedPulls)")
+            raise _busy(
+                f"{self._count} pulls wait at this broker already: pull again later, or raise maxParkedPulls"
+            )
         if own is not None and len(own) >= config.max_parked_pulls_per_connection:
-            raise _busy(f"{len(own)} pulls of this connection wait already (maxParkedPullsPerConnection)")
+            raise _busy(
+                f"{len(own)} pulls of this connection wait already: use another one, or raise "
+                "maxParkedPullsPerConnection"
+            )
         if own is None:
             own = self._by_owner[pull.owner] = {}
         own[pull] = None
