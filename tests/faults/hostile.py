@@ -38,7 +38,7 @@ from tests.golden.frames import exchanges
 HOST = "127.0.0.1"
 PATIENCE = 0.6
 """Seconds for an answer; some requests have none."""
-AT_ONCE = 8
+AT_ONCE = 64
 """Requests of one attack under way at a time."""
 
 NUMBERS: tuple[str, ...] = ("0", "-1", "1", "2147483647", "2147483648", "-2147483648", "4294967296")
@@ -71,9 +71,11 @@ NAMES += (
 )
 NAMES += ("TBW102", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_wheel_timer", "%SYS%x")
 NAMES += ("\ud7ff\U0001f680", "x\x01y\x02z", "{", '"', "SELF_TEST_TOPIC", "RMQ_SYS_TRACE_TOPIC")
+NAMES += ('{"', '{"x', '{"topic":"t","queueId":0}', "$ref", "\\u0024ref", "@type", "..@x")
 TEXTS: tuple[str, ...] = (
     NUMBERS + NAMES + ("TAG", "SQL92", "a || b || c", "a IS NULL", "(" * 5000, "x" * 100_000, "true", "false")
 )
+TEXTS += ("+$ref=x", '+{"x=1', "+\\u0024ref=x", '{"$ref":"$"}', "+a=" + "x" * 60_000)
 TEXTS += ("K\x01v\x02", "\x01" * 2000, "\x02" * 2000, "DELAY\x01" + "9" * 30 + "\x02", "DELAY\x0119\x02")
 TEXTS += (
     "TIMER_DELIVER_MS\x01-5\x02",
@@ -147,6 +149,8 @@ class Hostile:
             self.offset_flood,
             self.parked_pulls,
             self.not_reading,
+            self.reports_at_once,
+            self.large_requests,
             self.tls_garbage,
             self.tls_rogues,
         ]
@@ -333,6 +337,43 @@ class Hostile:
         await asyncio.sleep(2.0)
         for writer in writers:
             writer.transport.abort()
+
+    async def reports_at_once(self, rng: random.Random) -> None:
+        """Hundreds of requests for whole tables in one write, whose answers are read late or never."""
+        codes = {"broker": (21, 201, 43, 317, 203), "namesrv": (206, 106, 224, 105)}
+
+        async def one(receiver: str) -> None:
+            async with self._connected(receiver) as (reader, writer):
+                commands = (
+                    RemotingCommand(rng.choice(codes[receiver]), {"consumerGroup": "g"}, opaque=n)
+                    for n in range(400)
+                )
+                writer.write(b"".join(map(encode_frame, commands)))
+                await asyncio.sleep(rng.random())
+                for _ in range(rng.randrange(20)):
+                    if not await reader.read(65536):
+                        break
+                self.deeds.counts["connections with 400 reports asked for at once"] += 1
+
+        await self._spread([partial(one, receiver) for receiver in ("broker", "namesrv") for _ in range(10)])
+
+    async def large_requests(self, rng: random.Random) -> None:
+        """Requests of some MB that take long or wait for others, one behind the other."""
+        body = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{' + b" " * (4 << 20)
+
+        async def one(receiver: str, code: int) -> None:
+            async with self._connected(receiver) as (_, writer):
+                fields = {"consumerGroup": "g", "clientId": "c", "brokerName": "h", "clusterName": "h"}
+                fields |= {"brokerAddr": "10.9.9.9:1", "haServerAddr": "10.9.9.9:2", "brokerId": "0"}
+                for _ in range(rng.randrange(1, 6)):
+                    writer.write(encode_frame(RemotingCommand(code, fields, body)))
+                    async with asyncio.timeout(5):
+                        await writer.drain()
+                self.deeds.counts["connections with large requests"] += 1
+
+        await self._spread(
+            [partial(one, *pair) for pair in (("broker", 307), ("namesrv", 103)) for _ in range(6)]
+        )
 
     async def tls_garbage(self, rng: random.Random) -> None:
         hello = TlsPipe(client_tls(), server_side=False).start()
