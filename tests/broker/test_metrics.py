@@ -116,7 +116,7 @@ def test_silent_and_wrong_peers_of_the_metrics_port_take_no_threads_and_are_clos
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each connection had a thread of its own, for as long as it liked: 300 silent ones were 300 threads."""
-    monkeypatch.setattr("gimbalmq.broker.metrics._SCRAPE_SECONDS", 0.3)
+    monkeypatch.setattr("gimbalmq.broker.metrics._SCRAPE_SECONDS", 1.5)
 
     async def work() -> None:
         async with open_desk(tmp_path) as desk:
