@@ -65,3 +65,11 @@ class ManualClock:
     def advance(self, seconds: float) -> None:
         self.now += seconds
         self.wall += round(seconds * 1000)
+
+
+class SlowClock(ManualClock):
+    """Every look at it costs a millisecond, so that work by the piece ends after a few looks."""
+
+    def monotonic(self) -> float:
+        self.now += 0.001
+        return self.now

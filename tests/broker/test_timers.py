@@ -20,20 +20,12 @@ from gimbalmq.store import timer_wheel
 from gimbalmq.store.files import Files
 from gimbalmq.store.timer_files import TimerCheck
 from tests.broker.desk import Desk, open_desk
-from tests.support import ManualClock, run
+from tests.support import ManualClock, SlowClock, run
 
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
 HOUR = 3600
 NEVER_PROBED: dict[str, object] = {"flushIntervalCommitLog": 60_000}
 """A store that a test made read-only stays so."""
-
-
-class SlowClock(ManualClock):
-    """Every look at it costs a millisecond, so that work by the piece ends after a few looks."""
-
-    def monotonic(self) -> float:
-        self.now += 0.001
-        return self.now
 
 
 def _tick(desk: Desk) -> None:

@@ -25,7 +25,7 @@ from gimbalmq.transport.channel import Channel
 from gimbalmq.transport.pool import ChannelPool
 from gimbalmq.transport.tls import client_tls
 from tests.nameserver.broker_double import one_topic, register_request, topics
-from tests.support import ManualClock, run, until
+from tests.support import ManualClock, SlowClock, run, until
 from tests.transport.wiring import self_signed
 
 A = "10.0.0.1:10911"
@@ -735,7 +735,7 @@ def test_many_clients_poll_while_brokers_report() -> None:
 
 def test_large_registration_lets_others_have_their_turn() -> None:
     async def work() -> None:
-        async with desk() as at:
+        async with desk(clock=SlowClock()) as at:
             await at.register()
             crowd = {f"topic-{n}": TopicConfig(topic_name=f"topic-{n}") for n in range(10_000)}
             other = ChannelPool()
