@@ -22,7 +22,7 @@ from gimbalmq.errors import DiskFullError, SystemBusyError
 from gimbalmq.store import MessageStore
 from gimbalmq.store.files import Files
 from gimbalmq.transport.turns import Turns
-from tests.store.helpers import FakeClock, bodies, config_for, put
+from tests.store.helpers import FailingFiles, FakeClock, bodies, config_for, put
 from tests.support import run, until
 
 
@@ -81,8 +81,8 @@ async def kept(
     finally:
         if isinstance(files, SlowFiles):
             files.go.set()
-        await commit.close()
         await upkeep.close()
+        await commit.close()
         store.close()
 
 
@@ -334,3 +334,92 @@ def test_an_empty_broker_imports_numpy_in_a_thread_before_the_first_message(tmp_
         [sys.executable, "-c", _STARTS, tmp_path], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+async def hang_up(asked: asyncio.Future[object]) -> None:
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+
+
+def test_an_index_file_is_made_once_though_the_asker_hangs_up(tmp_path: Path) -> None:
+    async def work() -> None:
+        made = 0
+
+        def slow(path: str) -> bool:
+            nonlocal made
+            made += ".next-index" in path
+            return ".next-index" in path
+
+        files = SlowFiles(slow, "allocate")
+        async with kept(tmp_path, files, index_entries=200) as (store, upkeep, _):
+            for n in range(50):
+                put(store, "t", 0, b"x", KEYS=f"k{n}")
+            asked = asyncio.ensure_future(upkeep.query("t", "k1", 9, 0, 1 << 62))
+            await until(files.reached.is_set)
+            await hang_up(asked)
+            writing = asyncio.ensure_future(upkeep.write_behind())
+            await asyncio.sleep(0.05)  # a second maker would begin now
+            assert made == 1
+            files.go.set()
+            await writing
+            assert all([(await upkeep.query("t", f"k{n}", 9, 0, 1 << 62)).records for n in range(50)])
+            assert store.read_only_reason is None and made == 1
+
+    run(work())
+
+
+def test_questions_whose_askers_hang_up_take_no_more_threads_than_others(tmp_path: Path) -> None:
+    async def work() -> None:
+        files = SlowFiles(lambda path: "/index/" in path, "read")
+        async with kept(tmp_path, files) as (store, upkeep, _):
+            put(store, "t", 0, b"x", KEYS="k")
+            files.go.set()
+            await upkeep.write_behind()
+            files.go.clear()
+            files.reached.clear()
+            for _ in range(10):
+                asked = asyncio.ensure_future(upkeep.query("t", "k", 9, 0, 1 << 62))
+                await until(files.reached.is_set)
+                for _ in range(20):
+                    await asyncio.sleep(0)
+                await hang_up(asked)
+            put(store, "t", 0, b"y")
+            await asyncio.wait_for(upkeep.checkpoint(), 10)  # finds a thread
+            files.go.set()
+            assert len((await upkeep.query("t", "k", 9, 0, 1 << 62)).records) == 1
+
+    run(work())
+
+
+def test_files_of_a_cleaning_whose_asker_hangs_up_are_removed(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = FakeClock()
+        async with kept(tmp_path, FailingFiles(), clock, disk_usage=lambda: 0.8) as (store, upkeep, _):
+            for n in range(300):
+                put(store, "t", n, b"x")
+            files = len(store.log.segments)
+            clock.now_ms = 4_000_000_000_000
+            asked = asyncio.ensure_future(upkeep.clean(manual=True))
+            await until(lambda: len(store.log.segments) < files)  # but its queues are not through
+            await hang_up(asked)
+            await upkeep.clean()
+            assert len(list((tmp_path / "commitlog").iterdir())) == len(store.log.segments) == 1
+
+    run(work())
+
+
+def test_a_checkpoint_that_has_begun_ends_before_upkeep_does(tmp_path: Path) -> None:
+    async def work() -> None:
+        files = SlowFiles(lambda path: "/consumequeue/" in path, "sync")
+        async with kept(tmp_path, files) as (store, upkeep, _):
+            put(store, "t", 0, b"x")
+            asked = asyncio.ensure_future(upkeep.checkpoint())
+            await until(files.reached.is_set)
+            await hang_up(asked)
+            closing = asyncio.ensure_future(upkeep.close())
+            files.go.set()
+            await closing
+            assert store._queue_files.unsynced == set() and (tmp_path / "checkpoint").exists()
+
+    run(work())

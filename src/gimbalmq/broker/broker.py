@@ -396,8 +396,8 @@ class Broker:
         await self._fast_server.close()
         await self._tasks.close()
         await self._pool.close()
-        await self.commit.close()
         await self.upkeep.close()
+        await self.commit.close()
 
 
 async def _in_pieces(work: Callable[[], bool]) -> None:

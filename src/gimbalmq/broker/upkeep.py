@@ -2,6 +2,9 @@
 
 What the store's own thread must do is done on the loop in short turns; what may take the disk long is done in threads
 that nobody else waits for: a send under SYNC_FLUSH has a thread of its own (flush.py).
+
+A thread cannot be cancelled. So work that has begun is owned here and comes to its end, also if the one who asked for
+it hangs up: what is locked stays locked until the thread is through.
 """
 
 from __future__ import annotations
@@ -9,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gimbalmq._clock import Clock
 from gimbalmq.broker.config import LiveConfig
@@ -59,9 +62,17 @@ class Upkeep:
         self._cleaning = asyncio.Lock()
         self._asking = asyncio.Semaphore(_QUERIES_AT_ONCE)
         self._queries = 0
+        self._works: set[asyncio.Task[Any]] = set()
         self._is_warm = False
         self._is_told = False
         self._told_at = -_QUIET_SECONDS
+
+    async def _own(self, work: Coroutine[Any, Any, T]) -> T:
+        """Waits for the work, which goes on if the waiting is cancelled."""
+        task = asyncio.ensure_future(work)
+        self._works.add(task)
+        task.add_done_callback(self._works.discard)
+        return await asyncio.shield(task)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -90,6 +101,9 @@ class Upkeep:
 
     async def write_behind(self) -> None:
         """Queue entries and keys that are only in memory."""
+        await self._own(self._write_behind())
+
+    async def _write_behind(self) -> None:
         if not self._is_warm:
             await self._in_thread(_import_numpy)
             self._is_warm = True
@@ -114,6 +128,9 @@ class Upkeep:
 
     async def checkpoint(self) -> None:
         """Returns when all that is committed now is durable and noted so."""
+        await self._own(self._write_checkpoint())
+
+    async def _write_checkpoint(self) -> None:
         async with self._checkpointing:
             await self._index()
             async with self._writing:
@@ -124,6 +141,9 @@ class Upkeep:
 
     async def clean(self, *, manual: bool = False) -> None:
         """Removes expired files, and refuses writes on an overfull disk."""
+        await self._own(self._clean(manual))
+
+    async def _clean(self, manual: bool) -> None:
         store, config = self._store, self._live.now
         async with self._cleaning:
             store.config = dataclasses.replace(
@@ -143,7 +163,7 @@ class Upkeep:
     async def empty_trash(self) -> None:
         """Removes the files of deleted topics."""
         if self._store.has_trash:
-            await self._in_thread(self._store.empty_trash)
+            await self._own(self._in_thread(self._store.empty_trash))
 
     async def query(self, topic: str, key: str, most: int, begin_ms: int, end_ms: int) -> QueryResult:
         """Records by key.
@@ -154,14 +174,26 @@ class Upkeep:
         if self._queries >= _MOST_QUERIES:
             raise SystemBusyError(f"{_MOST_QUERIES} queries by key are waiting; try again later")
         self._queries += 1
+        given_up = asyncio.Event()
+        try:
+            return await self._own(self._query(given_up, topic, key, most, begin_ms, end_ms))
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
+
+    async def _query(
+        self, given_up: asyncio.Event, topic: str, key: str, most: int, begin_ms: int, end_ms: int
+    ) -> QueryResult:
         try:
             async with self._asking:
+                if given_up.is_set():
+                    return QueryResult([], 0, 0)
                 try:
                     await self._index()
                 except StoreError:
                     pass  # noted where it happened; what was indexed before is found
                 query = self._store.query(topic, key, most, begin_ms, end_ms)
-                while not query.done:
+                while not query.done and not given_up.is_set():
                     await self._in_thread(query.search)
                     await self._turns.run(query.check())
                 return self._store.answered(query)
@@ -169,5 +201,7 @@ class Upkeep:
             self._queries -= 1
 
     async def close(self) -> None:
-        """Waits for the threads; nothing is to be asked for any more."""
+        """Waits for all that has begun; nothing is to be asked for any more."""
+        while self._works:
+            await asyncio.wait(self._works)
         await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
