@@ -259,3 +259,56 @@ def test_the_index_is_synced_without_the_interpreters_lock(tmp_path: Path) -> No
         put(store, "t", 0, b"", KEYS=f"k{n}")
     store.checkpoint()
     store.close()
+
+
+def test_a_failed_sync_beside_a_probe_is_not_forgotten(tmp_path: Path) -> None:
+    class ProbedFiles(TroubledFiles):
+        def allocate(self, fd: int, start: int, size: int) -> None:
+            self.number, self.ways = errno.EIO, {"sync"}
+            with pytest.raises(StoreIOError):  # in another thread
+                store.flush()
+            super().allocate(fd, start, size)
+
+    files = ProbedFiles()
+    store = open_store(tmp_path, files=files, message_index_enable=False)
+    put(store, "t", 0, b"x")
+    store.writes_failed(DiskFullError("full"))
+    assert not store.probe_writable() and not store.trouble_passes
+    with pytest.raises(StoreIOError):
+        store.group()
+    store.abandon()
+
+
+def test_a_failed_sync_that_is_told_often_takes_no_memory(tmp_path: Path) -> None:
+    files = FailingFiles()
+    store = open_store(tmp_path, files=files)
+    put(store, "t", 0, b"x")
+    files.sync_fails = True
+    told: list[StoreIOError] = []
+    for step in (store.flush, store.flush, store.flush, store.checkpoint, store.checkpoint):
+        with pytest.raises(StoreIOError, match="sync of") as failed:
+            step()
+        told.append(failed.value)
+    assert len(set(map(id, told))) == len(told)  # the same one would carry every place that it was raised at
+    store.abandon()
+
+
+def test_a_disk_that_ran_full_and_is_too_full_takes_what_makes_room(tmp_path: Path) -> None:
+    files = TroubledFiles()
+    usage = [0.99]
+    store = open_store(tmp_path, files=files, disk_usage=lambda: usage[0], message_index_enable=False)
+    files.number, files.ways = errno.ENOSPC, {"pwrite"}
+    with pytest.raises(DiskFullError):
+        put(store, "t", 0, b"x")
+    assert not store.probe_writable()
+    with pytest.raises(DiskFullError):
+        store.group(making_room=True)
+    files.number, usage[0] = 0, 0.93  # somebody else has removed something
+    assert not store.probe_writable()
+    store.group(making_room=True).abort()
+    with pytest.raises(DiskFullError, match="93% full"):
+        store.group()
+    usage[0] = 0.5
+    assert store.probe_writable()
+    put(store, "t", 0, b"x")
+    store.close()

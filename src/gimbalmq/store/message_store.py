@@ -18,6 +18,7 @@ What is where, from a message's point of view:
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
@@ -58,6 +59,9 @@ _QUEUES_AT_ONCE = 32
 """Queues written where nobody can wait for steps: likewise."""
 _MOST_INDEX_BATCHES = 16
 """A commit that finds so many times ``index_pending_limit`` records waiting indexes them, whatever it takes."""
+
+
+_TROUBLES: tuple[type[StoreError], ...] = (DiskFullError, ResourceShortageError, StoreIOError, StoreError)
 
 
 class BegunCheckpoint(NamedTuple):
@@ -114,7 +118,8 @@ class MessageStore:
         self._open_group: AppendGroup | None = None
         self.read_only_reason: str | None = None
         self._failure: StoreError | None = None
-        self._sync_failure: StoreIOError | None = None
+        self._sync_failure: str | None = None
+        self._judging = threading.Lock()  # for moments: the failure and its reason go together
         self._too_full = False
         self._is_marked_open = False
 
@@ -323,9 +328,12 @@ class MessageStore:
 
     def writes_failed(self, error: StoreError) -> None:
         """For the store's parts: a write failed, so no more are taken. Any thread."""
-        if self._failure is None or isinstance(error, StoreIOError):
-            self._failure = error
-            self.read_only_reason = str(error)
+        reason = str(error)
+        with self._judging:
+            if self._failure is None or isinstance(error, StoreIOError):
+                # one without a traceback, which would keep all that it passed alive
+                self._failure = next(kind for kind in _TROUBLES if isinstance(error, kind))(reason)
+                self.read_only_reason = reason
 
     @property
     def trouble_passes(self) -> bool:
@@ -336,11 +344,13 @@ class MessageStore:
         """Whether groups are taken; tries the disk if they are not because of something that passes."""
         if self.read_only_reason is None:
             return True
-        if not self.trouble_passes:
+        failure = self._failure
+        if failure is not None and not passes(failure):
             return False
         path = self.config.root / ".space-probe"
         try:
-            if self._usage() > self.config.disk_reject_ratio:
+            usage = self._usage()
+            if failure is None and usage > self.config.disk_reject_ratio:
                 return False
             fd = self._files.open(path, create=True)
             try:
@@ -353,13 +363,17 @@ class MessageStore:
                 self._mark_open()
         except (OSError, StoreError):
             return False
-        self._failure, self.read_only_reason, self._too_full = None, None, False
+        with self._judging:
+            if self._failure is not failure:  # another thread has met another one meanwhile
+                return False
+            self._failure = None
+            self._judge(usage)
         try:
             self.flush_queues(_QUEUES_AT_ONCE)
             self.build_index(_INDEX_STEP)
         except StoreError:
             return False
-        return True
+        return not self._too_full
 
     # --- background --------------------------------------------------------------------------
 
@@ -372,7 +386,7 @@ class MessageStore:
             ResourceShortageError: no descriptor to do it with; it can be tried again.
         """
         if self._sync_failure is not None:
-            raise self._sync_failure
+            raise StoreIOError(self._sync_failure)
         try:
             return self.log.flush()
         except StoreError as error:
@@ -387,7 +401,7 @@ class MessageStore:
     def _sync_failed(self, error: StoreError) -> None:
         self.writes_failed(error)
         if isinstance(error, StoreIOError):
-            self._sync_failure = error
+            self._sync_failure = str(error)
 
     def flush_queues(self, max_queues: int | None = None) -> int:
         """Writes queue entries that are only in memory to their files; how many queues had some.
@@ -482,7 +496,7 @@ class MessageStore:
         """A checkpoint of what is committed now. Do not begin another before this one has ended."""
         if self._sync_failure is not None:
             # What the kernel dropped then is missing from the files, and no later sync says so again.
-            raise self._sync_failure
+            raise StoreIOError(self._sync_failure)
         if self._index is not None:
             self._index.mark(self.log.position)
         tails = [(queue, queue.max_offset) for queue in self._dirty]
@@ -595,12 +609,13 @@ class MessageStore:
     def judge_disk(self) -> None:
         """Sets or lifts the refusal of writes on an overfull disk."""
         usage = self._usage()
-        if usage > self.config.disk_reject_ratio:
-            if self.read_only_reason is None:
-                self._too_full = True
-                self.read_only_reason = f"the disk is {usage:.0%} full"
-        elif self._too_full and self._failure is None:
-            self._too_full, self.read_only_reason = False, None
+        with self._judging:
+            if self.read_only_reason is None or (self._too_full and self._failure is None):
+                self._judge(usage)
+
+    def _judge(self, usage: float) -> None:
+        self._too_full = usage > self.config.disk_reject_ratio
+        self.read_only_reason = f"the disk is {usage:.0%} full" if self._too_full else None
 
     def _may_go(self, count: int) -> int:
         """How many of the first ``count`` files hold nothing that somebody still has to save."""
