@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gimbalmq.errors import ResourceShortageError
 from gimbalmq.store import timer_log
 from gimbalmq.store.files import Files
 from gimbalmq.store.timer_files import TimerCheck, TimerFiles
@@ -80,3 +81,67 @@ def test_files_of_timers_that_are_over_are_removed(tmp_path: Path, monkeypatch: 
 
 def _is_open(fd: str) -> bool:
     return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+def test_lack_of_descriptors_at_the_start_costs_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers = TimerFiles(tmp_path, Files())
+    timers.load()
+    _enter(timers, 1000, 0)
+    _save(timers, TimerCheck(999_000, 0, 1, 0))
+    timers.close()
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", refuse)
+        again = TimerFiles(tmp_path, Files())
+        with pytest.raises(ResourceShortageError):
+            again.load()
+        again.close()
+    timers = TimerFiles(tmp_path, Files())
+    check, pending = timers.load()
+    assert check is not None and check.log_end == UNIT_BYTES and pending == 1
+    timers.close()
+
+
+def test_start_on_a_full_disk(tmp_path: Path) -> None:
+    timers = TimerFiles(tmp_path, Files())
+    timers.load()
+    for number in range(10):
+        _enter(timers, 1000 + number, number * 100)
+    _save(timers, TimerCheck(1005_000, 0, 10, 0))
+    timers.close()
+    files = Troubled()
+    files.failing = "write"
+    timers = TimerFiles(tmp_path, files)
+    _, pending = timers.load()
+    assert files.failed and pending == 5
+    assert [timers.wheel.at(1000 + number) is None for number in range(10)] == [True] * 5 + [False] * 5
+    files.failing = ""
+    _save(timers, TimerCheck(1005_000, 0, 10, 0))
+    timers.close()
+    timers = TimerFiles(tmp_path, files)
+    assert timers.load()[1] == 5 and timers.wheel.at(1000) is None
+    timers.close()
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_start_on_a_full_disk_without_a_folder(tmp_path: Path, saved: bool) -> None:
+    if saved:
+        (tmp_path / "config").mkdir()
+        TimerCheck(1000, UNIT_BYTES, 1, 0).save(tmp_path / "config" / "timercheck", Files())
+    files = Troubled()
+    files.failing = "make_folder"
+    timers = TimerFiles(tmp_path, files)
+    check, pending = timers.load()
+    assert pending == 0 and (check is None or check.log_end == -1)
+    files.failing = ""
+    _enter(timers, 1000, 0)
+    _save(timers, TimerCheck(999_000, 0, 1, 0))
+    timers.close()
+    timers = TimerFiles(tmp_path, files)
+    assert timers.load()[1] == 1
+    timers.close()

@@ -12,7 +12,7 @@ from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
-from gimbalmq.errors import StoreError
+from gimbalmq.errors import DiskFullError, ResourceShortageError, StoreError, StoreIOError
 from gimbalmq.store.files import Files, translated
 from gimbalmq.store.segments import Segment, Segments
 
@@ -52,13 +52,20 @@ class TimerLog:
         self._kept_told = False
 
     def load(self, position: int) -> bool:
-        """Finds the files; False if they do not reach from somewhere to ``position``, where they were saved to."""
-        try:
-            self.segments.load()
-        except StoreError:
-            return False
-        self.end = self._written = position
+        """Finds the files; False if they do not reach from somewhere to ``position``, where they were saved to.
+
+        Raises:
+            StoreError: the disk does not let them be read now, which says nothing about them.
+        """
         segments = self.segments
+        if segments.folder.exists():
+            try:
+                segments.load()
+            except (DiskFullError, ResourceShortageError, StoreIOError):
+                raise
+            except StoreError:
+                return False
+        self.end = self._written = position
         return position == 0 if not len(segments) else segments.first_base <= position <= segments.end
 
     @property
@@ -166,6 +173,9 @@ class TimerLog:
         """Writes and syncs what ``begin_save`` gave; any thread. Raises OSError."""
         segments = self.segments
         position, at = self._written, 0
+        if data and not segments.folder.exists():
+            self._files.make_folder(segments.folder)
+            self._files.sync_folder(segments.folder.parent)
         while at < len(data):
             made = False
             while position >= segments.end:
@@ -192,8 +202,7 @@ class TimerLog:
         self.segments.first_base = 0
         folder = self.segments.folder
         with translated(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            for path in folder.iterdir():
+            for path in folder.iterdir() if folder.exists() else ():
                 if path.name.isdigit():
                     self._files.remove(path)
         self.end = self._written = 0

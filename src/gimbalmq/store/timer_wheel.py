@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from gimbalmq.errors import DiskFullError
 from gimbalmq.store.files import Files, translated
 
 SLOTS = 2 * 7 * 86_400
@@ -81,13 +82,21 @@ class TimerWheel:
         self._changed[second % SLOTS] = _EMPTY
 
     def pending(self, second: int) -> Iterator[Slot]:
-        """The slots of this second and later ones; those of earlier seconds are emptied, on file."""
+        """The slots of this second and later ones; those of earlier seconds are emptied.
+
+        On file, because they may be many; in memory, until they can be saved, if the disk is full.
+        """
         for start, data in self._chunks():
             slots = [Slot(*fields) for fields in _SLOT.iter_unpack(data)]
             if any(0 < slot.second < second for slot in slots):
                 kept = b"".join(_SLOT.pack(*slot) if slot.second >= second else _EMPTY for slot in slots)
-                with translated(self.path):
-                    self._files.write_at(self._fd, kept, start)
+                try:
+                    with translated(self.path):
+                        self._files.write_at(self._fd, kept, start)
+                except DiskFullError:
+                    self._changed |= {
+                        slot.second % SLOTS: _EMPTY for slot in slots if 0 < slot.second < second
+                    }
             yield from (slot for slot in slots if slot.second > 0 and slot.second >= second)
 
     def _chunks(self) -> Iterator[tuple[int, bytes]]:
