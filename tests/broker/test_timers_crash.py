@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
+import gimbalmq.broker.timers as timers_module
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.delay_levels import DelayLevels
 from gimbalmq.broker.longpoll import LongPoll
@@ -16,6 +19,7 @@ from gimbalmq.model.record import decode_record
 from gimbalmq.store.config import StoreConfig
 from gimbalmq.store.files import Files
 from gimbalmq.store.message_store import MessageStore
+from gimbalmq.store.timer_log import UNIT_BYTES
 from gimbalmq.testing import RecordedDisk
 from tests.support import ManualClock
 
@@ -126,6 +130,32 @@ def _play(world: World, disk: RecordedDisk) -> Run:
     tick(1)
     world.save()
     return run
+
+
+def test_timers_that_are_not_in_the_wheel_yet_are_put_again_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timers_module, "_MAX_UNSAVED_BYTES", 20 * UNIT_BYTES)
+    world = World(tmp_path, ManualClock(), Files())
+    world.load()
+    bodies = [f"message {number}" + " " * 50 for number in range(100)]
+    for body in bodies:
+        world.put(body, TIMER_DELAY_SEC="3600")
+    world.tick()
+    assert len(world.timers) < 100  # the others wait for a save
+    world.clean()
+    for _ in range(5):
+        world.tick(0.1)
+    for _ in range(20):
+        world.save()
+        world.tick(0.1)
+    world.clean()
+    assert world.store.min_commitlog_offset > 0
+    for _ in range(10):
+        world.tick(400)
+        world.save()
+    assert world.bodies() == Counter(body.strip() for body in bodies)
+    world.abandon()
 
 
 def test_kill_after_every_change_of_a_file(tmp_path: Path) -> None:

@@ -481,10 +481,7 @@ class Timers:
         queue = self._store.find_queue(topics.TIMER_TOPIC, 0)
         if queue is None:
             return limit
-        kept = limit
-        entries = self._store.entries(topics.TIMER_TOPIC, 0, self._queue_offset, 1)
-        if entries:
-            kept = min(kept, entries[0][0])
+        kept = min(limit, self._next_record())
         first = self._log.unit(self._log.first)
         if first is None or first.offset >= limit or self._files.saved.moved_below >= limit:
             return kept
@@ -504,10 +501,14 @@ class Timers:
             units: list[tuple[int, Draft]] = []
             size = 0
             position = self._log.skip_blank(self._move_at)
-            finished = False
+            finished = reached_end = False
             while len(units) < _BATCH and size < _BATCH_BYTES:
                 unit = self._log.unit(position)
-                if position >= self._log.end or (unit is not None and unit.offset >= self._move_to):
+                if position >= self._log.end:
+                    reached_end = True
+                    finished = self._next_record() >= self._move_to
+                    break
+                if unit is not None and unit.offset >= self._move_to:
                     finished = True
                     break
                 if unit is None:
@@ -534,11 +535,17 @@ class Timers:
             if finished:
                 self._moved_below = self._move_to
                 return False
-            if position == self._move_at:
-                return False
+            if position == self._move_at or reached_end:
+                self._move_at = position
+                return False  # goes on when the second is over, or when those still in the queue were entered
             self._move_at = position
             if self._clock.monotonic() > until:
                 return True
+
+    def _next_record(self) -> int:
+        """Where in the log the next record lies that is to be entered; the log's end if there is none."""
+        entries = self._store.entries(topics.TIMER_TOPIC, 0, self._queue_offset, 1)
+        return entries[0][0] if entries else self._store.max_commitlog_offset
 
     def _waits(self, second: int, position: int) -> bool:
         """Whether a timer of the log is in the wheel: not if it was delivered, even if the clock was set back since."""
