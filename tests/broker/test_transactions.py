@@ -54,6 +54,12 @@ async def _asked(desk: Desk, producer: Client) -> list[RemotingCommand]:
     return [request for request in producer.heard if request.code == CHECK]
 
 
+def _flush(desk: Desk) -> None:
+    """Now the walk's progress may be noted."""
+    desk.broker.store.flush()
+    desk.broker.transactions.note_durable_progress()
+
+
 def _answer(question: RemotingCommand) -> dict[str, str]:
     told = fields(question)
     names_ = ("tranStateTableOffset", "commitLogOffset", "msgId", "transactionId")
@@ -175,6 +181,7 @@ def test_settled_ones_ahead_do_not_hide_an_open_one(tmp_path: Path) -> None:
             assert len(await _asked(desk, desk.client)) == 2
             assert desk.bodies("T", 1) == [b"0", b"4", b"1", b"3"]
             group, offsets = names.TRANS_GROUP, desk.broker.offsets
+            _flush(desk)
             assert offsets.get(group, HALF, 0) == len(desk.messages(HALF)) == 7
             assert offsets.get(group, OP, 0) == len(desk.messages(OP)) == 5
 
@@ -453,6 +460,7 @@ def test_ops_of_apache_5_name_several_halves(tmp_path: Path) -> None:
             # Offset 3 was not there when the op named it.
             clock.advance(7)
             assert fields((await _asked(desk, desk.client))[-1])["tranStateTableOffset"] == "4"
+            _flush(desk)
             assert desk.broker.offsets.get(names.TRANS_GROUP, OP, 0) == 1
 
     run(work())
@@ -735,7 +743,35 @@ def test_walk_that_is_ahead_of_a_log_that_lost_its_end(tmp_path: Path) -> None:
             questions = await _asked(desk, desk.client)
             assert [decode_record(bytes(q.body)).body for q in questions] == [b"0", b"2"]
             offsets = desk.broker.offsets
+            _flush(desk)
             assert offsets.get(names.TRANS_GROUP, HALF, 0) == 3 and offsets.get(names.TRANS_GROUP, OP, 0) == 1
+
+    run(work())
+
+
+def test_walk_is_noted_no_further_than_the_log_is_durable(tmp_path: Path) -> None:
+    """A half that was stored anew, and its new place lost with the power, is asked about again."""
+
+    async def work() -> None:
+        clock = ManualClock()
+        never = {"flushIntervalCommitLog": 60_000, "flushConsumerOffsetInterval": 60_000}
+        async with open_desk(tmp_path / "a", clock, **never) as desk:
+            await desk.create("T")
+            await _half(desk)
+            await desk.broker.upkeep.checkpoint()
+            durable = desk.broker.store.max_commitlog_offset
+            clock.advance(7)
+            await desk.broker.transactions.check()
+            assert len(desk.messages(HALF)) == 2 and desk.broker.store.flushed_offset == durable
+            assert desk.broker.offsets.get(names.TRANS_GROUP, HALF, 0) < 1
+            _flush(desk)
+            assert desk.broker.offsets.get(names.TRANS_GROUP, HALF, 0) == 1
+        async with open_desk(tmp_path / "a", clock, **never) as desk:
+            assert desk.broker.transactions._walked_to == 1
+            clock.advance(7)
+            await desk.broker.transactions.check()
+        async with open_desk(tmp_path / "a", clock, **never) as desk:
+            assert desk.broker.transactions._walked_to == 2  # the end of a broker flushes first
 
     run(work())
 
@@ -787,6 +823,7 @@ def test_check_of_many_halves_comes_in_steps_and_ends_meanwhile_count(
             assert desk.bodies("T", 1) == [b"299"]
             renewed = [record.body for record in desk.messages(HALF)[301:]]
             assert len(renewed) == 300 and b"299" not in renewed
+            _flush(desk)
             progress = desk.broker.offsets.get(names.TRANS_GROUP, HALF, 0)
             assert progress == 301
 

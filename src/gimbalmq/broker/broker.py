@@ -305,7 +305,7 @@ class Broker:
         every(_TICK_SECONDS, lambda: _in_pieces(self.timers.tick), "timers")
         every(SAVE_SECONDS, lambda: self.timers.save(self.commit.flush), "timers' progress")
         every(lambda: live.now.transaction_check_interval / 1000, self.transactions.check, "transactions")
-        every(lambda: live.now.flush_consumer_offset_interval / 1000, self.offsets.save, "consumer offsets")
+        every(lambda: live.now.flush_consumer_offset_interval / 1000, self._save_offsets, "consumer offsets")
         every(lambda: live.now.flush_delay_offset_interval / 1000, self._save_delays, "delay offsets")
         every(_SCAN_SECONDS, self._expire_clients, "silent clients")
         every(SIGNS_SCAN_SECONDS, self._expel_silent, "hung clients")
@@ -324,6 +324,14 @@ class Broker:
 
     async def _sample(self) -> None:
         await self._turns.run(self.stats.round())
+
+    def _save_offsets(self) -> None:
+        self.transactions.note_durable_progress()
+        self.offsets.save()
+
+    async def _close_transactions(self) -> None:
+        self.store.flush()
+        self.transactions.note_durable_progress()
 
     async def _save_delays(self) -> None:
         """What was delivered is durable before it is noted as delivered."""
@@ -359,6 +367,7 @@ class Broker:
         for save in (
             self.topics.saving.finish,
             self.groups.saving.finish,
+            self._close_transactions,
             self.offsets.finish,
             self._close_delays,
             self._close_timers,

@@ -60,6 +60,7 @@ _CHECK_ROOM = len(prop.CHECK_TIMES) + 2 + 10
 _ENDED_KEPT = 65_536
 _LOOKED_BACK = 8192
 """So many halves and ops behind the walk are looked at again at the start: their ends may still come, once more."""
+_UNFLUSHED_KEPT = 1024
 _STEP = 256
 _PIECES_OF_CHECK = 16
 """A half that is stored anew costs as much as so many that are only passed."""
@@ -105,6 +106,8 @@ class Transactions:
         """The last half that each op names, for the ops that were read and are not done, oldest first."""
         self._op_read_to = 0
         self._walked_to = 0
+        self._unflushed: deque[tuple[int, int, int]] = deque()
+        """Progress that may be noted when the log is durable up to an offset: (that, half offset, op offset)."""
 
     def load(self) -> None:
         self._walked_to = self._progress(topics.HALF_TOPIC)
@@ -294,8 +297,27 @@ class Transactions:
     def _note_progress(self) -> None:
         while self._ops and self._ops[0] < self._walked_to:
             self._ops.popleft()
-        self._offsets.commit(topics.TRANS_GROUP, topics.HALF_TOPIC, 0, self._walked_to)
-        self._offsets.commit(topics.TRANS_GROUP, topics.OP_HALF_TOPIC, 0, self._op_read_to - len(self._ops))
+        end = self._store.max_commitlog_offset
+        waiting = self._unflushed
+        if waiting and (waiting[-1][0] == end or len(waiting) >= _UNFLUSHED_KEPT):
+            waiting.pop()
+        waiting.append((end, self._walked_to, self._op_read_to - len(self._ops)))
+        self.note_durable_progress()
+
+    def note_durable_progress(self) -> None:
+        """Commits how far the walk has come, as far as the log is durable.
+
+        Offsets are saved whenever their time comes. If they were ahead of the log, a power loss would leave a half
+        as passed whose new place is gone.
+        """
+        flushed = self._store.flushed_offset
+        durable = None
+        while self._unflushed and self._unflushed[0][0] <= flushed:
+            durable = self._unflushed.popleft()
+        if durable is not None:
+            _, half, op = durable
+            self._offsets.commit(topics.TRANS_GROUP, topics.HALF_TOPIC, 0, half)
+            self._offsets.commit(topics.TRANS_GROUP, topics.OP_HALF_TOPIC, 0, op)
 
     def _read_ops(self) -> Steps[None]:
         """Takes in the ops that are in the queue and not in memory: after a start all that are not done, then none."""
