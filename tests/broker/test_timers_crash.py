@@ -158,6 +158,38 @@ def test_timers_that_are_not_in_the_wheel_yet_are_put_again_too(
     world.abandon()
 
 
+def test_timers_are_not_put_again_and_again_on_a_disk_that_others_fill(tmp_path: Path) -> None:
+    world = World(tmp_path, ManualClock(), Files())
+    world.load()
+    bodies = [f"message {number}" + " " * 100 for number in range(60)]
+    for body in bodies:
+        world.put(body, TIMER_DELAY_SEC="200000")
+
+    def rounds(count: int) -> int:
+        before = world.store.max_commitlog_offset
+        for _ in range(count):
+            world.store.delete_expired(world.clock.wall_ms())
+            for _ in range(3):
+                world.tick(0.5)
+                world.save()
+        return world.store.max_commitlog_offset - before
+
+    world.tick()
+    world.save()
+    timers = world.store.max_commitlog_offset
+    assert rounds(10) < 4 * timers
+    assert rounds(5) == 0
+    first = world.store.min_commitlog_offset
+    for _ in range(6 * timers // 1000):
+        world.writer.put(Draft("F", 0, b"x" * 900, {}, 0, 0, 1, HOST))
+    assert rounds(5) > 0 and world.store.min_commitlog_offset > first  # there is other data that can go
+    assert rounds(5) == 0
+    for _ in range(5):
+        world.tick(50_000)
+    assert world.bodies() == Counter(body.strip() for body in bodies)
+    world.abandon()
+
+
 def test_kill_after_every_change_of_a_file(tmp_path: Path) -> None:
     disk = RecordedDisk(tmp_path / "run")
     clock = ManualClock()

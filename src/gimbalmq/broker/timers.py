@@ -92,6 +92,11 @@ class Timers:
         """How far the timer log has been looked through for timers to move."""
         self._move_marks = -1
         """Where the marks of a move that is not saved yet begin."""
+        self._lap_end = 0
+        """Timers put again since ``_lap_bytes`` was 0 lie behind this offset of the log."""
+        self._lap_bytes = 0
+        self._lap_timers = 0
+        self._lap_told = False
 
     def __len__(self) -> int:
         """How many wait."""
@@ -485,6 +490,7 @@ class Timers:
         first = self._log.unit(self._log.first)
         if first is None or first.offset >= limit or self._files.saved.moved_below >= limit:
             return kept
+        limit = self._worth_moving(limit)
         if limit > self._move_to:
             self._move_to = limit
             self._move_at = self._log.first
@@ -525,11 +531,13 @@ class Timers:
                 ):
                     record = self._deliverer.record(unit.offset, topics.TIMER_TOPIC)
                     if record is not None:
-                        units.append((position, waiting_copy(record, due_ms(record))))
+                        units.append((unit.size, waiting_copy(record, due_ms(record))))
                         size += unit.size
                 position = self._log.after(position)
             settled = self._deliverer.put([draft for _, draft in units], making_room=True) if units else 0
             self._known.update(source_of(draft.prepared_offset) for _, draft in units[:settled])
+            self._lap_timers += settled
+            self._lap_bytes += sum(size for size, _ in units[:settled])
             if settled < len(units):
                 return False
             if finished:
@@ -541,6 +549,26 @@ class Timers:
             self._move_at = position
             if self._clock.monotonic() > until:
                 return True
+
+    def _worth_moving(self, limit: int) -> int:
+        """Up to where putting timers again makes room: not if most of what would go is what was put again before.
+
+        Else a disk that others fill would have all pending timers written again, round after round.
+        """
+        if limit <= self._lap_end:
+            return limit
+        still = min(self._lap_timers, self._pending) / self._lap_timers if self._lap_timers else 0.0
+        end = self._store.max_commitlog_offset
+        if 2 * self._lap_bytes * still > end - self._lap_end:
+            if not self._lap_told:
+                log.warning(
+                    "most of the log are timers that wait: its files stay, since putting these again makes no room; "
+                    "free the disk or add to it"
+                )
+            self._lap_told = True
+            return self._lap_end
+        self._lap_end, self._lap_bytes, self._lap_timers, self._lap_told = end, 0, 0, False
+        return limit
 
     def _next_record(self) -> int:
         """Where in the log the next record lies that is to be entered; the log's end if there is none."""
