@@ -1,15 +1,28 @@
 from __future__ import annotations
 
+import errno
 import os
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from gimbalmq.errors import DiskFullError
+from gimbalmq.errors import DiskFullError, ResourceShortageError
 from gimbalmq.store import GetStatus, MessageStore
+from gimbalmq.store.consumequeue import ENTRY, FILLER_SIZE, QueueFiles, QueueLog
 from gimbalmq.store.retention import Verdict, decide
-from tests.store.helpers import LOG_FILE, FakeClock, bodies, config_for, open_store, put
+from tests.store.helpers import (
+    LOG_FILE,
+    NOON,
+    QUEUE_FILE,
+    FailingFiles,
+    FakeClock,
+    bodies,
+    config_for,
+    open_store,
+    put,
+)
 
 HOUR = 3_600_000
 NIGHT = int(datetime(2026, 11, 15, 4, 30).timestamp() * 1000)  # noqa: DTZ001
@@ -103,3 +116,99 @@ def test_an_overfull_disk_refuses_writes_until_it_is_not(tmp_path: Path) -> None
     assert put(store, "t", 0, b"y")[1] == 1
     store.close()
     assert not (tmp_path / "abort").exists()
+
+
+class ShortFiles(FailingFiles):
+    """Real files; descriptors run out for one kind of work."""
+
+    short = ""
+
+    def sync_folder(self, folder: Path | str) -> None:
+        if self.short == "folder" and str(folder).endswith("commitlog"):
+            raise OSError(errno.EMFILE, "injected")
+
+    def open(self, path: Path | str, *, create: bool = False) -> int:
+        if self.short == "queue" and "/consumequeue/" in str(path):
+            raise OSError(errno.EMFILE, "injected")
+        return super().open(path, create=create)
+
+
+@pytest.mark.parametrize("short", ["folder", "queue"])
+def test_what_could_not_be_removed_is_removed_the_next_time(tmp_path: Path, short: str) -> None:
+    files = ShortFiles()
+    store = open_store(tmp_path, files=files, disk_usage=lambda: 0.87, queue_file_descriptors=1)
+    for n in range(200):
+        put(store, "t", n % 2, bytes(100))
+    store.checkpoint()
+    files.short = short
+    with pytest.raises(ResourceShortageError):
+        store.delete_expired(NOON)
+    files.short = ""
+    for _ in range(10):
+        store.delete_expired(NOON)
+    left = sorted(int(path.name) for path in (tmp_path / "commitlog").iterdir())
+    assert len(left) == len(store.log.segments) == 1 and left[0] == store.min_commitlog_offset > 0
+    for queue_id in range(2):
+        queue = store.queue("t", queue_id)
+        assert store.entries("t", queue_id, 0, 1)[0][0] >= store.min_commitlog_offset
+        assert queue.first <= queue.min_offset < queue.first + QUEUE_FILE // 20
+    store.close()
+    store = open_store(tmp_path)
+    assert store.min_commitlog_offset == left[0]
+    store.close()
+
+
+def test_expired_queue_files_are_removed_one_by_one(tmp_path: Path) -> None:
+    class CountingFiles(FailingFiles):
+        removed = 0
+
+        def remove(self, path: Path | str) -> None:
+            self.removed += "/consumequeue/" in str(path)
+            super().remove(path)
+
+    files = CountingFiles()
+    store = open_store(tmp_path, files=files, disk_usage=lambda: 0.87)
+    for _ in range(200):
+        put(store, "t", 0, bytes(100))
+    store.checkpoint()
+    steps = store.expire_steps(NOON)
+    seen = [0]
+    try:
+        while True:
+            next(steps)
+            seen.append(files.removed)
+    except StopIteration as end:
+        end.value[1]()
+    assert seen[-1] > 10 and all(after - before <= 1 for before, after in pairwise(seen))
+    store.close()
+
+
+@pytest.mark.parametrize("holes", [{1000}, {999}, {1999}, set(range(100, 1500)), set(range(1000, 2000))])
+def test_entries_that_stand_for_nothing_hide_no_message(tmp_path: Path, holes: set[int]) -> None:
+    files = QueueFiles(tmp_path, 20 * 1000, FailingFiles(), 8)
+    queue = QueueLog("t", 0)
+    real = [n for n in range(2001) if n not in holes]
+    for n in real:
+        files.append(queue, n, n * 100, 100, 0)
+    files.write_tail(queue)
+    for log_min in (0, 50, 20_000, 99_900, 100_000, 100_050, 150_000, 199_900, 200_000):
+        files.correct_min(queue, log_min)
+        assert queue.min_offset == next(n for n in real if n * 100 >= log_min)
+        while files.drop_expired(queue):
+            pass
+        assert queue.first <= queue.min_offset
+    files.close()
+
+
+def test_a_search_by_time_is_not_led_astray_by_holes(tmp_path: Path) -> None:
+    clock = FakeClock()
+    store = open_store(tmp_path, clock, message_index_enable=False)
+    for n in range(12):
+        clock.now_ms = NOON + n
+        put(store, "t", 0, b"%d" % n)
+    tail = store.queue("t", 0).tail
+    for n in (5, 6, 7):  # as recovery leaves them for damaged records
+        tail[n * 20 : n * 20 + 20] = ENTRY.pack(0, FILLER_SIZE, 0)
+    for n in (0, 2, 4, 8, 9, 11):
+        assert store.search_offset("t", 0, NOON + n) == n
+    store.close()

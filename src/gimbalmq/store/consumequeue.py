@@ -158,15 +158,34 @@ class QueueFiles:
         return ENTRY.unpack(data) if len(data) == ENTRY_BYTES else None
 
     def first_where(self, queue: QueueLog, low: int, high: int, late: Callable[[Entry], bool]) -> int:
-        """First number in [low, high) whose entry is ``late``, else high; entries turn late once."""
+        """First number in [low, high) whose entry is ``late``, else high; entries turn late once.
+
+        Those that stand for nothing are not asked about: it is neither true nor false for them.
+        """
+        end = high
         while low < high:
             middle = (low + high) // 2
-            entry = self.entry(queue, middle)
-            if entry is not None and late(entry):
+            asked, entry = self._first_real(queue, middle, high)
+            # if there is none, all that is left in the upper half stands for nothing
+            if asked == high or (entry is not None and late(entry)):
                 high = middle
             else:
-                low = middle + 1
-        return low
+                low = asked + 1
+        return self._first_real(queue, low, end)[0]
+
+    def _first_real(self, queue: QueueLog, number: int, end: int) -> tuple[int, Entry | None]:
+        """The first entry in [number, end) that stands for a record, else end; None for one that cannot be read."""
+        count = 1  # mostly it is the first one
+        while number < end:
+            data = self.read(queue, number, min(count, end - number))
+            if not data:
+                return number, None
+            for entry in ENTRY.iter_unpack(data):
+                if entry[1] != FILLER_SIZE:
+                    return number, entry
+                number += 1
+            count = 4096
+        return end, None
 
     # --- writing -----------------------------------------------------------------------------
 
@@ -395,34 +414,30 @@ class QueueFiles:
     def correct_min(self, queue: QueueLog, log_min: int) -> None:
         """Moves min_offset to the first entry whose record still exists."""
 
-        def exists(entry: Entry) -> bool:
-            return entry[0] >= log_min and entry[1] != FILLER_SIZE
-
         low = max(queue.first, queue.min_offset)
         if low == log_min == 0:
             return
         first = self.entry(queue, low) if low < queue.max_offset else None
-        if first is None or not exists(first):  # mostly nothing changed: one read, no search
-            low = self.first_where(queue, low, queue.max_offset, exists)
+        if (
+            first is None or first[0] < log_min or first[1] == FILLER_SIZE
+        ):  # mostly nothing changed: one read, no search
+            low = self.first_where(queue, low, queue.max_offset, lambda entry: entry[0] >= log_min)
             first = self.entry(queue, low) if low < queue.max_offset else None
         queue.min_offset = low
         queue.min_place = first[0] if first is not None else -1
 
-    def drop_expired(self, queue: QueueLog, log_min: int) -> int:
-        """Deletes leading files whose entries all point below ``log_min``; never the last one."""
-        dropped = 0
-        while queue.first + self.per_file < queue.written:
-            entry = self.entry(queue, queue.first + self.per_file - 1)
-            if entry is None or (entry[0] >= log_min and entry[1] != FILLER_SIZE):
-                break
-            path = self._path(queue, queue.first)
-            with translated(path):
-                self._forget(queue, queue.first)
-                self._files.remove(path)
-                self.unsynced.add(f"{self._folder(queue)}/")
-            queue.first += self.per_file
-            dropped += 1
-        return dropped
+    def drop_expired(self, queue: QueueLog) -> bool:
+        """Deletes the first file if all its entries lie below min_offset, never the last one; whether it did."""
+        end = queue.first + self.per_file
+        if queue.gone or end > queue.min_offset or end >= queue.written:
+            return False
+        path = self._path(queue, queue.first)
+        with translated(path):
+            self._forget(queue, queue.first)
+            self._files.remove(path)
+            self.unsynced.add(f"{self._folder(queue)}/")
+        queue.first = end
+        return True
 
     def take_unsynced(self) -> set[str]:
         taken, self.unsynced = self.unsynced, set()

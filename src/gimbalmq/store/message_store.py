@@ -121,6 +121,9 @@ class MessageStore:
         self._sync_failure: str | None = None
         self._judging = threading.Lock()  # for moments: the failure and its reason go together
         self._too_full = False
+        self._expired: list[Segment] = []  # forgotten, not yet removed
+        self._expired_index: list[IndexFile] = []
+        self._trimmed_to = 0  # queues name no record before this offset
         self._is_marked_open = False
 
     # --- life --------------------------------------------------------------------------------
@@ -209,6 +212,7 @@ class MessageStore:
             self.writes_failed(dispatcher.failure)
         self._last_timestamp = recovery.last_timestamp
         self.log.segments.keep_from = self.log.flushed
+        self._trimmed_to = self.log.min_offset
         self._mark = sum(entries_mark(queue, queue.max_offset) for queue in self._all_queues())
 
     def close(self) -> None:
@@ -235,6 +239,8 @@ class MessageStore:
 
     def abandon(self) -> None:
         """Lets go of the folder as a crash would: nothing is written, the abort marker stays."""
+        for segment in self._expired:
+            self.log.segments._release(segment)
         self.log.close()
         self._queue_files.close()
         if self._index is not None:
@@ -575,36 +581,44 @@ class MessageStore:
     def expire_steps(
         self, now_ms: int, *, manual: bool = False
     ) -> Steps[tuple[CleanReport, Callable[[], None] | None]]:
-        """Forgets old files. The function returned removes them, in any thread; ``judge_disk`` is to follow."""
+        """Forgets old files. The function returned removes them, in any thread; ``judge_disk`` is to follow.
+
+        What an error left undone is done the next time.
+        """
         report = CleanReport()
         ages = self.log.segments.modified_ms(self.config.delete_files_per_round + 1)
         verdict = decide(ages, now_ms, self._usage(), self.config, manual=manual)
-        segments: list[Segment] = []
-        index_files: list[IndexFile] = []
         drop = self._may_go(verdict.drop)
         if drop:
-            segments = self.log.drop_first(drop)
-            report.commitlog_files = len(segments)
-            log_min = self.log.min_offset
+            dropped = self.log.drop_first(drop)
+            self._expired += dropped
+            report.commitlog_files = len(dropped)
+        log_min = self.log.min_offset
+        if self._trimmed_to < log_min:
             for number, queue in enumerate(list(self._all_queues())):
                 if queue.min_place < log_min and self.find_queue(queue.topic, queue.queue_id) is queue:
                     self._queue_files.correct_min(queue, log_min)
-                    report.queue_files += self._queue_files.drop_expired(queue, log_min)
                     yield
+                    while self._queue_files.drop_expired(queue):
+                        report.queue_files += 1
+                        yield
                 elif number % 64 == 0:
                     yield
             if self._index is not None:
-                index_files = self._index.drop_expired(log_min)
-                report.index_files = len(index_files)
+                expired = self._index.drop_expired(log_min)
+                self._expired_index += expired
+                report.index_files = len(expired)
+            self._trimmed_to = log_min
+        return report, self._remove_expired if self._expired or self._expired_index else None
 
-        def remove() -> None:
-            with translated("removal of expired files"):
-                for segment in segments:
-                    self.log.segments.discard(segment)
-                for file in index_files:
-                    file.remove()
-
-        return report, remove if segments or index_files else None
+    def _remove_expired(self) -> None:
+        with translated("removal of expired files"):
+            while self._expired:
+                self.log.segments.discard(self._expired[0])
+                del self._expired[0]
+            while self._expired_index:
+                self._expired_index[0].remove()
+                del self._expired_index[0]
 
     def judge_disk(self) -> None:
         """Sets or lifts the refusal of writes on an overfull disk."""
