@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -336,7 +337,7 @@ def test_an_empty_broker_imports_numpy_in_a_thread_before_the_first_message(tmp_
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
-async def hang_up(asked: asyncio.Future[object]) -> None:
+async def hang_up(asked: asyncio.Future[Any]) -> None:
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
