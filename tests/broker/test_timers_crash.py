@@ -190,6 +190,56 @@ def test_timers_are_not_put_again_and_again_on_a_disk_that_others_fill(tmp_path:
     world.abandon()
 
 
+def test_timer_that_waits_in_two_stages_holds_up_no_other(tmp_path: Path) -> None:
+    world = World(tmp_path, ManualClock(), Files())
+    world.load()
+    window = timers_module._WINDOW_SECONDS
+    far = world.clock.wall_ms() + (window + 50) * 1000
+    properties = {"TIMER_OUT_MS": str(far), "REAL_TOPIC": "T", "REAL_QID": "0"}
+    world.writer.put(Draft("rmq_sys_wheel_timer", 0, b"far", properties, 0, 0, 1, HOST))
+    world.tick()
+    for _ in range(4):
+        world.tick((window - 5) / 4)
+    world.put("near", TIMER_DELAY_SEC="10")
+    world.tick()
+    world.tick(10)
+    assert world.bodies() == Counter(["near"])
+    world.tick(44)
+    assert world.bodies() == Counter(["near"])
+    world.tick(1)
+    assert world.bodies() == Counter(["near", "far"])
+    world.abandon()
+
+
+class TickingClock(ManualClock):
+    """A millisecond goes by whenever somebody looks."""
+
+    def monotonic(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+def test_levels_make_room_between_two_clean_ups(tmp_path: Path) -> None:
+    world = World(tmp_path, TickingClock(), Files())
+    world.load()
+    bodies = [f"message {number}" for number in range(600)]
+    for body in bodies:
+        world.put(body, DELAY="18")
+    limit = world.store.log.segments[len(world.store.log.segments) - 1].base
+    world.store.flush()
+    assert world.levels.keep(limit) < limit
+    while world.levels.tick():
+        pass
+    world.store.flush()
+    assert world.levels.keep(limit) == limit
+    for _ in range(2):
+        world.clock.advance(7200)
+        while world.levels.tick() or world.timers.tick():
+            pass
+    assert world.bodies() == Counter(bodies)
+    world.abandon()
+
+
 def test_kill_after_every_change_of_a_file(tmp_path: Path) -> None:
     disk = RecordedDisk(tmp_path / "run")
     clock = ManualClock()

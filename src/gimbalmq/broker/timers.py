@@ -46,6 +46,8 @@ _WINDOW_SECONDS = SLOTS // 2 - 60
 _MAX_UNSAVED_BYTES = 8 << 20
 _LATER_MS = 60_000
 """A message that turns out to be due so little later waits in memory."""
+_SOON_MS = 1_000
+"""So little later that it holds up others hardly; what is due after that waits in the wheel if its place is free."""
 _NEIGHBOURS = 60
 _MARKS_BEHIND = 64 << 20
 _TIMER_TOPIC = topics.TIMER_TOPIC.encode()
@@ -467,7 +469,9 @@ class Timers:
             return None
         due = due_ms(record)
         if due > now:
-            if due <= now + _LATER_MS:
+            place = self._wheel.at(due // 1000)
+            is_free = place is None or place.second == due // 1000
+            if due <= now + (_SOON_MS if is_free else _LATER_MS):
                 slot.add(due, offset)
                 self._settled(slot, -1)
                 return None
