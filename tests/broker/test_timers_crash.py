@@ -240,6 +240,34 @@ def test_levels_make_room_between_two_clean_ups(tmp_path: Path) -> None:
     world.abandon()
 
 
+def test_level_message_put_again_comes_once_after_two_kills(tmp_path: Path) -> None:
+    """What is known from marks still waits at its level when another level has gone on and is noted."""
+    clock = ManualClock()
+    world = World(tmp_path, clock, Files())
+    world.load()
+    world.put("long", DELAY="18")
+    world.tick()
+    world.save()
+    for _ in range(60):
+        world.writer.put(Draft("F", 0, b"x" * 200, {}, 0, 0, 1, HOST))
+    world.store.flush()
+    world.levels.keep(world.store.log.segments[len(world.store.log.segments) - 1].base)
+    world.store.flush()
+    for round_ in range(2):
+        world.abandon()
+        world = World(tmp_path, clock, Files())
+        world.load()
+        if round_ == 0:
+            world.put("short", DELAY="1")
+            world.tick()
+            world.tick(2)
+            world.save()
+    for _ in range(4):
+        world.tick(3000)
+    assert world.bodies() == Counter(["long", "short"])
+    world.abandon()
+
+
 def test_kill_after_every_change_of_a_file(tmp_path: Path) -> None:
     disk = RecordedDisk(tmp_path / "run")
     clock = ManualClock()
