@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from gimbalmq.model.record import decode_record, encode_properties
 from gimbalmq.store import index as index_module
 from gimbalmq.store.files import Files
 from gimbalmq.store.index import KeyIndex
-from tests.store.helpers import NOON, FakeClock, index_content, open_store, put
+from tests.store.helpers import NOON, FailingFiles, FakeClock, index_content, open_store, put
 
 SLOTS, ENTRIES = 8, 20
 
@@ -252,4 +253,29 @@ def test_an_answer_is_bounded(tmp_path: Path) -> None:
     put(store, "t", 0, b"newest", KEYS="Aa")
     assert found(store.query_by_key("t", "Aa", 9, 0, NOON).records) == [b"newest"]
     assert store.query_by_key("t", "C#", 9, 0, NOON).records == []  # 4,096 looked at, not 5,001
+    store.close()
+
+
+def test_a_question_reads_the_queues_of_a_topic_in_short_steps_and_once(tmp_path: Path) -> None:
+    class CountingFiles(FailingFiles):
+        read = 0
+
+        def read_at(self, fd: int, size: int, position: int) -> bytes:
+            self.read += 1
+            return super().read_at(fd, size, position)
+
+    files = CountingFiles()
+    store = open_store(tmp_path, files=files)
+    put(store, "t", 0, b"old", KEYS="k")
+    store.delete_topic("t")
+    for n in range(100):
+        put(store, "t", n, b"%d" % n, KEYS="k")
+    store.checkpoint()
+    files.read = 0
+    seen = [0, *(files.read for _ in store.query("t", "k", 9, 0, 1 << 62))]
+    assert files.read == 100 and all(after - before <= 1 for before, after in pairwise(seen))
+    for _ in store.query("t", "k", 9, 0, 1 << 62):
+        pass
+    assert files.read == 100
+    assert len(store.query_by_key("t", "k", 1000, 0, 1 << 62).records) == 64
     store.close()

@@ -192,7 +192,7 @@ class Upkeep:
                     await self._index()
                 except StoreError:
                     pass  # noted where it happened; what was indexed before is found
-                query = self._store.query(topic, key, most, begin_ms, end_ms)
+                query = await self._turns.run(self._store.query(topic, key, most, begin_ms, end_ms))
                 while not query.done and not given_up.is_set():
                     await self._in_thread(query.search)
                     await self._turns.run(query.check())

@@ -764,17 +764,17 @@ class MessageStore:
     def query_by_key(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> QueryResult:
         """Records of the topic with this key (KEYS or UNIQ_KEY) stored in [begin, end], newest first."""
         self.build_index()
-        query = self.query(topic, key, max_num, begin_ms, end_ms)
+        query = run_through(self.query(topic, key, max_num, begin_ms, end_ms))
         while not query.done:
             query.search()
             run_through(query.check())
         return self.answered(query)
 
-    def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> KeyQuery:
+    def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> Steps[KeyQuery]:
         """The same in turns; records that wait for the index are not found."""
         limit = min(max_num, self.config.max_query_records) if self._index is not None else 0
+        floor = (yield from self._begin_of(topic)) if limit > 0 else 0
         found = self._index.search(topic, key, begin_ms, end_ms) if self._index is not None else ()
-        floor = self._begin_of(topic) if limit > 0 else 0
         return KeyQuery(found, self._reader, topic, key, limit, begin_ms, end_ms, floor)
 
     def answered(self, query: KeyQuery) -> QueryResult:
@@ -783,13 +783,21 @@ class MessageStore:
             return QueryResult([], 0, 0)
         return QueryResult(query.records, self._index.end_ms, max(self._index.end_offset, 0))
 
-    def _begin_of(self, topic: str) -> int:
+    def _begin_of(self, topic: str) -> Steps[int]:
         """Where in the log the topic's oldest message lies; the index also knows those of one deleted before."""
         begin = self.log.position
-        for queue in self._topics.get(topic, {}).values():
-            entry = self._queue_files.entry(queue, queue.min_offset)
-            if entry is not None and queue.min_offset < queue.max_offset:
-                begin = min(begin, entry[0])
+        for number, queue in enumerate(list(self._topics.get(topic, {}).values())):
+            if queue.min_offset < queue.max_offset and not queue.gone:
+                place = queue.min_place
+                if place < 0:  # not looked for yet
+                    entry = self._queue_files.entry(queue, queue.min_offset)
+                    if entry is not None:
+                        place = queue.min_place = entry[0]
+                    yield
+                if place >= 0:
+                    begin = min(begin, place)
+            if number % 64 == 0:
+                yield
         return begin
 
     def is_in_memory(self, commitlog_offset: int) -> bool:
