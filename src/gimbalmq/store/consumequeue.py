@@ -571,7 +571,8 @@ class QueueFiles:
             fd = self._files.open(path, create=True)
         except FileNotFoundError:
             self._files.make_folder(folder)
-            self.unsynced |= {f"{os.path.dirname(folder)}/", f"{self.root}/"}
+            # not "|=", which would also bind the name again: another thread may have taken the set meanwhile
+            self.unsynced.update((f"{os.path.dirname(folder)}/", f"{self.root}/"))
             fd = self._files.open(path, create=True)
         self.unsynced.add(f"{folder}/")
         try:
