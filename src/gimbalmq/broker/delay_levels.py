@@ -57,6 +57,8 @@ class DelayLevels:
         self._moved_from = 0
         self._moved_end = 0
         """Messages from the one offset on were put again, and end at the other."""
+        self._move_to = 0
+        """What waits before this offset of the log is to be put again; 0 if nothing is."""
 
     def load(self) -> None:
         self._offsets, marks_from = self._file.load(_read) or ({}, -1)
@@ -124,6 +126,10 @@ class DelayLevels:
         """Delivers what has fallen due, for a few milliseconds at most; True if more may be due now."""
         if self._saved[1] < 0:
             return False  # the next save says that marks tell what was delivered
+        more = self._deliver_due()
+        return self._move_on() or more
+
+    def _deliver_due(self) -> bool:
         until = self._clock.monotonic() + PIECE_SECONDS
         busy = {
             level: queue for level, queue in self._queues() if self._offsets.get(level, 0) != queue.max_offset
@@ -198,21 +204,29 @@ class DelayLevels:
     def keep(self, limit: int) -> int:
         """Asked before the log's files below ``limit`` go: below which offset nothing waits.
 
-        What waits below is put again as a timer for the same moment, which can wait further on in the log; its old
-        place may go when that is durable.
+        What waits below is put again, in this and the next ticks, as a timer for the same moment, which can wait
+        further on in the log; its old place may go when that is durable.
         """
         if self._store.flushed_offset >= self._moved_end:
             self._moved_from = limit
+        self._move_to = limit
+        self._move_on()
+        lowest = min((self._lowest(level, queue) for level, queue in self._queues()), default=limit)
+        return min(limit, lowest, self._moved_from)
+
+    def _move_on(self) -> bool:
+        """Puts messages again that wait where the log is to end, for a few milliseconds; True if there are more."""
         until = self._clock.monotonic() + PIECE_SECONDS
-        kept = limit
-        for level, queue in self._queues():
-            while (lowest := self._lowest(level, queue)) < limit:
-                if self._clock.monotonic() > until or not self._move(level, limit):
-                    kept = min(kept, lowest)
-                    break
+        for level, queue in self._queues() if self._move_to else ():
+            while (lowest := self._lowest(level, queue)) < self._move_to:
+                if self._clock.monotonic() > until:
+                    return True
+                if not self._move(level, self._move_to):
+                    return False
                 self._moved_from = min(self._moved_from, lowest)
                 self._moved_end = self._store.max_commitlog_offset
-        return min(kept, self._moved_from)
+        self._move_to = 0
+        return False
 
     def _lowest(self, level: int, queue: QueueLog) -> int:
         """Where the level's next message lies in the log."""
