@@ -137,3 +137,35 @@ def test_address_without_host_or_port_is_refused_by_value(address: str) -> None:
     with pytest.raises(ConfigError) as caught:
         split_address(address)
     assert caught.value.value == address
+
+
+class RefusingNetwork(AsyncioNetwork):
+    """Nobody listens anywhere."""
+
+    def __init__(self) -> None:
+        self.attempts = 0
+
+    async def connect(
+        self, factory: Callable[[], asyncio.Protocol], host: str, port: int, timeout: float
+    ) -> asyncio.Protocol:
+        self.attempts += 1
+        raise ConnectError("refused")
+
+
+def test_whoever_asks_in_the_turn_of_a_failure_gets_a_new_attempt() -> None:
+    """One that asked again and again met the failed one for ever, and the loop stood still."""
+
+    async def work() -> None:
+        network = RefusingNetwork()
+        pool = ChannelPool(network=network)
+
+        async def ask_a_turn_later() -> None:
+            await asyncio.sleep(0)
+            await pool.channel("127.0.0.1:1")
+
+        asked = await asyncio.gather(pool.channel("127.0.0.1:1"), ask_a_turn_later(), return_exceptions=True)
+        assert [type(error) for error in asked] == [ConnectError, ConnectError]
+        assert network.attempts == 2
+        await pool.close()
+
+    run(work())

@@ -54,7 +54,8 @@ class ChannelPool:
         if self._closed:
             raise StateError("the connection pool is closed")
         attempt = self._connecting.get(address)
-        if attempt is None:
+        # One that failed in this very turn of the loop is over: whoever asks again and again would meet it for ever.
+        if attempt is None or attempt.done():
             attempt = asyncio.get_running_loop().create_task(self._connect(address))
             self._connecting[address] = attempt
             attempt.add_done_callback(lambda task: self._connected(address, task))
@@ -67,7 +68,8 @@ class ChannelPool:
             raise
 
     def _connected(self, address: str, attempt: asyncio.Task[Channel]) -> None:
-        self._connecting.pop(address, None)
+        if self._connecting.get(address) is attempt:
+            del self._connecting[address]
         if not attempt.cancelled():
             attempt.exception()  # seen, even if every caller has given up
 
