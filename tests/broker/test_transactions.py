@@ -91,6 +91,27 @@ def test_half_message_is_hidden_until_it_is_committed(tmp_path: Path) -> None:
     run(work())
 
 
+def test_a_commit_counts_though_the_producer_had_said_rollback_when_it_was_asked(tmp_path: Path) -> None:
+    """It may be asked before its own work is done, if a slow disk keeps the half's answer, and not know of it yet."""
+
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+            await desk.create("T")
+            await desk.client.heartbeat(producer="pg")
+            end = await _half(desk)
+            clock.advance(7)
+            (question,) = await _asked(desk, desk.client)
+            assert (await _end(desk.client, _answer(question), ROLLBACK)).code == 0
+            for _ in range(2):
+                assert (await _end(desk.client, end, COMMIT)).code == 0
+                assert desk.bodies("T", 1) == [b"half"]
+            assert (await _end(desk.client, end, ROLLBACK)).code == 0
+            assert desk.bodies("T", 1) == [b"half"]
+
+    run(work())
+
+
 def test_rolled_back_message_never_shows(tmp_path: Path) -> None:
     async def work() -> None:
         clock = ManualClock()

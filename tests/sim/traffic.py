@@ -101,6 +101,7 @@ class Transactional(Traffic):
 
     def _producer(self) -> Producer:
         self.decided: dict[bytes, TransactionState] = {}
+        self.under_way: set[bytes] = set()
         return TransactionProducer(
             f"p-{self.name}", self.world.namesrv, check=self.check, retry_times=0, **self._place()
         )
@@ -109,7 +110,11 @@ class Transactional(Traffic):
         account = self.world.account
         assert isinstance(self.producer, TransactionProducer)
         account.forbidden.add(body)
-        result = await self.producer.send_in_transaction(Message(self.topic, body), self.local)
+        self.under_way.add(body)
+        try:
+            result = await self.producer.send_in_transaction(Message(self.topic, body), self.local)
+        finally:
+            self.under_way.discard(body)
         if result.send.status is SendStatus.SEND_OK and self.decided[body] is TransactionState.COMMIT:
             account.acknowledged.add(body)
 
@@ -125,6 +130,9 @@ class Transactional(Traffic):
 
     async def check(self, message: MessageView) -> TransactionState:
         if self.rng.random() < 0.2:
+            return TransactionState.UNKNOWN
+        # A slow disk may keep the half's answer so long that the broker asks first.
+        if message.body in self.under_way and message.body not in self.decided:
             return TransactionState.UNKNOWN
         # A transaction whose half was not acknowledged has not been run.
         return self.decided.get(message.body, TransactionState.ROLLBACK)

@@ -97,6 +97,8 @@ class Transactions:
         self._clock = clock
         self._settled: set[int] = set()
         """Half offsets named by an op, at or ahead of the walk."""
+        self._rolled_back: dict[int, None] = {}
+        """First places of halves that were rolled back, as many as of those that have ended."""
         self._ended: dict[int, None] = {}
         """Half offsets behind the walk that an op names, the last few: an end that comes twice is one end."""
         self._newest: dict[int, int] = {}
@@ -176,13 +178,17 @@ class Transactions:
             raise ResponseError("The producer group wrong")
         if half.queue_offset != header.tran_state_table_offset:
             raise ResponseError("The transaction state table offset wrong")
-        newest = self._newest.get(_origin(half), half.queue_offset)
-        if any(place in self._settled or place in self._ended for place in (half.queue_offset, newest)):
+        origin = _origin(half)
+        newest = self._newest.get(origin, half.queue_offset)
+        commits = header.commit_or_rollback == COMMIT
+        ended = any(place in self._settled or place in self._ended for place in (half.queue_offset, newest))
+        # A producer that is asked before its own work is done may say "rollback"; what it says in the end counts.
+        if ended and not (commits and origin in self._rolled_back):
             return
         if newest < self._walked_to:
             log.info("transaction at half offset %d ended after it was given up", newest)
         drafts = []
-        if header.commit_or_rollback == COMMIT:
+        if commits:
             draft = redelivery(half)
             if draft is None:
                 raise ResponseError("the prepared message names no real topic")
@@ -195,6 +201,11 @@ class Transactions:
         # Message and op become visible together or not at all.
         op = self._writer.put(*drafts)[-1]
         self._settle(newest)
+        self._rolled_back.pop(origin, None)
+        if not commits:
+            self._rolled_back[origin] = None
+            if len(self._rolled_back) > _ENDED_KEPT:
+                del self._rolled_back[next(iter(self._rolled_back))]
         if op.queue_offset == self._op_read_to:
             self._ops.append(newest)
             self._op_read_to += 1
