@@ -84,7 +84,7 @@ class HeldQueue:
         running: what handlers are at work on, by identity.
         shelved: batches that were not begun because the lease was in doubt.
         give_up_tries: how often a handler at work has put off the end.
-        claimed_at, last_lock, last_pull, last_consume: monotonic times.
+        claimed_at, dropped_at, last_lock, last_pull, last_consume: monotonic times.
     """
 
     __slots__ = (
@@ -93,6 +93,7 @@ class HeldQueue:
         "_offsets",
         "_reader",
         "claimed_at",
+        "dropped_at",
         "fenced",
         "give_up_tries",
         "gone_since",
@@ -134,7 +135,7 @@ class HeldQueue:
         self.shelved: list[Work] = []
         self.give_up_tries = 0
         now = clock.monotonic()
-        self.claimed_at = self.last_lock = self.last_pull = self.last_consume = now
+        self.claimed_at = self.dropped_at = self.last_lock = self.last_pull = self.last_consume = now
 
     def __repr__(self) -> str:
         return f"<HeldQueue {self.queue} {self.state.value} cached={self.window.count} locked={self.locked}>"
@@ -155,6 +156,7 @@ class HeldQueue:
     def drop(self) -> None:
         """From here on nothing of it is begun or committed."""
         assert self.state in (CLAIMED, READING, DRAINING), f"{self} cannot be dropped"
+        self.dropped_at = self._clock.monotonic()
         self._move(DROPPED)
 
     def give_up(self) -> None:

@@ -14,6 +14,7 @@ from gimbalmq.client import events
 from gimbalmq.client.consuming.duplicates import Duplicates
 from gimbalmq.client.consuming.ground import Ground
 from gimbalmq.client.consuming.held_queue import CLAIMED, DRAINING, DROPPED, READING, HeldQueue
+from gimbalmq.client.consuming.locks import BROKER_LOCK_SECONDS
 from gimbalmq.client.consuming.puller import Puller
 from gimbalmq.errors import RocketMQError
 from gimbalmq.model.queues import MessageQueue, sort_queues
@@ -122,6 +123,10 @@ class Holdings:
                 await held.quiet()
         except TimeoutError:
             held.give_up_tries += 1
+            seconds = self._clock.monotonic() - held.dropped_at
+            if seconds >= BROKER_LOCK_SECONDS:
+                log.error("%s is given up though a handler has been at work for %.0f s", held.queue, seconds)
+                return True
             log.warning(
                 "%s is still being consumed; it is given up in a later round (try %d)",
                 held.queue,
@@ -174,7 +179,8 @@ class Holdings:
 
     def abandon(self, held: HeldQueue, reason: str) -> None:
         """Drops a queue at once and without a commit; others may be further with it than we are."""
-        self.drop(held, reason)
+        if not held.dropped:
+            self.drop(held, reason)
         self._offsets.forget(held.queue)
         if held.leased:
             assert self._locks is not None

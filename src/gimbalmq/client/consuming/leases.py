@@ -20,7 +20,7 @@ import logging
 
 from gimbalmq.client import events
 from gimbalmq.client.consuming.ground import Ground
-from gimbalmq.client.consuming.held_queue import HeldQueue
+from gimbalmq.client.consuming.held_queue import GIVEN_UP, HeldQueue
 from gimbalmq.client.consuming.holdings import Holdings
 from gimbalmq.client.consuming.locks import by_broker
 
@@ -40,11 +40,11 @@ class Leases:
         self._holdings = holdings
 
     def _held(self, broker_name: str | None = None) -> list[HeldQueue]:
-        """Queues held by lease; those that were assigned by hand are not."""
+        """Queues held by lease, also those that are being given up; those assigned by hand are not."""
         return [
             item
             for item in self._holdings.all()
-            if item.leased and not item.dropped and broker_name in (None, item.queue.broker_name)
+            if item.leased and broker_name in (None, item.queue.broker_name)
         ]
 
     # -- renewing --------------------------------------------------------------------
@@ -61,7 +61,7 @@ class Leases:
         sent = self._clock.monotonic()
         granted = await self._locks.ask_again(broker_name, [item.queue for item in held])
         for item in held:
-            if item.dropped:
+            if item.state is GIVEN_UP:
                 continue
             if granted is None:
                 self._unanswered(item)
@@ -113,6 +113,9 @@ class Leases:
 
     def lose(self, item: HeldQueue) -> None:
         """Drops a queue whose lock may be in our name at the broker while another is at work on it."""
+        if item.dropped:
+            self._holdings.abandon(item, "its lease was lost")
+            return
         log.error(
             "the lease of %s is lost; it is dropped, and what runs will not be committed. Was this process "
             "stopped or cut off for long, or the broker restarted?",

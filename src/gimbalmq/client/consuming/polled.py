@@ -71,15 +71,20 @@ class Polled:
         return work
 
     def _take_ready(self) -> Work | None:
-        for index, work in enumerate(self._fetched):
+        fetched = self._fetched
+        index = 0
+        while index < len(fetched):
+            work = fetched[index]
             held = work.held
-            if held.state is not READING or held.paused:
+            if held.state is not READING:
+                del fetched[index]
                 continue
+            if not held.paused and not held.in_doubt:
+                del fetched[index]
+                return work
             if held.in_doubt:
                 self._watch(held)
-                continue
-            del self._fetched[index]
-            return work
+            index += 1
         return None
 
     def _watch(self, held: HeldQueue) -> None:

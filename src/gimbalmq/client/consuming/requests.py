@@ -109,18 +109,23 @@ class PullRequests:
 
     async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
         """220: seeks to the offsets and commits them."""
-        ground, holdings = self._member.ground, self._member.holdings
-        for queue, offset in offsets.items():
-            held = holdings.table.get(queue)
-            if held is None or held.state is not READING or queue.topic != topic:
-                continue
+        ground = self._member.ground
+        concerned = [
+            held
+            for queue, held in self._member.holdings.table.items()
+            if queue.topic == topic and queue in offsets and held.state is READING
+        ]
+        for held in concerned:
+            offset = offsets[held.queue]
             self._polled.move(held, offset)
+            held.done_to(offset)
             ground.events.emit(
-                events.OffsetReset(group=ground.group, queue=queue, offset=offset, reason="reset by request")
+                events.OffsetReset(
+                    group=ground.group, queue=held.queue, offset=offset, reason="reset by request"
+                )
             )
             self._member.puller.start(held, offset)
-            ground.offsets.update(queue, offset, increase_only=False)
-            await held.commit()
+        await asyncio.gather(*(held.commit() for held in concerned))
 
     async def consume_directly(self, message: MessageView, broker_name: str | None) -> ConsumeDirectlyResult:
         raise ResponseError("a pull consumer has no handler to run")
