@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gimbalmq.client.consumer_config import PullConsumerConfig
+from gimbalmq.client.events import QueueTaken
 from gimbalmq.client.pull_consumer import PullConsumer
 from gimbalmq.errors import ConfigError, ResponseError, StateError
 from gimbalmq.model.message import MessageView
@@ -142,10 +143,10 @@ def test_a_queue_that_is_not_pulled_is_left_alone() -> None:
 
     async def scenario(cluster: GroupCluster) -> None:
         consumer = await subscribed(cluster)
-        item = consumer.balance.table[Q0]
-        consumer.stop(item)
+        item = consumer.holdings.table[Q0]
+        item.empty()
         await asyncio.sleep(300)
-        assert consumer.balance.table[Q0] is item
+        assert consumer.holdings.table[Q0] is item
 
     in_virtual_time(scenario)
 
@@ -156,11 +157,14 @@ def test_a_balanced_queue_has_no_start_offset_from_the_round() -> None:
     async def scenario(cluster: GroupCluster) -> None:
         cluster.topic("T", 1)
         cluster.broker.put("T", 0, *"abcdef")
-        consumer = await subscribed(cluster)
-        await asyncio.sleep(0.1)
         cluster.broker.offsets[("g", "T", 0)] = 4
-        assert await consumer.start_offset(Q0) == 0
-        assert await drain(consumer, 6) == list("abcdef")
+        consumer = cluster.pull("c1#1")
+        taken: list[int] = []
+        consumer.on_event(lambda event: taken.append(event.offset) if isinstance(event, QueueTaken) else None)
+        consumer.subscribe("T")
+        await cluster.launch(consumer)
+        assert taken == [0]
+        assert await drain(consumer, 2) == ["e", "f"]
 
     in_virtual_time(scenario)
 
@@ -379,11 +383,11 @@ def test_reading_ahead_is_bounded() -> None:
             cluster.broker.put("T", number, *(["x"] * 100))
         consumer = await subscribed(cluster, pull_threshold_for_queue=15)
         await asyncio.sleep(3)
-        assert {item.count for item in consumer.balance.table.values()} == {20}
+        assert {item.window.count for item in consumer.holdings.table.values()} == {20}
         await consumer.close()
         other = await subscribed(cluster, "c2#1", pull_threshold_for_all=25)
         await asyncio.sleep(3)
-        assert 25 < sum(item.count for item in other.balance.table.values()) <= 40
+        assert 25 < sum(item.window.count for item in other.holdings.table.values()) <= 40
 
     in_virtual_time(scenario)
 
