@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.report import Options, Row, main
 from benchmarks.subjects import Subject, awake, chosen, running
-from gimbalmq.spark import sink
+from gimbalmq.spark import sink, sink_send
 from gimbalmq.spark.sink_options import SinkSettings
 
 QUEUES = 16
@@ -96,7 +96,7 @@ def run(options: Options) -> list[Row]:
                     task.add(name, own / max(20_000, count // 5) * 1e6)
                     bare.add(name, count / noop)
             frame.unpersist()
-        for sender in list(sink.Sender._shared.values()):
+        for sender in list(sink_send.Sender._shared.values()):
             sender.close()
         spark.stop()
     return rows

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from benchmarks.spark_sink import start_spark
 from benchmarks.subjects import awake, running
-from gimbalmq.spark import columns, sink
+from gimbalmq.spark import columns, sink, sink_send
 from gimbalmq.spark.sink_options import SinkSettings
 from gimbalmq.spark.store_source import StoreReader, StoreSettings
 
@@ -42,7 +42,7 @@ def fill(namesrv: str, messages: int) -> None:
     options = {"namesrv": namesrv, "sendTimeout": "60s", "batchSize": "500"}
     writer = sink.SinkWriter(SinkSettings.read(options), {"body": 0, "topic": 1}, "0" * 32)
     writer.write(iter([batch] * (messages // 10_000)))
-    for sender in list(sink.Sender._shared.values()):
+    for sender in list(sink_send.Sender._shared.values()):
         sender.close()
 
 

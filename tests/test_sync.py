@@ -430,3 +430,34 @@ print(done.get(timeout=30))
         consumer.subscribe("sync-lazy")
         committed = [consumer.committed(found) for found in consumer.queues("sync-lazy")]
         assert 1 in committed, "progress was committed at exit"
+
+
+# -- threads -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("soon", [False, True], ids=["send", "send_soon"])
+def test_each_thread_goes_round_the_queues_by_itself(cluster: ThreadCluster, soon: bool) -> None:
+    """S0-04: two threads that send in turn each take one queue after the other."""
+    topic = f"byThread{soon}"
+    with sync.Producer("threads", cluster.namesrv) as producer:
+        producer.send(Message(topic, b"makes the topic"))
+        count = len(producer.publish_queues(topic))
+        assert count >= 4
+        taken: dict[str, list[int]] = {"one": [], "two": []}
+        turns = {"one": threading.Semaphore(1), "two": threading.Semaphore(0)}
+
+        def work(me: str, other: str) -> None:
+            for _ in range(2 * count):
+                turns[me].acquire()
+                message = Message(topic, me.encode())
+                result = producer.send_soon(message).result() if soon else producer.send(message)
+                taken[me].append(result.queue.queue_id)
+                turns[other].release()
+
+        threads = [threading.Thread(target=work, args=pair) for pair in (("one", "two"), ("two", "one"))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for queues in taken.values():
+        assert queues == [(queues[0] + step) % count for step in range(2 * count)]

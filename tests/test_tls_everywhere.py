@@ -166,7 +166,7 @@ def test_sparks_source_and_sink_reach_servers_that_ask_for_certificates(tmp_path
     """Plans of the driver, a task that writes and a task that reads, without Spark's JVM."""
     pa = pytest.importorskip("pyarrow")
     pytest.importorskip("pyspark", reason="the extra gimbalmq[spark] is not installed")
-    from gimbalmq.spark import sink
+    from gimbalmq.spark import sink, sink_send
     from gimbalmq.spark.sink_options import SinkSettings
     from gimbalmq.spark.source import RocketMQDataSource
     from gimbalmq.spark.wire import close_process_wires
@@ -192,7 +192,7 @@ def test_sparks_source_and_sink_reach_servers_that_ask_for_certificates(tmp_path
         settings = SinkSettings.read({**options, "topic": "T"})
         try:
             sent = sink.SinkWriter(settings, {"body": 0}, "q").write(iter([batch]))
-            assert isinstance(sent, sink.Sent)
+            assert isinstance(sent, sink_send.Sent)
             source = RocketMQDataSource({**options, "subscribe": "T"})
             reader = source.reader(source.schema())
             found = [
@@ -206,6 +206,6 @@ def test_sparks_source_and_sink_reach_servers_that_ask_for_certificates(tmp_path
             with pytest.raises(RocketMQError, match="does it want TLS"):
                 plain.reader(plain.schema()).partitions()
         finally:
-            for sender in list(sink.Sender._shared.values()):
+            for sender in list(sink_send.Sender._shared.values()):
                 sender.close()
             close_process_wires()

@@ -36,6 +36,7 @@ class ScriptedBroker:
         self.channels: list[Channel] = []
         self.on_send: OnSend = lambda channel, request: self.stored(request)
         self.on_heartbeat: OnSend = lambda channel, request: request.reply()
+        self.on_goodbye: OnSend = lambda channel, request: request.reply()
         self.next_offset = 0
         handlers = Handlers()
         handlers.opened = self.channels.append
@@ -46,8 +47,8 @@ class ScriptedBroker:
         ):
             handlers.add(code, self._send)
         handlers.add(RequestCode.HEART_BEAT, self._heartbeat)
-        for code in (RequestCode.UNREGISTER_CLIENT, RequestCode.END_TRANSACTION):
-            handlers.add(code, self._plain)
+        handlers.add(RequestCode.UNREGISTER_CLIENT, self._goodbye)
+        handlers.add(RequestCode.END_TRANSACTION, self._plain)
         self.handlers = handlers
         self.server = RemotingServer(handlers, network=network)
 
@@ -98,6 +99,10 @@ class ScriptedBroker:
     def _heartbeat(self, channel: Channel, request: RemotingCommand) -> Answer | Awaitable[Answer]:
         self.requests.append(request)
         return self.on_heartbeat(channel, request)
+
+    def _goodbye(self, channel: Channel, request: RemotingCommand) -> Answer | Awaitable[Answer]:
+        self.requests.append(request)
+        return self.on_goodbye(channel, request)
 
     def _plain(self, channel: Channel, request: RemotingCommand) -> RemotingCommand:
         self.requests.append(request)

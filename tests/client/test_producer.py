@@ -15,9 +15,11 @@ import zstandard
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.instance import ClientInstance
-from gimbalmq.client.producer import RETRY_CODES, Producer
+from gimbalmq.client.producer import Producer
+from gimbalmq.client.sending.rules import RETRY_CODES
 from gimbalmq.errors import (
     ConfigError,
+    ConnectionLostError,
     MessageIllegalError,
     NoPermissionError,
     NoWritableQueueError,
@@ -563,6 +565,48 @@ def test_send_soon_gives_up_after_two_more_attempts() -> None:
     run(work())
 
 
+@pytest.mark.parametrize(
+    "how",
+    [{"queue": MessageQueue("T", "a", 2)}, {"selector": lambda queues, message, argument: queues[2]}, {}],
+    ids=["queue", "selector", "sharding key"],
+)
+def test_send_soon_of_a_bound_message_is_not_repeated_elsewhere(how: dict[str, Any]) -> None:
+    """Another queue would be another order, and a later attempt could come behind later messages."""
+
+    async def work() -> None:
+        async with ScriptedCluster("a", "b") as cluster:
+            cluster.add_topic("T", write=4)
+            async with Producer("pg", cluster.namesrv) as producer:
+                await producer.send(Message("T", b"first"), queue=MessageQueue("T", "a", 0))
+                cluster.brokers["a"].requests.clear()
+                cluster.brokers["a"].on_send = lambda channel, request: channel.abort()
+                key = None if how else "b"  # hashes to 98: queue 2 of 8
+                with pytest.raises(ConnectionLostError):
+                    await producer.send_soon(Message("T", b"x", sharding_key=key), **how)
+                assert [fields_of(request)["e"] for request in cluster.brokers["a"].sends] == ["2"]
+                assert cluster.brokers["b"].sends == []
+
+    run(work())
+
+
+def test_send_soon_repeats_only_at_brokers_that_have_the_queue() -> None:
+    async def work() -> None:
+        async with ScriptedCluster("a", "b") as cluster:
+            cluster.add_topic("T", write=4).queue_datas[1].write_queue_nums = 1
+            async with Producer("pg", cluster.namesrv) as producer:
+                queues = await producer.publish_queues("T")
+                assert len(queues) == 5
+                await producer.send(Message("T", b"first"), queue=queues[0])
+                cluster.brokers["a"].on_send = lambda channel, request: channel.abort()
+                outcomes = await asyncio.gather(
+                    *(producer.send_soon(Message("T", b"x")) for _ in range(5)), return_exceptions=True
+                )
+            assert {fields_of(request)["e"] for request in cluster.brokers["b"].sends} == {"0"}
+            assert sum(isinstance(outcome, SendFailedError) for outcome in outcomes) == 3
+
+    run(work())
+
+
 # --- the latency switch ----------------------------------------------------------------------------
 
 
@@ -592,8 +636,8 @@ def test_latency_switch_is_off_and_records_nothing() -> None:
             ):
                 await off.send(Message("T", b"x"))
                 used = (await on.send(Message("T", b"x"))).queue.broker_name
-                assert off._targets.faults.table.items == {}
-                assert on._targets.faults.table.items.keys() == {used}
+                assert off.sending.targets.faults.table.items == {}
+                assert on.sending.targets.faults.table.items.keys() == {used}
 
     run(work())
 
@@ -744,8 +788,38 @@ def test_sends_above_the_limit_wait_their_turn() -> None:
                     *(producer.send(Message("T", b"x")) for _ in range(50)),
                     *(producer.send_soon(Message("T", b"x")) for _ in range(50)),
                 )
-                assert producer._flights.count == 0
+                assert producer.sending.attempts.count == 0
             assert len(cluster.broker.sends) == 101 and most <= 10
+
+    run(work())
+
+
+def test_a_turn_that_comes_too_late_is_the_next_ones() -> None:
+    async def work() -> None:
+        async with ScriptedCluster("a") as cluster:
+            cluster.add_topic("T")
+            async with Producer("pg", cluster.namesrv, max_in_flight=1, send_timeout=20.0) as producer:
+                await producer.send(Message("T", b"first"))
+                attempts = producer.sending.attempts
+                held: list[tuple[Channel, RemotingCommand]] = []
+                cluster.broker.on_send = lambda channel, request: held.append((channel, request))
+                under_way = asyncio.ensure_future(producer.send(Message("T", b"1")))
+                await until(lambda: held)
+                given_up = asyncio.ensure_future(producer.send(Message("T", b"2")))
+                waiting = asyncio.ensure_future(producer.send(Message("T", b"3")))
+                await until(lambda: len(attempts._waiting) == 2)
+                cluster.broker.on_send = lambda channel, request: cluster.broker.stored(request)
+                # In one step of the loop: the turn is given to the second, which is cancelled.
+                attempts.landed()
+                attempts.count += 1
+                given_up.cancel()
+                await waiting
+                with pytest.raises(asyncio.CancelledError):
+                    await given_up
+                channel, request = held[0]
+                channel.send(cluster.broker.stored(request))
+                await under_way
+                assert attempts.count == 0
 
     run(work())
 
@@ -858,3 +932,45 @@ def test_close_ends_sends_that_wait() -> None:
             assert all(isinstance(outcome, RocketMQError | asyncio.CancelledError) for outcome in outcomes)
 
     run(work())
+
+
+def test_a_close_that_was_cancelled_can_be_repeated_and_leaves_nothing_behind() -> None:
+    async def work() -> None:
+        async with ScriptedCluster() as cluster:
+            cluster.add_topic("T")
+            producer = Producer("pg", cluster.namesrv)
+            await producer.start()
+            await producer.send(Message("T", b"x"))
+            instance = producer.instance
+            asked = asyncio.Event()
+            cluster.broker.on_goodbye = lambda channel, request: asked.set()
+            closing = asyncio.ensure_future(producer.close())
+            await asked.wait()
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+            assert not instance.closed
+            await producer.close()
+            assert instance.closed
+            with pytest.raises(StateError, match="not running"):
+                await producer.send(Message("T", b"x"))
+
+    run(work())
+
+
+def test_close_with_traces_ends_in_the_time_of_a_send_if_the_broker_is_silent() -> None:
+    async def work(clock: VirtualClock) -> None:
+        network = MemoryNetwork(1).host("127.0.0.1")
+        async with ScriptedCluster("a", network=network) as cluster:
+            cluster.add_topic("T")
+            cluster.add_topic("RMQ_SYS_TRACE_TOPIC")
+            producer = Producer("pg", cluster.namesrv, network=network, trace=True)
+            await producer.start()
+            for _ in range(500):
+                await producer.send(Message("T", b"x"))
+            cluster.broker.on_send = lambda channel, request: None
+            began = clock.monotonic()
+            await producer.close()
+            assert clock.monotonic() - began == pytest.approx(3.0, abs=0.1)
+
+    run_virtual(work)

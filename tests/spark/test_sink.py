@@ -43,7 +43,7 @@ from gimbalmq.model.compression import decompress
 from gimbalmq.model.message import MessageView
 from gimbalmq.model.properties import parse
 from gimbalmq.model.queues import MessageQueue
-from gimbalmq.spark import sink
+from gimbalmq.spark import sink, sink_send
 from gimbalmq.spark.sink_encode import Request, RowEncoder
 from gimbalmq.spark.sink_options import SinkSettings, find_roles
 from gimbalmq.testing import LocalCluster
@@ -408,12 +408,12 @@ def read_topic(namesrv: str, topic: str, count: int, seconds: float = 20.0) -> l
     return sorted(found, key=lambda view: (view.broker_name, view.queue_id, view.queue_offset))
 
 
-def write(cluster: ThreadCluster, batch: pa.RecordBatch, topic: str, **options: object) -> sink.Sent:
+def write(cluster: ThreadCluster, batch: pa.RecordBatch, topic: str, **options: object) -> sink_send.Sent:
     """One task of a batch query, without Spark."""
     given = {"namesrv": cluster.namesrv, "topic": topic} | {k: str(v) for k, v in options.items()}
     roles = {name: index for index, name in enumerate(batch.schema.names)}
     sent = sink.SinkWriter(SinkSettings.read(given), roles, "q").write(iter([batch]))
-    assert isinstance(sent, sink.Sent)
+    assert isinstance(sent, sink_send.Sent)
     return sent
 
 
@@ -427,7 +427,7 @@ def eventually(condition: Callable[[], object], seconds: float = 20.0) -> None:
 @pytest.fixture(autouse=True)
 def no_connection_outlives_its_cluster() -> Iterator[None]:
     yield
-    for sender in list(sink.Sender._shared.values()):
+    for sender in list(sink_send.Sender._shared.values()):
         sender.close()
 
 
@@ -452,11 +452,11 @@ def test_what_is_written_is_what_consumers_read(shared_cluster: ThreadCluster) -
 def test_connections_that_no_task_asks_for_are_given_up_and_made_anew(
     shared_cluster: ThreadCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(sink_send, "IDLE_SECONDS", 0.05)
     with sync.Admin(shared_cluster.namesrv) as admin:
         for _ in range(2):
             write(shared_cluster, table(body=[b"x"]), "idle", producergroup="idlers")
-            eventually(lambda: not sink.Sender._shared)
+            eventually(lambda: not sink_send.Sender._shared)
             eventually(lambda: not admin.groups.producers("idlers", "idle"))
 
 
@@ -528,7 +528,7 @@ def test_a_broker_that_comes_back_gets_what_it_missed(cluster: ThreadCluster) ->
 
     options = {"namesrv": cluster.namesrv, "topic": "restarted", "sendtimeout": "3s"}
     sent = sink.SinkWriter(SinkSettings.read(options), {"body": 0}, "q").write(rows())
-    assert isinstance(sent, sink.Sent) and sent.rows == 2
+    assert isinstance(sent, sink_send.Sent) and sent.rows == 2
     found = {view.body for view in read_topic(cluster.namesrv, "restarted", 3)}
     assert found == {b"first", b"second", b"third"}
 
@@ -546,7 +546,7 @@ def test_rows_bound_to_no_queue_go_to_the_other_broker_when_one_fails() -> None:
 
         options = {"namesrv": cluster.namesrv, "topic": "two", "sendtimeout": "2s", "batchsize": "1"}
         sent = sink.SinkWriter(SinkSettings.read(options), {"body": 0}, "q").write(rows())
-        assert isinstance(sent, sink.Sent)
+        assert isinstance(sent, sink_send.Sent)
         assert sent.rows == 16 and sent.resent > 0
         cluster.start_broker(0)
         found = read_topic(cluster.namesrv, "two", 16)

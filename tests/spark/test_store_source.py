@@ -21,7 +21,7 @@ from gimbalmq import sync
 from gimbalmq.errors import ConfigError, CorruptRecordError, DataLossError
 from gimbalmq.model.message import Message
 from gimbalmq.model.results import TransactionState
-from gimbalmq.spark import columns, sink, store_source
+from gimbalmq.spark import columns, sink, sink_send, store_source
 from gimbalmq.spark.log_ranges import StoreFolder, split_scans
 from gimbalmq.spark.sink_options import SinkSettings
 from gimbalmq.spark.store_source import PushdownStoreReader, StorePartition, StoreReader, StoreSettings
@@ -444,9 +444,9 @@ def test_what_our_sink_sends_to_javas_broker_is_read_from_its_folder(version: st
     ):
         options["namesrv"] = names.address
         sent = sink.SinkWriter(SinkSettings.read(options), roles, "q").write(iter([batch]))
-        for sender in list(sink.Sender._shared.values()):
+        for sender in list(sink_send.Sender._shared.values()):
             sender.close()
-        assert isinstance(sent, sink.Sent) and sent.rows == count
+        assert isinstance(sent, sink_send.Sent) and sent.rows == count
         consumed = read_topic(names.address, "javas", count, 60.0)
         assert sorted(view.body for view in consumed) == expected
         names_read = (*columns.DEFAULT, "properties", "rowId")

@@ -59,7 +59,7 @@ class ClientInstance(Routes):
         replies: futures of request messages by correlation id.
         unique_ids: maker of message ids.
         rng: every random choice of the instance.
-        route_listeners: called with (topic, route) on each change of a route, after the members.
+        route_listeners: called with (topic, route) on each change of a route, after the consumers.
     """
 
     def __init__(

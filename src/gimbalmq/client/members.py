@@ -19,10 +19,6 @@ class ProducerMember(Protocol):
         """Topics whose routes it wants kept fresh."""
         ...
 
-    def route_changed(self, topic: str, route: TopicRoute) -> None:
-        """A route is new or different."""
-        ...
-
     async def check_transaction(
         self, address: str, message: MessageView, header: message_headers.CheckTransactionState
     ) -> None:

@@ -1,38 +1,35 @@
 """Sending messages.
 
-A send is prepared once (``prepare``) and attempted up to three times (``flights``, ``send_retries``), each
-time at a queue the selection rule picks (``targets``). ``send`` follows Java's synchronous rules: it waits for the
-answer and tries another broker after most failures. ``send_soon`` follows Java's asynchronous ones:
-the request is on its way when it returns, and only a missing answer is tried again. Neither needs a
-thread per send: thousands may be in flight, their requests leaving in one write per turn of the loop.
+The parts are in ``sending``; a producer puts them together. ``send`` follows Java's synchronous rules: it waits
+for the answer and tries another broker after most failures. ``send_soon`` follows Java's asynchronous ones:
+the request is on its way when it returns, and only a missing answer is tried again. Messages that are bound to
+a queue are tried once. No send needs a thread: thousands may be in flight, their requests leaving in one write
+per turn of the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any, Self
 
 from gimbalmq.client.config import ProducerConfig, check_options
-from gimbalmq.client.flights import TICK, Flight, Flights
 from gimbalmq.client.instance import ClientInstance
-from gimbalmq.client.prepare import Prepared, prepare, prepare_batches
-from gimbalmq.client.send_retries import RETRY_CODES as RETRY_CODES
-from gimbalmq.client.send_retries import Retries
-from gimbalmq.client.targets import Selector as Selector
-from gimbalmq.client.targets import Targets
+from gimbalmq.client.sending.attempts import TICK
+from gimbalmq.client.sending.loop import Sending
+from gimbalmq.client.sending.prepare import Prepared, prepare, prepare_batches
+from gimbalmq.client.sending.rules import ONCE, Rules, awaited_rules, soon_rules
+from gimbalmq.client.sending.targets import Selector as Selector
 from gimbalmq.client.trace import Tracer
-from gimbalmq.errors import RocketMQError, StateError, TransportError
+from gimbalmq.errors import RocketMQError, StateError
 from gimbalmq.model.message import Message, MessageView
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.results import SendResult
-from gimbalmq.protocol.bodies import TopicRoute
 from gimbalmq.protocol.headers.messages import CheckTransactionState
 
 log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 
 class Producer:
@@ -68,7 +65,8 @@ class Producer:
         self.group = config.group
         self._instance: ClientInstance | None = None
         self._tracer: Tracer | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._rules = awaited_rules(config)
+        self._soon_rules = soon_rules(config)
 
     # -- life -------------------------------------------------------------------------
 
@@ -87,10 +85,8 @@ class Producer:
         joined.register_producer(self.group, self)
         self._instance = joined
         self._loop = asyncio.get_running_loop()
-        self._targets = Targets(joined, self.config)
-        self._publish = self._targets.known
-        self._flights = Flights(joined, self.config, self._targets, self._lost)
-        self._retries = Retries(self.config, self._targets, self._flights)
+        self.sending = Sending(joined, self.config)
+        self._publish = self.sending.targets.known
         try:
             await joined.start()
             if self.config.trace:
@@ -101,19 +97,21 @@ class Producer:
             raise
 
     async def close(self) -> None:
-        """Lets traces leave, takes leave of the brokers; the last of an instance closes it."""
-        instance, self._instance = self._instance, None
+        """Lets traces leave, takes leave of the brokers; the last of an instance closes it.
+
+        A close that was cancelled can be repeated.
+        """
+        instance = self._instance
         if instance is None:
             return
-        if self._tracer is not None:
-            self._instance = instance
-            await self._tracer.close()
-            self._instance = None
-        for task in list(self._tasks):
-            task.cancel()
-        self._targets.close()
-        self._flights.close()
+        try:
+            if self._tracer is not None:
+                await self._tracer.close()
+        finally:
+            self._tracer = None
+            self.sending.close()
         await instance.unregister_producer(self.group)
+        self._instance = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -163,27 +161,44 @@ class Producer:
         limit = self.config.send_timeout if timeout is None else timeout
         bound = queue is not None or selector is not None or message.sharding_key is not None
         started = self._loop.time()
-        flights = self._flights
-        if flights.count >= flights.most:
-            await flights.wait_turn(limit)
-        flights.count += 1
+        sending = self.sending
+        attempts = sending.attempts
+        if attempts.count < attempts.most:
+            attempts.count += 1
+        else:
+            await attempts.wait_turn(limit)
         try:
-            publish = self._publish.get(message.topic) or await self._targets.find(message.topic, limit)
             if bound:
-                chosen = self._targets.choose(publish, message, queue, selector, argument)
-                remaining = limit - (self._loop.time() - started)
-                result = await flights.attempt(prepared, chosen, max(TICK, remaining))
+                chosen = await self._choose(message, queue, selector, argument, limit, started)
+                result = await sending.deliver(prepared, ONCE, limit, started=started, chosen=chosen)
             else:
-                result = await self._retries.anywhere(prepared, publish, limit, started)
+                result = await sending.deliver(prepared, self._rules, limit, started=started)
         except RocketMQError:
             if self._tracer is not None:
                 self._trace(message, prepared, None, started)
             raise
         finally:
-            flights.landed()
+            attempts.landed()
         if self._tracer is not None:
             self._trace(message, prepared, result, started)
         return result
+
+    async def _choose(
+        self,
+        message: Message,
+        queue: MessageQueue | None,
+        selector: Selector | None,
+        argument: Any,
+        limit: float,
+        started: float,
+    ) -> MessageQueue:
+        """The queue a message is bound to, or the next one; the topic's queues are asked for if they are unknown."""
+        targets = self.sending.targets
+        publish = self._publish.get(message.topic)
+        if publish is None:
+            remaining = max(TICK, limit - (self._loop.time() - started))
+            publish = await targets.find(message.topic, remaining)
+        return targets.choose(publish, message, queue, selector, argument)
 
     def send_soon(
         self,
@@ -196,8 +211,8 @@ class Producer:
     ) -> asyncio.Future[SendResult]:
         """Sends one message now and returns the future of its result (Java: send with a callback).
 
-        The quickest way to send many. An error answer is final; where no answer comes the message is
-        sent again, to another broker if there is one.
+        The quickest way to send many. An error answer is final. If no answer comes, the message is sent again,
+        to another broker if there is one; a message that is bound to a queue is not.
 
         Raises:
             MessageIllegalError, StateError: at once. All else comes through the future.
@@ -205,71 +220,47 @@ class Producer:
         instance = self._instance or self.instance
         prepared = prepare(message, instance, self.config, self._publish)
         limit = self.config.send_timeout if timeout is None else timeout
+        started = self._loop.time()
+        bound = queue is not None or selector is not None or message.sharding_key is not None
+        rules = ONCE if bound else self._soon_rules
         publish = self._publish.get(message.topic)
-        flights = self._flights
-        if publish is not None and flights.count < flights.most and self._tracer is None:
-            chosen = self._targets.choose(publish, message, queue, selector, argument)
+        sending = self.sending
+        attempts = sending.attempts
+        if publish is None:
+            choose = partial(self._choose, message, queue, selector, argument, limit, started)
+            return sending.own(self._send_later(message, prepared, choose, limit, started, rules))
+        chosen = sending.targets.choose(publish, message, queue, selector, argument)
+        if attempts.count < attempts.most and self._tracer is None:
             address = instance.send_address(chosen.broker_name)
             channel = None if address is None else instance.pool.existing(address)
             if channel is not None:
-                return flights.start(prepared, chosen, channel, limit, self._loop.time(), soon=True)
-        return self._own(self._send_later(message, prepared, queue, selector, argument, limit))
-
-    def _own(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-        """A task that ends with the producer; its error is its awaiter's affair."""
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    def _lost(self, flight: Flight, error: RocketMQError) -> None:
-        """A ``send_soon`` got no answer."""
-        self._own(self._resend(flight, error))
-
-    async def _resend(self, flight: Flight, error: RocketMQError) -> None:
-        future = flight.future
-        remaining = flight.limit - (self._loop.time() - flight.started)
-        try:
-            result = await self._retries.elsewhere(flight.prepared, flight.chosen, error, remaining)
-        except RocketMQError as failure:
-            if not future.done():
-                future.set_exception(failure)
-        except asyncio.CancelledError:
-            if not future.done():
-                future.set_exception(error)
-            raise
-        else:
-            if not future.done():
-                future.set_result(result)
+                return attempts.start(prepared, chosen, channel, limit, started, rules)
+        return sending.own(self._send_later(message, prepared, chosen, limit, started, rules))
 
     async def _send_later(
         self,
         message: Message,
         prepared: Prepared,
-        queue: MessageQueue | None,
-        selector: Selector | None,
-        argument: Any,
+        choice: MessageQueue | Callable[[], Coroutine[Any, Any, MessageQueue]],
         limit: float,
+        started: float,
+        rules: Rules,
     ) -> SendResult:
-        """``send_soon`` where a route, a connection or a turn has to be waited for."""
-        started = self._loop.time()
-        flights = self._flights
-        if flights.count >= flights.most:
-            await flights.wait_turn(limit)
-        flights.count += 1
+        """``send_soon`` if a route, a connection or a turn has to be waited for."""
+        attempts = self.sending.attempts
         result: SendResult | None = None
         try:
-            publish = self._publish.get(message.topic) or await self._targets.find(message.topic, limit)
-            chosen = self._targets.choose(publish, message, queue, selector, argument)
-            remaining = limit - (self._loop.time() - started)
+            chosen = choice if isinstance(choice, MessageQueue) else await choice()
+            if attempts.count < attempts.most:
+                attempts.count += 1
+            else:
+                await attempts.wait_turn(limit)
             try:
-                result = await flights.attempt(prepared, chosen, max(TICK, remaining))
-            except TransportError as error:
-                remaining = limit - (self._loop.time() - started)
-                result = await self._retries.elsewhere(prepared, chosen, error, remaining)
+                result = await self.sending.deliver(prepared, rules, limit, started=started, chosen=chosen)
+            finally:
+                attempts.landed()
             return result
         finally:
-            flights.landed()
             if self._tracer is not None:
                 self._trace(message, prepared, result, started)
 
@@ -284,9 +275,9 @@ class Producer:
         """Sends one message that no broker answers for; it may be lost without a word."""
         prepared = prepare(message, self._instance or self.instance, self.config, self._publish)
         limit = self.config.send_timeout
-        publish = self._publish.get(message.topic) or await self._targets.find(message.topic, limit)
-        chosen = self._targets.choose(publish, message, queue, selector, argument)
-        await self._flights.send_oneway(prepared, chosen, limit)
+        started = self._loop.time()
+        chosen = await self._choose(message, queue, selector, argument, limit, started)
+        await self.sending.attempts.send_oneway(prepared, chosen, limit)
 
     async def send_batch(
         self,
@@ -308,27 +299,21 @@ class Producer:
         limit = self.config.send_timeout if timeout is None else timeout
         results: list[SendResult] = []
         for prepared in prepare_batches(list(messages), self.instance, self.config):
+            rules = self._rules if queue is None else ONCE
             started = self._loop.time()
-            publish = self._publish.get(prepared.topic) or await self._targets.find(prepared.topic, limit)
-            if queue is not None:
-                results.append(await self._flights.attempt(prepared, queue, limit))
-            else:
-                results.append(await self._retries.anywhere(prepared, publish, limit, started))
+            results.append(await self.sending.deliver(prepared, rules, limit, started=started, chosen=queue))
         return results
 
     async def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues a topic can be sent to (Java: fetchPublishMessageQueues)."""
-        _ = self.instance  # raises where it is not running
-        publish = self._publish.get(topic) or await self._targets.find(topic, self.config.send_timeout)
-        return publish.queues
+        _ = self.instance  # raises if it is not running
+        found = self._publish.get(topic) or await self.sending.targets.find(topic, self.config.send_timeout)
+        return found.queues
 
     # -- what its instance asks -------------------------------------------------------
 
     def publish_topics(self) -> Iterable[str]:
         return list(self._publish)
-
-    def route_changed(self, topic: str, route: TopicRoute) -> None:
-        self._targets.route_changed(topic, route)
 
     async def check_transaction(
         self, address: str, message: MessageView, header: CheckTransactionState

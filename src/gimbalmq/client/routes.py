@@ -32,8 +32,8 @@ class Routes(ABC):
     """The part of a client instance that knows where topics and brokers are.
 
     Attributes:
-        producers, consumers: members by group; they are told of changed routes.
-        route_listeners: called with (topic, route) on each change of a route, after the members.
+        producers, consumers: members by group; consumers are told of changed routes.
+        route_listeners: called with (topic, route) on each change of a route, after the consumers.
     """
 
     def __init__(self, config: ClientConfig, pool: ChannelPool, rng: random.Random) -> None:
@@ -168,8 +168,6 @@ class Routes(ABC):
         self._subscribe.pop(topic, None)
         self._brokers.update(broker_addresses(route))
         log.info("route of %s: %s", topic, ", ".join(_told(route)) or "no queues")
-        for producer in list(self.producers.values()):
-            producer.route_changed(topic, route)
         for consumer in list(self.consumers.values()):
             consumer.route_changed(topic, route)
         for listener in list(self.route_listeners):

@@ -53,7 +53,7 @@ async def send(
 ) -> RemotingCommand:
     """310 SEND_MESSAGE_V2, or 320 where the header says batch; any answer that means "stored".
 
-    Read it with ``send_reply``. (A producer's own sends take the short way in client/send_frames.)
+    Read it with ``send_reply``. (Clients that send take the short way of client/sending/frames.)
     """
     code = RequestCode.SEND_BATCH_MESSAGE if header.batch else RequestCode.SEND_MESSAGE_V2
     return await ask(caller, address, code, header, body, timeout=timeout, accept=STORED)

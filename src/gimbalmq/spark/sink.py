@@ -15,17 +15,11 @@ offset id, and a row is found again by its key or its row id.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import itertools
 import logging
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -33,38 +27,16 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from gimbalmq._clock import SYSTEM_CLOCK
-from gimbalmq.client.config import ProducerConfig
-from gimbalmq.client.producer import RETRY_CODES, Producer
-from gimbalmq.errors import (
-    ConfigError,
-    MessageIllegalError,
-    NoPermissionError,
-    ResponseError,
-    RocketMQError,
-    RouteError,
-    SendFailedError,
-    TopicNotExistError,
-    TopicRouteNotFoundError,
-    TransportError,
-)
-from gimbalmq.model.queues import MessageQueue
-from gimbalmq.model.results import SendStatus
-from gimbalmq.protocol.headers.messages import SendMessageV2
-from gimbalmq.rpc import messages as calls
-from gimbalmq.spark.sink_encode import Request, RowEncoder
+from gimbalmq.errors import ConfigError
+from gimbalmq.spark.sink_encode import RowEncoder
 from gimbalmq.spark.sink_options import SinkSettings, find_roles
+from gimbalmq.spark.sink_send import Flight, Sender, Sent
 from gimbalmq.spark.worker import settle
-from gimbalmq.sync.loop import loop_thread
 
 log = logging.getLogger(__name__)
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
-_FIRST_PAUSE: Final = 0.1
-_LONGEST_PAUSE: Final = 2.0
-
-IDLE_SECONDS: Final = 60.0
-"""How long connections wait for another task."""
 
 
 def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
@@ -89,23 +61,6 @@ def stream_writer(
     """
     settings = SinkSettings.read(options)
     return SinkStreamWriter(settings, find_roles(schema, settings))
-
-
-@dataclass(slots=True)
-class Sent(WriterCommitMessage):
-    """What one task sent.
-
-    Attributes:
-        rows: acknowledged messages.
-        requests: sends it took.
-        resent: requests that took more than one attempt; their rows may be there twice.
-        not_flushed: rows stored, but not flushed or replicated in the broker's time.
-    """
-
-    rows: int = 0
-    requests: int = 0
-    resent: int = 0
-    not_flushed: int = 0
 
 
 class SinkWriter(DataSourceArrowWriter):
@@ -212,283 +167,3 @@ class Pace:
         if self._due > now:
             self._sleep(self._due - now)
         self._due += rows / self._rate
-
-
-# --- sending -------------------------------------------------------------------------------------
-
-
-class Sender:
-    """The connections of a worker process for one sink; tasks come and go.
-
-    Spark keeps its workers for the session's life, so a sender that no task has asked for in a while says
-    goodbye: brokers are not told of it for ever, nor does it complain of a cluster that has gone.
-    """
-
-    _shared: dict[SinkSettings, Sender] = {}  # noqa: RUF012 - one process, one table
-    _lock = threading.Lock()
-
-    def __init__(self, settings: SinkSettings) -> None:
-        self.settings = settings
-        self._thread = loop_thread()
-        self.loop = self._thread.loop
-        self._producer = self._thread.run(self._start())
-        self._tasks = 0
-        self._leaving: asyncio.TimerHandle | None = None
-        self._goodbye: asyncio.Task[None] | None = None
-
-    @classmethod
-    @contextmanager
-    def lent(cls, settings: SinkSettings) -> Iterator[Sender]:
-        """The sender of these settings for one task; made on first use."""
-        with cls._lock:
-            found = cls._shared.get(settings)
-            if found is None or found._thread is not loop_thread():
-                found = cls._shared[settings] = cls(settings)
-            found._tasks += 1
-        try:
-            yield found
-        finally:
-            with cls._lock:
-                found._tasks -= 1
-            found.loop.call_soon_threadsafe(found._wait_for_tasks)
-
-    def _wait_for_tasks(self) -> None:
-        if self._leaving is not None:
-            self._leaving.cancel()
-        self._leaving = self.loop.call_later(IDLE_SECONDS, self._leave)
-
-    def _leave(self) -> None:
-        with self._lock:
-            if self._tasks or self._shared.get(self.settings) is not self:
-                return
-            del self._shared[self.settings]
-        self._goodbye = self.loop.create_task(self._producer.close())
-
-    async def _start(self) -> Producer:
-        settings = self.settings
-        producer = Producer(
-            config=ProducerConfig(
-                group=settings.producer_group,
-                send_timeout=settings.send_timeout,
-                max_message_size=settings.max_message_size,
-                **settings.connection.client_options(),
-            )
-        )
-        await producer.start()
-        return producer
-
-    def close(self) -> None:
-        with self._lock:
-            if self._shared.get(self.settings) is self:
-                del self._shared[self.settings]
-        self._thread.run(self._producer.close())
-
-    def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The queues of a topic, in the order of its route."""
-        return self._thread.run(self._queues(topic))
-
-    async def _queues(self, topic: str) -> Sequence[MessageQueue]:
-        pause = _FIRST_PAUSE
-        for attempt in itertools.count():
-            try:
-                try:
-                    await self._producer.instance.refresh_route(topic)
-                except TopicRouteNotFoundError:
-                    pass  # a topic the broker will create with its first message
-                queues = await self._producer.publish_queues(topic)
-                await self._connect({queue.broker_name for queue in queues})
-                return queues
-            except (TransportError, RouteError):
-                # A broker that starts anew is in no route for a moment.
-                if attempt >= self.settings.retries:
-                    raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        raise AssertionError("counting does not end")
-
-    async def _connect(self, brokers: set[str]) -> None:
-        """Before the first request: those that wait for a connection could be overtaken by one that finds it."""
-        instance = self._producer.instance
-        for name in brokers:
-            address = instance.send_address(name)
-            if address is not None:
-                with contextlib.suppress(TransportError):  # the request itself will say so
-                    await instance.channel(address, instance.config.connect_timeout)
-
-    def unique_id(self) -> str:
-        instance = self._producer.instance
-        return instance.unique_ids.next(instance.clock.wall_ms())
-
-    async def deliver(self, request: Request) -> tuple[int, list[tuple[MessageQueue, Exception]]]:
-        """Sends until a broker has stored it: the answer's code, and the attempts that failed.
-
-        A request that no row is bound to by goes to another broker after a failure, if there is one.
-
-        Raises:
-            SendFailedError: no attempt succeeded.
-        """
-        failures: list[tuple[MessageQueue, Exception]] = []
-        queue = request.queue
-        pause = _FIRST_PAUSE
-        for attempt in range(1 + self.settings.retries):
-            if attempt:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-                await self._look_again(queue.topic)
-                if not request.bound:
-                    queue = await self._elsewhere(queue)
-            try:
-                code = await self._attempt(request, queue)
-            except (TransportError, RouteError) as error:
-                failures.append((queue, error))
-            except ResponseError as error:
-                failures.append((queue, error))
-                if not error.retriable and error.code not in RETRY_CODES:
-                    break
-            else:
-                if code == SendStatus.SEND_OK or not self.settings.retry_not_store_ok:
-                    return code, failures
-                failures.append((queue, ResponseError(f"stored as {SendStatus(code).name}", code=code)))
-        raise SendFailedError(request.queue.topic, list(failures))
-
-    async def _look_again(self, topic: str) -> None:
-        try:
-            await self._producer.instance.refresh_route(topic)
-        except RocketMQError as error:
-            log.info("the route of %s could not be asked for: %s", topic, error)
-
-    async def _elsewhere(self, failed: MessageQueue) -> MessageQueue:
-        """A queue of another broker, else the same one again."""
-        try:
-            queues = await self._producer.publish_queues(failed.topic)
-        except RocketMQError:
-            return failed
-        others = [queue for queue in queues if queue.broker_name != failed.broker_name]
-        return others[failed.queue_id % len(others)] if others else failed
-
-    async def _attempt(self, request: Request, queue: MessageQueue) -> int:
-        instance = self._producer.instance
-        address = instance.send_address(queue.broker_name)
-        if address is None:
-            raise TopicRouteNotFoundError(
-                f"broker {queue.broker_name} is in no route of topic {queue.topic} any more"
-            )
-        config = self._producer.config
-        header = SendMessageV2(
-            producer_group=config.group,
-            topic=queue.topic,
-            default_topic=config.create_topic_key,
-            default_topic_queue_nums=config.default_topic_queue_nums,
-            queue_id=queue.queue_id,
-            sys_flag=request.sys_flag,
-            born_timestamp=instance.clock.wall_ms(),
-            flag=0,
-            properties=request.properties,
-            reconsume_times=0,
-            unit_mode=False,
-            batch=request.batch,
-            bname=queue.broker_name,
-        )
-        timeout = self.settings.send_timeout
-        # The body is a view into Arrow's buffer; it is copied once, into the frame.
-        body: Any = request.body
-        return (await calls.send(instance, address, header, body, timeout=timeout)).code
-
-
-class Flight:
-    """The requests of one task that wait for their answers."""
-
-    def __init__(self, sender: Sender, encoder: RowEncoder) -> None:
-        self.sent = Sent()
-        self._sender = sender
-        self._encoder = encoder
-        self._limit = sender.settings.sends_in_flight
-        self._changed = threading.Condition()
-        self._out = 0
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._failure: tuple[Request, RocketMQError] | None = None
-        self._broken: BaseException | None = None
-
-    def put(self, request: Request) -> None:
-        """Starts a request, waiting for its turn; raises as ``check`` does."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._out < self._limit or self._ended)
-            self._out += not self._ended
-        self.check()
-        self._sender.loop.call_soon_threadsafe(self._begin, request)
-
-    def wait(self) -> None:
-        """Until every request has its answer, or none will come."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._out == 0)
-
-    def check(self) -> None:
-        """Raises what went wrong.
-
-        Raises:
-            SendFailedError: rows were not acknowledged; says which, where and why.
-        """
-        if self._broken is not None:
-            raise self._broken
-        if self._failure is not None:
-            request, error = self._failure
-            raise _not_sent(self._encoder.name_rows(request.rows), request, error) from error
-
-    @property
-    def _ended(self) -> bool:
-        return self._failure is not None or self._broken is not None
-
-    # --- on the loop ---------------------------------------------------------------------------
-
-    def _begin(self, request: Request) -> None:
-        # Tasks take their first step in the order they were made, up to the write: queues keep the order.
-        task = self._sender.loop.create_task(self._run(request))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _run(self, request: Request) -> None:
-        sent = self.sent
-        failure: tuple[Request, RocketMQError] | None = None
-        broken: BaseException | None = None
-        try:
-            code, failures = await self._sender.deliver(request)
-            sent.rows += len(request.rows)
-            sent.requests += 1
-            sent.resent += bool(failures)
-            sent.not_flushed += len(request.rows) if code != SendStatus.SEND_OK else 0
-        except RocketMQError as error:
-            failure = (request, error)
-        except BaseException as error:
-            broken = error
-        with self._changed:
-            self._out -= 1
-            self._failure = self._failure or failure
-            self._broken = self._broken or broken
-            self._changed.notify_all()
-
-
-def _not_sent(rows: str, request: Request, error: RocketMQError) -> SendFailedError:
-    attempts = error.attempts if isinstance(error, SendFailedError) else [(request.queue, error)]
-    last = attempts[-1][1] if attempts else error
-    told = [(f"{rows} to {queue}", cause) for queue, cause in attempts]
-    failed = SendFailedError(request.queue.topic, list(told))
-    failed.args = (f"{failed}. {_remedy(last)}",)
-    return failed
-
-
-def _remedy(error: Exception) -> str:
-    if isinstance(error, MessageIllegalError):
-        return (
-            "The broker does not take these messages: compare maxMessageSize and batchBytes with its "
-            "maxMessageSize, and delays with what it supports"
-        )
-    if isinstance(error, NoPermissionError):
-        return "Give the topic and this client the permission to write"
-    if isinstance(error, TopicNotExistError | TopicRouteNotFoundError):
-        return "Create the topic, or set autoCreateTopicEnable=true in the broker"
-    if isinstance(error, TransportError):
-        return (
-            "Check that the broker is reachable from the executors; raise sendTimeout or retries if it is "
-            "slow. Written again, the rows keep their ids"
-        )
-    return "Mend the cause and run the query again; a stream goes on with this batch, its rows keep their ids"

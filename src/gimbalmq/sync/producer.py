@@ -14,12 +14,14 @@ from gimbalmq.client import producer as producers
 from gimbalmq.client import request_reply
 from gimbalmq.client import transaction as transactions
 from gimbalmq.client.config import ProducerConfig
+from gimbalmq.client.sending.targets import CALLER
 from gimbalmq.errors import StateError
 from gimbalmq.model.message import Message, MessageView
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.results import SendResult
 from gimbalmq.sync.bridge import blocking
 from gimbalmq.sync.client import BlockingClient
+from gimbalmq.sync.loop import LoopThread
 
 T = TypeVar("T")
 
@@ -49,7 +51,7 @@ class Producer(BlockingClient[producers.Producer]):
     def _wrap(self, wrapped: producers.Producer) -> None:
         super().__init__(wrapped)
         self._slots = threading.BoundedSemaphore(wrapped.config.max_in_flight)
-        self._submitted: deque[tuple[Message, dict[str, Any], concurrent.futures.Future[SendResult]]] = (
+        self._submitted: deque[tuple[int, Message, dict[str, Any], concurrent.futures.Future[SendResult]]] = (
             deque()
         )
         self._armed = False
@@ -57,6 +59,11 @@ class Producer(BlockingClient[producers.Producer]):
     @property
     def config(self) -> ProducerConfig:
         return self._async.config
+
+    def _running(self) -> LoopThread:
+        # What this thread asks for takes its context along to the loop: each thread has its own rotation.
+        CALLER.set(threading.get_ident())
+        return super()._running()
 
     send = blocking(producers.Producer.send)
     send_oneway = blocking(producers.Producer.send_oneway)
@@ -81,7 +88,7 @@ class Producer(BlockingClient[producers.Producer]):
         future.set_running_or_notify_cancel()  # what is on its way cannot be cancelled
         self._slots.acquire()
         how = {"queue": queue, "selector": selector, "argument": argument, "timeout": timeout}
-        self._submitted.append((message, how, future))
+        self._submitted.append((threading.get_ident(), message, how, future))
         if not self._armed:
             self._armed = True
             thread.loop.call_soon_threadsafe(self._send_submitted)
@@ -91,7 +98,8 @@ class Producer(BlockingClient[producers.Producer]):
         """On the loop: starts all sends that have come, so that a burst wakes the loop once."""
         self._armed = False  # first: what comes from here on arms anew
         while self._submitted:
-            message, how, future = self._submitted.popleft()
+            thread_id, message, how, future = self._submitted.popleft()
+            CALLER.set(thread_id)  # in the context of this callback, which ends with it
             try:
                 sent = self._async.send_soon(message, **how)
             except Exception as error:

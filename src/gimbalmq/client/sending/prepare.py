@@ -35,7 +35,7 @@ class Prepared(msgspec.Struct, gc=False):
 
     code: int
     topic: str
-    body: bytes
+    body: bytes | memoryview
     properties: str
     sys_flag: int
     flag: int

@@ -1,4 +1,4 @@
-"""Attempts to send that are on their way: how many there may be, and what comes of each."""
+"""One attempt to send: its frame, its way out, and what comes of it; and how many sends may be under way."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import msgspec
 
 from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.instance import ClientInstance
-from gimbalmq.client.prepare import Prepared
-from gimbalmq.client.send_frames import SendFrames, read_answer
-from gimbalmq.client.targets import Targets
+from gimbalmq.client.sending.frames import SendFrames, read_answer
+from gimbalmq.client.sending.prepare import Prepared
+from gimbalmq.client.sending.rules import Rules
+from gimbalmq.client.sending.targets import Targets
 from gimbalmq.errors import (
     RequestTimeoutError,
     ResponseError,
@@ -31,24 +32,25 @@ TICK = 0.001
 """Less than this is no time left: Java counts in milliseconds."""
 
 
-class Flight(msgspec.Struct, eq=False):
+class Attempt(msgspec.Struct, eq=False):
     """One attempt on its way: hears from the channel what came of it and tells its future.
 
     Attributes:
-        soon: a ``send_soon``, which counts as in flight by itself and is sent again where no answer comes.
+        rules: of a send that nobody awaits. It counts as under way by itself, and is sent again by these rules if
+            no answer comes. None for one attempt of a loop that awaits it.
     """
 
-    flights: Flights
+    attempts: Attempts
     prepared: Prepared
     chosen: MessageQueue
     address: str
     limit: float
     started: float
     future: asyncio.Future[SendResult]
-    soon: bool
+    rules: Rules | None
 
     def done(self) -> bool:
-        return not self.soon and self.future.done()
+        return self.rules is None and self.future.done()
 
     def set_result(self, answer: RemotingCommand) -> None:
         try:
@@ -56,33 +58,33 @@ class Flight(msgspec.Struct, eq=False):
         except RocketMQError as refused:
             self.set_exception(refused)
             return
-        flights = self.flights
-        if self.soon:
-            flights.landed()
-        if flights.records:
-            flights.targets.record(self.chosen.broker_name, self.started, failed=False)
+        attempts = self.attempts
+        if self.rules is not None:
+            attempts.landed()
+        if attempts.records:
+            attempts.targets.record(self.chosen.broker_name, self.started, failed=False)
         if not self.future.done():
             self.future.set_result(result)
 
     def set_exception(self, error: RocketMQError) -> None:
-        flights = self.flights
-        if self.soon:
-            flights.landed()
+        attempts, rules = self.attempts, self.rules
+        if rules is not None:
+            attempts.landed()
         unanswered = isinstance(error, TransportError)
-        flights.targets.record(self.chosen.broker_name, self.started, failed=True, reachable=unanswered)
+        attempts.targets.record(self.chosen.broker_name, self.started, failed=True, reachable=unanswered)
         if self.future.done():
             return
-        if self.soon and unanswered and not flights.closed:
-            flights.lost(self, error)
+        if rules is not None and rules.times and unanswered and not attempts.closed:
+            attempts.lost(self, error)
         else:
             self.future.set_exception(error)
 
 
-class Flights:
-    """The attempts of a running producer.
+class Attempts:
+    """The attempts of one sender.
 
     Args:
-        lost: called with each ``send_soon`` that got no answer; it settles the flight's future.
+        lost: called with each attempt that has rules and got no answer; it settles the attempt's future.
 
     Attributes:
         count: sends under way; one may take several attempts. Who sends counts it, and calls ``landed``.
@@ -94,7 +96,7 @@ class Flights:
         instance: ClientInstance,
         config: ProducerConfig,
         targets: Targets,
-        lost: Callable[[Flight, RocketMQError], None],
+        lost: Callable[[Attempt, RocketMQError], None],
     ) -> None:
         self._instance = instance
         self._group = config.group
@@ -121,30 +123,30 @@ class Flights:
     # -- turns --------------------------------------------------------------------------
 
     async def wait_turn(self, limit: float) -> None:
-        """Waits until fewer than ``most`` sends are out."""
+        """Waits until fewer than ``most`` sends are under way; then the caller's is counted."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append(waiter)
         try:
             async with asyncio.timeout(limit):
                 await waiter
-        except TimeoutError as error:
-            raise RequestTimeoutError(
-                f"{self.most} sends are in flight and none ended within {limit:g} s; "
-                "this message was not sent"
-            ) from error
+        except BaseException as error:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self.landed()  # the turn came in the same moment: it is the next one's
+            if isinstance(error, TimeoutError):
+                raise RequestTimeoutError(
+                    f"{self.most} sends are in flight and none ended within {limit:g} s; "
+                    "this message was not sent"
+                ) from error
+            raise
 
     def landed(self) -> None:
-        """A send has its answer, or none will come."""
-        self.count -= 1
-        if self._waiting:
-            self._next_turn()
-
-    def _next_turn(self) -> None:
-        while self._waiting and self.count < self.most:
+        """A send has its answer, or none will come. Its place goes to whoever has waited longest."""
+        while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
                 waiter.set_result(None)
                 return
+        self.count -= 1
 
     # -- attempts -----------------------------------------------------------------------
 
@@ -183,15 +185,15 @@ class Flights:
         channel: Channel,
         limit: float,
         started: float,
-        soon: bool = False,
+        rules: Rules | None = None,
     ) -> asyncio.Future[SendResult]:
         """Puts one attempt on its way."""
         opaque = channel.next_opaque()
         frame = self._frame(prepared, chosen, opaque)
         future: asyncio.Future[SendResult] = self._loop.create_future()
-        self.count += soon
-        flight = Flight(self, prepared, chosen, channel.address, limit, started, future, soon)
-        channel.start_frame(opaque, frame, limit, flight)
+        self.count += rules is not None
+        attempt = Attempt(self, prepared, chosen, channel.address, limit, started, future, rules)
+        channel.start_frame(opaque, frame, limit, attempt)
         return future
 
     async def send_oneway(self, prepared: Prepared, chosen: MessageQueue, limit: float) -> None:
@@ -200,7 +202,7 @@ class Flights:
         channel.send_bytes(self._frame(prepared, chosen, channel.next_opaque(), ONEWAY_FLAG))
 
     async def _connect(self, chosen: MessageQueue, timeout: float) -> Channel:
-        """The connection to a queue's master; the route is looked at once more where it has none."""
+        """The connection to a queue's master; if the route has none, it is asked for once more."""
         instance = self._instance
         address = instance.send_address(chosen.broker_name)
         if address is None:

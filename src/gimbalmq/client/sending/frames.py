@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gimbalmq.client.config import ProducerConfig
-from gimbalmq.client.prepare import SEND, SEND_BATCH, Prepared
+from gimbalmq.client.sending.prepare import SEND, SEND_BATCH, Prepared
 from gimbalmq.errors import RemoteProtocolError, ResponseError
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.results import SendResult, SendStatus

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from contextvars import ContextVar
+from typing import Any, Final
 
 from gimbalmq.balance.latency import FaultStrategy, FaultTable
 from gimbalmq.balance.select import PublishQueues, Rotation, select_by_function, select_by_hash
 from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.instance import ClientInstance
+from gimbalmq.client.sending.rules import Place
 from gimbalmq.errors import (
     MessageIllegalError,
     NoWritableQueueError,
@@ -25,16 +27,19 @@ from gimbalmq.protocol.bodies import TopicRoute
 
 log = logging.getLogger(__name__)
 
+CALLER: Final[ContextVar[Hashable]] = ContextVar("gimbalmq_caller", default=None)
+"""Whose rotation a send continues. Blocking producers set it to the calling thread; a loop is one caller."""
+
 Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
 
 
 class Targets:
-    """The queues of a running producer's topics.
+    """The queues of topics that one sender sends to.
 
     Attributes:
         known: by topic.
         records: whether slow and failing brokers are avoided for a while (``latency_fault``).
-        faults: how brokers have done, where that counts.
+        faults: how brokers have done, if that counts.
     """
 
     def __init__(self, instance: ClientInstance, config: ProducerConfig) -> None:
@@ -44,19 +49,22 @@ class Targets:
         self._searches: dict[str, asyncio.Task[PublishQueues]] = {}
         self._closed = False
         self.known: dict[str, PublishQueues] = {}
+        instance.route_listeners.append(self._route_changed)
         self.records = config.latency_fault
         self.faults = FaultStrategy(
             FaultTable(instance.rng), enabled=config.latency_fault, rule=config.fault_rule
         )
 
     def close(self) -> None:
-        self._closed = True
+        if not self._closed:
+            self._closed = True
+            self._instance.route_listeners.remove(self._route_changed)
         for search in self._searches.values():
             search.cancel()
 
     # -- the queues of a topic ----------------------------------------------------------
 
-    def route_changed(self, topic: str, route: TopicRoute) -> None:
+    def _route_changed(self, topic: str, route: TopicRoute) -> None:
         if topic in self.known:
             self._take_route(topic, route)
 
@@ -146,15 +154,37 @@ class Targets:
             return select_by_function(publish.queues, selector, message, argument)
         if message.sharding_key is not None:
             return select_by_hash(publish.queues, message.sharding_key)
-        return self.next(publish, None) if self.records else publish.next_queue()
+        return self.next(publish, None) if self.records else publish.next_queue(CALLER.get())
 
     def next(self, publish: PublishQueues, last_broker: str | None) -> MessageQueue:
-        """Any queue, on another broker than the last one where there is one."""
+        """Any queue, of another broker than the last one if there is one."""
         if not self.records:
-            return publish.next_queue() if last_broker is None else publish.next_queue_avoiding(last_broker)
+            return publish.next_queue_avoiding(last_broker, CALLER.get())
         return self.faults.select(
-            publish, now_ms=self._loop.time() * 1000, rng=self._instance.rng, last_broker=last_broker
+            publish,
+            now_ms=self._loop.time() * 1000,
+            rng=self._instance.rng,
+            last_broker=last_broker,
+            caller=CALLER.get(),
         )
+
+    def another(self, topic: str, failed: MessageQueue | None, place: Place) -> MessageQueue:
+        """Where to go after an attempt that failed."""
+        assert failed is not None, "an attempt has a queue"
+        publish = self.known.get(topic)
+        if place is Place.SAME_QUEUE or publish is None:
+            return failed
+        other = self.next(publish, failed.broker_name)
+        if place is Place.ANYWHERE:
+            return other
+        same_id = MessageQueue(topic, other.broker_name, failed.queue_id)
+        if same_id in publish.queues:
+            return same_id
+        found = publish.next_queue_where(
+            lambda queue: queue.queue_id == failed.queue_id and queue.broker_name != failed.broker_name,
+            CALLER.get(),
+        )
+        return failed if found is None else found
 
     def record(self, broker_name: str, started: float, *, failed: bool, reachable: bool = True) -> None:
         """Notes how a broker did at something that began at ``started``."""
