@@ -8,7 +8,8 @@ from enum import Enum
 from os import PathLike
 from typing import Any, Literal
 
-from gimbalmq.balance.allocate import AllocateStrategy, strategy_by_name
+from gimbalmq.balance.allocate import AllocateStrategy
+from gimbalmq.balance.by_name import strategy_by_name
 from gimbalmq.client.config import ClientConfig
 from gimbalmq.errors import ConfigError
 from gimbalmq.model.javahash import tag_hash
@@ -45,7 +46,8 @@ class ConsumerConfig(ClientConfig):
 
     Attributes:
         group: the consumer group; its members must subscribe alike.
-        strategy: a name ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH", "STICKY") or an object of that shape.
+        strategy: a name ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH", "STICKY"), or an object such as
+            ``strategy_by_name`` makes of the names that need more: rooms, a resolver, a list of queues.
         consume_timestamp: for ``TIMESTAMP``: ``yyyyMMddHHmmss`` in the machine's own time zone as Java reads
             it, or a datetime; None means half an hour before the start.
         pull_batch_size: messages asked for at once.
