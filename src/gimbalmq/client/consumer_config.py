@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from os import PathLike
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from gimbalmq.balance.allocate import AllocateStrategy
 from gimbalmq.balance.by_name import strategy_by_name
@@ -201,6 +201,8 @@ class PushConsumerConfig(ConsumerConfig):
         await_termination: how long close() waits for handlers at work (Java: 0, and they come again).
     """
 
+    kind: ClassVar[str] = "push"
+
     consume_threads: int = 20
     consume_message_batch_max_size: int = 1
     pull_interval: float = 0.0
@@ -244,6 +246,8 @@ class PullConsumerConfig(ConsumerConfig):
         pull_threshold_for_all: messages all queues together may have cached.
         offset_failure_delay: pause where the place to begin could not be found out.
     """
+
+    kind: ClassVar[str] = "pull"
 
     pull_batch_size: int = 10
     broker_suspend: float = 20.0

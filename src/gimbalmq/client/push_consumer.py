@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, overload
 
 from gimbalmq.client import events
-from gimbalmq.client.config import check_options
 from gimbalmq.client.consume import ConsumeContext, ConsumeResult, Handler, Listener, Outcome
 from gimbalmq.client.consume_concurrently import ConcurrentConsumption
 from gimbalmq.client.consume_in_order import OrderedConsumption
@@ -62,7 +61,7 @@ class PushConsumer(Consumer[PushConsumerConfig]):
         namesrv: name servers, ``host:port;host:port``.
         config: a whole configuration instead of the two and the options.
         offset_store: where progress is kept, instead of the broker or the local file.
-        options: any field of ``PushConsumerConfig``.
+        options: any field of ``PushConsumerConfig``; ``profile="4.9"`` for RocketMQ 4.9's defaults.
     """
 
     consume_type = "CONSUME_PASSIVELY"
@@ -77,8 +76,7 @@ class PushConsumer(Consumer[PushConsumerConfig]):
         **options: Any,
     ) -> None:
         if config is None:
-            check_options(PushConsumerConfig, options)
-            config = PushConsumerConfig(group=group, namesrv=namesrv, **options)
+            config = PushConsumerConfig.of(group=group, namesrv=namesrv, **options)
         elif options:
             config = config.with_options(**options)
         super().__init__(config, offset_store)

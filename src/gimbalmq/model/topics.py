@@ -84,7 +84,11 @@ def broker_problem(name: str) -> str | None:
     Each has a topic of its name, so they are legal as topics are, but for two letters: machines have dots in their
     names, and MACHINE_ROOM wants ``room@name``.
     """
-    if name.strip(" .") and len(name) <= MAX_TOPIC_LENGTH and _LEGAL.fullmatch(name.translate(_ALSO_IN_BROKERS)):
+    if (
+        name.strip(" .")
+        and len(name) <= MAX_TOPIC_LENGTH
+        and _LEGAL.fullmatch(name.translate(_ALSO_IN_BROKERS))
+    ):
         return None
     return f"use 1 to {MAX_TOPIC_LENGTH} of the letters a-z, A-Z, 0-9, %, |, _, -, @ and ."
 
