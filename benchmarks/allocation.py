@@ -15,7 +15,7 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from gimbalmq.balance.allocate import strategy_by_name
+from gimbalmq.balance.by_name import strategy_by_name
 from gimbalmq.balance.simulate import Event, Report, simulate
 from gimbalmq.model.queues import MessageQueue, sort_client_ids, sort_queues
 

@@ -11,6 +11,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from gimbalmq.admin.admin import Admin as Admin
+    from gimbalmq.balance.by_name import strategy_by_name as strategy_by_name
+    from gimbalmq.balance.rooms import RoomsByPrefix as RoomsByPrefix
     from gimbalmq.broker.broker import Broker as Broker
     from gimbalmq.broker.config import BrokerConfig as BrokerConfig
     from gimbalmq.client.consumer_config import ConsumeFromWhere as ConsumeFromWhere
@@ -63,9 +65,11 @@ _HOMES = {
     "RequestTimeoutError": "gimbalmq.errors",
     "ResponseError": "gimbalmq.errors",
     "RocketMQError": "gimbalmq.errors",
+    "RoomsByPrefix": "gimbalmq.balance.rooms",
     "SendFailedError": "gimbalmq.errors",
     "SendResult": "gimbalmq.model.results",
     "StoreError": "gimbalmq.errors",
+    "strategy_by_name": "gimbalmq.balance.by_name",
     "TopicRouteNotFoundError": "gimbalmq.errors",
     "TransactionProducer": "gimbalmq.client.transaction",
     "TransactionState": "gimbalmq.model.results",

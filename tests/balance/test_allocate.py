@@ -14,15 +14,14 @@ from gimbalmq.balance.allocate import (
     Averagely,
     AveragelyByCircle,
     ByConfig,
-    ByMachineRoom,
     ConsistentHash,
-    MachineRoomNearby,
     average_block,
     md5_ring_hash,
     share,
     shares,
-    strategy_by_name,
 )
+from gimbalmq.balance.by_name import strategy_by_name
+from gimbalmq.balance.rooms import ByMachineRoom, MachineRoomNearby
 from gimbalmq.errors import ConfigError
 from gimbalmq.model.queues import MessageQueue
 
@@ -266,12 +265,19 @@ def test_a_stranger_gets_nothing_and_it_is_logged(
 def test_strategies_by_name() -> None:
     """S1-33: all six; S4-16: AVG when none is named."""
     assert strategy_by_name().name == "AVG"
-    for name in ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH", "CONFIG", "MACHINE_ROOM", "STICKY"):
+    for name in ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH", "STICKY"):
         assert strategy_by_name(name).name == name
+    assert strategy_by_name("CONFIG", queues=[]).name == "CONFIG"
+    assert strategy_by_name("MACHINE_ROOM", rooms=["hz"]).name == "MACHINE_ROOM"
     nearby = strategy_by_name("MACHINE_ROOM_NEARBY-CONSISTENT_HASH", resolver=FirstLetter())
     assert nearby.name == "MACHINE_ROOM_NEARBY-CONSISTENT_HASH"
-    with pytest.raises(ConfigError, match="resolver"):
-        strategy_by_name("MACHINE_ROOM_NEARBY-AVG")
+    for name, remedy in (
+        ("MACHINE_ROOM_NEARBY-AVG", "resolver="),
+        ("MACHINE_ROOM", "rooms="),
+        ("CONFIG", "queues="),
+    ):
+        with pytest.raises(ConfigError, match=remedy):  # by its name alone it would take nothing
+            strategy_by_name(name)
     with pytest.raises(ConfigError, match="AVG_BY_CIRCLE"):
         strategy_by_name("ROUND_ROBIN")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gimbalmq.balance.allocate import shares, strategy_by_name
-from gimbalmq.balance.compare import Move, RoomsByPrefix, compare, moves_between, owners_of
+from gimbalmq.balance.allocate import shares
+from gimbalmq.balance.by_name import strategy_by_name
+from gimbalmq.balance.compare import Move, compare, moves_between, owners_of
+from gimbalmq.balance.rooms import RoomsByPrefix
 from gimbalmq.errors import ConfigError
 from gimbalmq.model.queues import MessageQueue
 
@@ -40,11 +42,11 @@ def test_members_beyond_the_queues_are_idle() -> None:
 
 
 def test_rooms_go_by_the_longest_prefix() -> None:
-    rooms = RoomsByPrefix("--room", ["broker-=r1", "broker-b=r2", "10.1.=r2"])
+    rooms = RoomsByPrefix.parse("--room", ["broker-=r1", "broker-b=r2", "10.1.=r2"])
     assert rooms.names == {"r1", "r2"}
     assert rooms.room_of_queue(MessageQueue("t", "broker-a", 0)) == "r1"
     assert rooms.room_of_queue(MessageQueue("t", "broker-b", 0)) == "r2"
     with pytest.raises(ConfigError, match=r"--room='10\.2\.0\.1@1'.*no room fits"):
         rooms.room_of_client("10.2.0.1@1")
     with pytest.raises(ConfigError, match=r"--room='nonsense'.*PREFIX=ROOM"):
-        RoomsByPrefix("--room", ["nonsense"])
+        RoomsByPrefix.parse("--room", ["nonsense"])

@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from gimbalmq.balance.allocate import strategy_by_name
+from gimbalmq.balance.by_name import strategy_by_name
 from gimbalmq.balance.compare import minimum_moves, moves_between
 from gimbalmq.balance.simulate import Event, Report, day_of_changes, simulate
 from gimbalmq.errors import ConfigError

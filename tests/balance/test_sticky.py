@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gimbalmq.balance.allocate import shares, strategy_by_name
+from gimbalmq.balance.allocate import shares
+from gimbalmq.balance.by_name import strategy_by_name
 from gimbalmq.balance.compare import minimum_moves, moves_between
 from gimbalmq.balance.simulate import Event, simulate
 from gimbalmq.balance.sticky import Sticky, place

@@ -66,8 +66,8 @@ def test_unknown_keys_are_returned_not_swallowed() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "word"),
     [
-        ("brokerName", "a b", "illegal"),
-        ("brokerClusterName", "", "blank"),
+        ("brokerName", "a b", "letters a-z"),
+        ("brokerClusterName", "", "1 to 127"),
         ("brokerIP1", "localhost", "IP address"),
         ("brokerIP2", "300.1.1.1", "IP address"),
         ("flushDiskType", "NEVER", "ASYNC_FLUSH or SYNC_FLUSH"),

@@ -18,6 +18,7 @@ import pytest
 
 from gimbalmq.model.ids import parse_offset_id
 from gimbalmq.protocol import fastjson
+from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.frames import FrameReader
 from gimbalmq.protocol.serializers import decode_command, encode_frame
@@ -153,6 +154,8 @@ def _compare(
     exchange: Exchange, request: RemotingCommand, ours: RemotingCommand, java: RemotingCommand
 ) -> list[str]:
     wrong = []
+    if _is_answer_of_4_9(exchange, ours, java):
+        return []
     if ours.code != java.code:
         wrong.append(f"{exchange}: code {ours.code} ({ours.remark}), Java said {java.code} ({java.remark})")
     wanted = set(fields(java)) - MISSING_FIELDS.get(exchange.code, set())
@@ -170,6 +173,18 @@ def _compare(
         if more or less:
             wrong.append(f"{exchange}: body has {sorted(more)} and lacks {sorted(less)}")
     return wrong
+
+
+def _is_answer_of_4_9(exchange: Exchange, ours: RemotingCommand, java: RemotingCommand) -> bool:
+    """Whether ours is what 4.9 answers and 5.5.0, which was recorded, does not.
+
+    S2-36: a new group is told 0 of a queue without messages; 5.1 and later answer 22.
+    """
+    return (
+        exchange.code == RequestCode.QUERY_CONSUMER_OFFSET
+        and java.code == ResponseCode.QUERY_NOT_FOUND
+        and (ours.code, fields(ours)) == (ResponseCode.SUCCESS, {"offset": "0"})
+    )
 
 
 async def _play(desk: Desk, peers: str) -> list[str]:

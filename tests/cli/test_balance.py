@@ -117,6 +117,7 @@ def test_preview_knows_brokers_and_rooms(capsys: pytest.CaptureFixture[str]) -> 
             ("--topic", "t=4", "--members", "a", "--strategy", "MACHINE_ROOM_NEARBY-AVG"),
             "no room fits this name",
         ),
+        (("--topic", "t=4", "--members", "a", "--strategy", "MACHINE_ROOM"), "add --room"),
         (("--topic", "t=4", "--members", "a", "--room", "x"), "PREFIX=ROOM"),
     ],
 )

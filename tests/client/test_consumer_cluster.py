@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -70,7 +70,8 @@ class World:
     async def topic(self, name: str, queues: int, producer: Producer) -> None:
         """Creates a topic, or gives it another number of queues."""
         config = TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues)
-        await management.create_topic(producer.instance, self.cluster.broker.address, config)
+        for broker in self.cluster.brokers:
+            await management.create_topic(producer.instance, broker.address, config)
         await asyncio.sleep(0.5)
 
     def kill(self, client: PushConsumer) -> None:
@@ -79,7 +80,9 @@ class World:
         self.network.cut(self.hosts[client], [self.cluster.namesrv.split(":")[0], "10.0.0.11"])
 
 
-def in_world(scenario: Callable[[World], Coroutine[Any, Any, None]], brokers: int = 1) -> None:
+def in_world(
+    scenario: Callable[[World], Coroutine[Any, Any, None]], brokers: int | Sequence[str] = 1
+) -> None:
     async def main(clock: VirtualClock) -> None:
         network = MemoryNetwork()
         async with LocalCluster(brokers=brokers, network=network, clock=clock) as cluster:

@@ -55,3 +55,14 @@ def test_names_that_no_group_can_have(name: str, word: str) -> None:
 def test_a_name_of_megabytes_is_not_repeated_to_its_sender() -> None:
     for problem in (topics.topic_problem("x" * 10_000_000), topics.group_problem("a b" * 1_000_000)):
         assert problem is not None and len(problem) < 300
+
+
+@pytest.mark.parametrize("name", ["broker-a", "hz@broker-a", "node1.example.org"])
+def test_names_that_brokers_have(name: str) -> None:
+    """S2-11: MACHINE_ROOM reads the room out of ``room@name``."""
+    assert topics.broker_problem(name) is None
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "a" * 128, "a\n"])
+def test_names_that_no_broker_can_have(name: str) -> None:
+    assert "127" in (topics.broker_problem(name) or "")

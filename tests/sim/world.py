@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from gimbalmq.balance.allocate import shares, strategy_by_name
+from gimbalmq.balance.allocate import shares
+from gimbalmq.balance.by_name import strategy_by_name
 from gimbalmq.client.consumer_config import ConsumeFromWhere, PushConsumerConfig
 from gimbalmq.client.consuming.handlers import ConsumeContext
 from gimbalmq.client.events import BalanceEvent, LeaseLost, LeaseOverridden, QueueTaken

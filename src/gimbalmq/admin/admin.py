@@ -10,7 +10,7 @@ from gimbalmq.admin.dead_letters import DeadLetters
 from gimbalmq.admin.groups import Groups
 from gimbalmq.admin.messages import Messages
 from gimbalmq.admin.topics import Topics
-from gimbalmq.client.config import ClientConfig, check_options
+from gimbalmq.client.config import ClientConfig
 
 
 class Admin:
@@ -29,8 +29,7 @@ class Admin:
     """
 
     def __init__(self, namesrv: str | list[str] | tuple[str, ...], **options: Any) -> None:
-        check_options(ClientConfig, options)
-        self._connection = Connection(ClientConfig(namesrv=namesrv, **options))
+        self._connection = Connection(ClientConfig.of(namesrv=namesrv, **options))
         self.clusters = Clusters(self._connection)
         self.topics = Topics(self._connection)
         self.groups = Groups(self._connection)

@@ -16,16 +16,12 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from gimbalmq.errors import ConfigError
 from gimbalmq.model.queues import MessageQueue, sort_client_ids, sort_queues
 
 logger = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
-
-NEARBY_PREFIX = "MACHINE_ROOM_NEARBY-"
 
 
 class AllocateStrategy(Protocol):
@@ -135,95 +131,6 @@ class ByConfig:
         return list(self.queues or ())
 
 
-@dataclass(frozen=True, slots=True)
-class ByMachineRoom:
-    """MACHINE_ROOM (AllocateMessageQueueByMachineRoom): only queues of brokers named ``room@name``.
-
-    Of p queues in the allowed rooms each of m members takes a block of p // m, and what is left at
-    the tail goes one each to the first members. 5 queues, 2 members: 0,1,4 and 2,3.
-    """
-
-    rooms: Collection[str] = ()
-    name: str = "MACHINE_ROOM"
-
-    def allocate(
-        self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
-    ) -> list[MessageQueue]:
-        if not is_member(group, client_id, queues, client_ids):
-            return []
-        kept = [queue for queue in queues if self._allows(queue.broker_name)]
-        index = client_ids.index(client_id)
-        size, remainder = divmod(len(kept), len(client_ids))
-        mine = kept[size * index : size * (index + 1)]
-        if index < remainder:
-            mine.append(kept[index + size * len(client_ids)])
-        return mine
-
-    def _allows(self, broker_name: str) -> bool:
-        parts = broker_name.split("@")
-        while parts and not parts[-1]:  # Java's split drops empty parts at the end
-            parts.pop()
-        return len(parts) == 2 and parts[0] in self.rooms
-
-
-class RoomResolver(Protocol):
-    """Where brokers and consumers stand (AllocateMachineRoomNearby.MachineRoomResolver)."""
-
-    def room_of_queue(self, queue: MessageQueue) -> str:
-        """The room of the queue's broker; never empty."""
-
-    def room_of_client(self, client_id: str) -> str:
-        """The room of a member; never empty."""
-
-
-@dataclass(frozen=True, slots=True)
-class MachineRoomNearby:
-    """MACHINE_ROOM_NEARBY-<inner> (AllocateMachineRoomNearby): consume in the own room.
-
-    The queues of a room are shared among its members by the inner strategy; queues of a room without
-    members among all members. Rooms A (4 queues, members a1, a2), B (4 queues, nobody), C (2 queues,
-    member c1), inner AVG: a1 takes A0,A1,B0,B1; a2 A2,A3,B2; c1 C0,C1,B3.
-    """
-
-    inner: AllocateStrategy
-    resolver: RoomResolver
-
-    def __post_init__(self) -> None:
-        for option in ("inner", "resolver"):
-            if getattr(self, option) is None:
-                raise ConfigError(option, None, f"{NEARBY_PREFIX}... needs one")
-
-    @property
-    def name(self) -> str:
-        return NEARBY_PREFIX + self.inner.name
-
-    def allocate(
-        self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
-    ) -> list[MessageQueue]:
-        if not is_member(group, client_id, queues, client_ids):
-            return []
-        room_queues = _by_room(queues, self.resolver.room_of_queue)
-        room_members = _by_room(client_ids, self.resolver.room_of_client)
-        own = self.resolver.room_of_client(client_id)
-        mine: list[MessageQueue] = []
-        if own in room_queues:
-            mine += self.inner.allocate(group, client_id, room_queues[own], room_members[own])
-        for room in sort_client_ids(room_queues):
-            if room not in room_members:
-                mine += self.inner.allocate(group, client_id, room_queues[room], client_ids)
-        return mine
-
-
-def _by_room(items: Iterable[_T], room_of: Callable[[_T], str]) -> dict[str, list[_T]]:
-    rooms: dict[str, list[_T]] = {}
-    for item in items:
-        room = room_of(item)
-        if not room:
-            raise ConfigError("resolver", item, "every queue and every member needs a room")
-        rooms.setdefault(room, []).append(item)
-    return rooms
-
-
 def md5_ring_hash(text: str) -> int:
     """The ring's hash: first 4 bytes of MD5, big endian, unsigned.
 
@@ -278,55 +185,6 @@ class ConsistentHash:
             for replica in range(first, first + self.virtual_nodes):
                 ring[self.hash(f"{client_id}-{replica}")] = client_id  # a collision overwrites
         return ring
-
-
-STRATEGY_NAMES = ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH", "CONFIG", "MACHINE_ROOM", "STICKY")
-"""Names ``strategy_by_name`` knows, besides MACHINE_ROOM_NEARBY-<one of these>."""
-
-
-def strategy_by_name(
-    name: str = "AVG",
-    *,
-    queues: Sequence[MessageQueue] | None = None,
-    rooms: Collection[str] = (),
-    resolver: RoomResolver | None = None,
-    virtual_nodes: int = 10,
-) -> AllocateStrategy:
-    """The strategy of that name; AVG when none is named.
-
-    Args:
-        name: one of ``STRATEGY_NAMES``, or ``MACHINE_ROOM_NEARBY-`` followed by one.
-        queues: what CONFIG returns.
-        rooms: rooms that MACHINE_ROOM allows (``consumeridcs``).
-        resolver: rooms of brokers and members, for MACHINE_ROOM_NEARBY.
-        virtual_nodes: places of each member on CONSISTENT_HASH's ring.
-
-    Raises:
-        ConfigError: unknown name, or a setting the strategy cannot use.
-    """
-    if name.startswith(NEARBY_PREFIX):
-        if resolver is None:
-            raise ConfigError("resolver", None, f"{name} needs one")
-        inner = strategy_by_name(
-            name.removeprefix(NEARBY_PREFIX), queues=queues, rooms=rooms, virtual_nodes=virtual_nodes
-        )
-        return MachineRoomNearby(inner, resolver)
-    match name:
-        case "AVG":
-            return Averagely()
-        case "AVG_BY_CIRCLE":
-            return AveragelyByCircle()
-        case "CONSISTENT_HASH":
-            return ConsistentHash(virtual_nodes)
-        case "CONFIG":
-            return ByConfig(queues)
-        case "MACHINE_ROOM":
-            return ByMachineRoom(rooms)
-        case "STICKY":
-            from gimbalmq.balance.sticky import Sticky  # it builds on this module
-
-            return Sticky()
-    raise ConfigError("strategy", name, f"one of {', '.join(STRATEGY_NAMES)} or {NEARBY_PREFIX}<one of them>")
 
 
 def share(

@@ -11,11 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gimbalmq.balance.allocate import AllocateStrategy, shares
-from gimbalmq.errors import ConfigError
 from gimbalmq.model.queues import MessageQueue
-
-PLAIN_STRATEGIES = ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH", "STICKY")
-"""Those that need nothing but the two lists, so that they can be compared without being asked more."""
 
 Parts = Mapping[str, Sequence[MessageQueue]]
 
@@ -106,40 +102,3 @@ def minimum_moves(
     kept = sum(min(count, share) for count in held.values())
     kept += min(extras, sum(count > share for count in held.values()))
     return owned - kept
-
-
-class RoomsByPrefix:
-    """Rooms by the longest prefix of a broker's or a member's name (a ``RoomResolver``).
-
-    >>> RoomsByPrefix("--room", ["broker-=r1", "10.1.=r2"]).room_of_client("10.1.0.5@77")
-    'r2'
-
-    Args:
-        option: what the user calls the list, for errors.
-        places: ``PREFIX=ROOM`` each.
-    """
-
-    def __init__(self, option: str, places: Iterable[str]) -> None:
-        self._option = option
-        self._places: list[tuple[str, str]] = []
-        for text in places:
-            prefix, _, room = text.rpartition("=")
-            if not prefix or not room:
-                raise ConfigError(option, text, "write PREFIX=ROOM, such as broker-a=room-1")
-            self._places.append((prefix, room))
-        self._places.sort(key=lambda place: -len(place[0]))
-
-    @property
-    def names(self) -> set[str]:
-        return {room for _, room in self._places}
-
-    def room_of_queue(self, queue: MessageQueue) -> str:
-        return self.room_of_client(queue.broker_name)
-
-    def room_of_client(self, client_id: str) -> str:
-        for prefix, room in self._places:
-            if client_id.startswith(prefix):
-                return room
-        raise ConfigError(
-            self._option, client_id, "no room fits this name; add PREFIX=ROOM, such as broker-a=room-1"
-        )

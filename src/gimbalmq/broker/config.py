@@ -228,7 +228,7 @@ class BrokerConfig(TlsConfig):
     def __post_init__(self) -> None:
         TlsConfig.__post_init__(self)
         for name in ("broker_cluster_name", "broker_name"):
-            problem = topics.topic_problem(getattr(self, name))
+            problem = topics.broker_problem(getattr(self, name))
             if problem is not None:
                 raise ConfigError(property_name(name), getattr(self, name), problem)
         for name in ("broker_ip1", "broker_ip2"):

@@ -14,15 +14,10 @@ from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
-from gimbalmq.balance.allocate import AllocateStrategy, Averagely, shares, strategy_by_name
-from gimbalmq.balance.compare import (
-    PLAIN_STRATEGIES,
-    Comparison,
-    Parts,
-    RoomsByPrefix,
-    compare,
-    owners_of,
-)
+from gimbalmq.balance.allocate import AllocateStrategy, Averagely, shares
+from gimbalmq.balance.by_name import PLAIN_STRATEGIES, strategy_by_name
+from gimbalmq.balance.compare import Comparison, Parts, compare, owners_of
+from gimbalmq.balance.rooms import RoomsByPrefix
 from gimbalmq.cli.asking import connect, connection_options, whole_number
 from gimbalmq.cli.terminal import table
 from gimbalmq.errors import ConfigError, ConnectError, ConsumerNotOnlineError
@@ -240,7 +235,11 @@ def _strategies(option: str, text: str, rooms: Sequence[str] = ()) -> list[Alloc
     names = PLAIN_STRATEGIES if text == "all" else _names(option, text)
     if "CONFIG" in names:
         raise ConfigError(option, "CONFIG", "it takes a list of your own, so there is nothing to compute")
-    places = RoomsByPrefix("--room", rooms)
+    places = RoomsByPrefix.parse("--room", rooms)
+    if "MACHINE_ROOM" in names and not rooms:
+        raise ConfigError(
+            option, "MACHINE_ROOM", "it needs rooms: add --room PREFIX=ROOM, such as --room hz=hz"
+        )
     return [strategy_by_name(name, rooms=places.names, resolver=places) for name in names]
 
 

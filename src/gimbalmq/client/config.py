@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from difflib import get_close_matches
+from typing import Any, ClassVar, Self, TypeVar
 
 from gimbalmq.balance.latency import DEFAULT_RULE, RULES
+from gimbalmq.client.profiles import profile_options
 from gimbalmq.errors import ConfigError
 from gimbalmq.model.compression import Compression
 from gimbalmq.model.message import MAX_BODY_BYTES
@@ -96,6 +98,21 @@ class ClientConfig:
         """The name servers, in the order given."""
         return parse_addresses(self.namesrv)
 
+    kind: ClassVar[str] = ""
+    """Which of a profile's settings count for this client."""
+
+    @classmethod
+    def of(cls, *, profile: str | None = None, **options: Any) -> Self:
+        """What an application asks for; raises ConfigError for an option there is none of.
+
+        Args:
+            profile: whose defaults count: ``4.9`` for RocketMQ 4.9's, None for ours.
+        """
+        check_options(cls, options)
+        if profile is not None:
+            options = profile_options(profile, cls.kind, {item.name for item in fields(cls)}) | options
+        return cls(**options)
+
     def with_options(self: C, **options: Any) -> C:
         """A copy with some options changed; raises ConfigError for a name there is none of."""
         check_options(type(self), options)
@@ -107,7 +124,9 @@ def check_options(config: type[ClientConfig], options: dict[str, Any]) -> None:
     known = {item.name for item in fields(config)}
     for name, value in options.items():
         if name not in known:
-            raise ConfigError(name, value, f"no such option; there are {', '.join(sorted(known))}")
+            close = get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"
+            raise ConfigError(name, value, f"no such option; {hint}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +150,8 @@ class ProducerConfig(ClientConfig):
         max_in_flight: sends without an answer at a time; further ones wait their turn.
         trace: whether each send leaves a record in ``trace_topic``.
     """
+
+    kind: ClassVar[str] = "producer"
 
     group: str = ""
     send_timeout: float = 3.0

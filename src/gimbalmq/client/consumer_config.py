@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from os import PathLike
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from gimbalmq.balance.allocate import AllocateStrategy, strategy_by_name
+from gimbalmq.balance.allocate import AllocateStrategy
+from gimbalmq.balance.by_name import strategy_by_name
 from gimbalmq.client.config import ClientConfig
 from gimbalmq.errors import ConfigError
 from gimbalmq.model.javahash import tag_hash
@@ -45,7 +46,8 @@ class ConsumerConfig(ClientConfig):
 
     Attributes:
         group: the consumer group; its members must subscribe alike.
-        strategy: a name ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH", "STICKY") or an object of that shape.
+        strategy: a name ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH", "STICKY"), or an object such as
+            ``strategy_by_name`` makes of the names that need more: rooms, a resolver, a list of queues.
         consume_timestamp: for ``TIMESTAMP``: ``yyyyMMddHHmmss`` in the machine's own time zone as Java reads
             it, or a datetime; None means half an hour before the start.
         pull_batch_size: messages asked for at once.
@@ -199,6 +201,8 @@ class PushConsumerConfig(ConsumerConfig):
         await_termination: how long close() waits for handlers at work (Java: 0, and they come again).
     """
 
+    kind: ClassVar[str] = "push"
+
     consume_threads: int = 20
     consume_message_batch_max_size: int = 1
     pull_interval: float = 0.0
@@ -242,6 +246,8 @@ class PullConsumerConfig(ConsumerConfig):
         pull_threshold_for_all: messages all queues together may have cached.
         offset_failure_delay: pause where the place to begin could not be found out.
     """
+
+    kind: ClassVar[str] = "pull"
 
     pull_batch_size: int = 10
     broker_suspend: float = 20.0

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Self
 
-from gimbalmq.client.config import ProducerConfig, check_options
+from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.sending.attempts import TICK
 from gimbalmq.client.sending.loop import Sending
@@ -42,7 +42,7 @@ class Producer:
         group: the producer group's name.
         namesrv: name servers, ``host:port;host:port``.
         config: a whole configuration instead of the two and the options.
-        options: any field of ``ProducerConfig``.
+        options: any field of ``ProducerConfig``; ``profile="4.9"`` for RocketMQ 4.9's defaults.
 
     Raises:
         ConfigError: an option cannot be used.
@@ -57,8 +57,7 @@ class Producer:
         **options: Any,
     ) -> None:
         if config is None:
-            check_options(ProducerConfig, options)
-            config = ProducerConfig(group=group, namesrv=namesrv, **options)
+            config = ProducerConfig.of(group=group, namesrv=namesrv, **options)
         elif options:
             config = config.with_options(**options)
         self.config = config

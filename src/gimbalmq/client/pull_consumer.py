@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
-from gimbalmq.client.config import check_options
 from gimbalmq.client.consumer import Consumer
 from gimbalmq.client.consumer_config import TAG, PullConsumerConfig, subscription_for
 from gimbalmq.client.consuming.assigned import Assigned
@@ -41,7 +40,7 @@ class PullConsumer(Consumer[PullConsumerConfig]):
         namesrv: name servers, ``host:port;host:port``.
         config: a whole configuration instead of the two and the options.
         offset_store: where progress is kept, instead of the broker or the local file.
-        options: any field of ``PullConsumerConfig``.
+        options: any field of ``PullConsumerConfig``; ``profile="4.9"`` for RocketMQ 4.9's defaults.
     """
 
     def __init__(
@@ -54,8 +53,7 @@ class PullConsumer(Consumer[PullConsumerConfig]):
         **options: Any,
     ) -> None:
         if config is None:
-            check_options(PullConsumerConfig, options)
-            config = PullConsumerConfig(group=group, namesrv=namesrv, **options)
+            config = PullConsumerConfig.of(group=group, namesrv=namesrv, **options)
         elif options:
             config = config.with_options(**options)
         super().__init__(config, offset_store)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, overload
 
-from gimbalmq.client.config import check_options
 from gimbalmq.client.consumer import Consumer
 from gimbalmq.client.consumer_config import TAG, PushConsumerConfig, subscription_for
 from gimbalmq.client.consuming.concurrent import Concurrent
@@ -46,7 +45,7 @@ class PushConsumer(Consumer[PushConsumerConfig]):
         namesrv: name servers, ``host:port;host:port``.
         config: a whole configuration instead of the two and the options.
         offset_store: where progress is kept, instead of the broker or the local file.
-        options: any field of ``PushConsumerConfig``.
+        options: any field of ``PushConsumerConfig``; ``profile="4.9"`` for RocketMQ 4.9's defaults.
     """
 
     def __init__(
@@ -59,14 +58,14 @@ class PushConsumer(Consumer[PushConsumerConfig]):
         **options: Any,
     ) -> None:
         if config is None:
-            check_options(PushConsumerConfig, options)
-            config = PushConsumerConfig(group=group, namesrv=namesrv, **options)
+            config = PushConsumerConfig.of(group=group, namesrv=namesrv, **options)
         elif options:
             config = config.with_options(**options)
         super().__init__(config, offset_store)
         self._listeners = Listeners()
         self._ordered: bool | None = None
         self._threads: HandlerThreads | None = None
+        self._returns: Returns | None = None
         self._requests: PushRequests | None = None
 
     # -- subscribing -----------------------------------------------------------------
@@ -230,7 +229,7 @@ class PushConsumer(Consumer[PushConsumerConfig]):
                 lambda: worker.send_back_expired(member.holdings.all()),
                 "expired messages",
             )
-        self._threads = threads
+        self._threads, self._returns = threads, returns
         self._requests = PushRequests(member, config, self._listeners, threads, duplicates, ordered=ordered)
         return member
 
@@ -241,3 +240,5 @@ class PushConsumer(Consumer[PushConsumerConfig]):
     def _decompose(self) -> None:
         if self._threads is not None:
             self._threads.close()
+        if self._returns is not None:
+            self._returns.close()

@@ -8,15 +8,10 @@ from dataclasses import dataclass
 from nicegui import ui
 
 from gimbalmq.admin.groups import strategy_of
-from gimbalmq.balance.allocate import NEARBY_PREFIX, shares, strategy_by_name
-from gimbalmq.balance.compare import (
-    PLAIN_STRATEGIES,
-    Comparison,
-    Parts,
-    RoomsByPrefix,
-    compare,
-    owners_of,
-)
+from gimbalmq.balance.allocate import shares
+from gimbalmq.balance.by_name import PLAIN_STRATEGIES, strategy_by_name
+from gimbalmq.balance.compare import Comparison, Parts, compare, owners_of
+from gimbalmq.balance.rooms import NEARBY_PREFIX, RoomsByPrefix
 from gimbalmq.dashboard import charts
 from gimbalmq.dashboard.observer import Sample
 from gimbalmq.dashboard.site import Site, attempt, frame, heading, live, problem_of, table
@@ -186,7 +181,9 @@ async def preview(
 
     Where nobody says what it holds, from what the strategy gives the members there are.
     """
-    rooms = RoomsByPrefix("Rooms", filter(None, map(str.strip, rooms_text.split(","))))
+    rooms = RoomsByPrefix.parse("Rooms", filter(None, map(str.strip, rooms_text.split(","))))
+    if strategy_name == "MACHINE_ROOM" and not rooms.names:
+        raise ConfigError("Rooms", rooms_text, "the strategy needs some, such as broker-a=room-1")
     strategies = {
         name: strategy_by_name(name, rooms=rooms.names, resolver=rooms)
         for name in dict.fromkeys((*PLAIN_STRATEGIES, strategy_name))

@@ -53,6 +53,7 @@ MAX_GROUP_LENGTH = MAX_NAME_BYTES - len(RETRY_PREFIX)
 """A group needs room for the longest topic made of its name. (Apache takes 255, and fails when the first message is
 retried.)"""
 _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+")
+_ALSO_IN_BROKERS = str.maketrans("@.", "__")
 _SHOWN = 80
 
 
@@ -75,6 +76,21 @@ def topic_problem(topic: str) -> str | None:
     if not _LEGAL.fullmatch(topic):
         return f"The specified topic[{_shown(topic)}] contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
     return None
+
+
+def broker_problem(name: str) -> str | None:
+    """Why a name cannot be a broker's or a cluster's; None if it can.
+
+    Each has a topic of its name, so they are legal as topics are, but for two letters: machines have dots in their
+    names, and MACHINE_ROOM wants ``room@name``.
+    """
+    if (
+        name.strip(" .")
+        and len(name) <= MAX_TOPIC_LENGTH
+        and _LEGAL.fullmatch(name.translate(_ALSO_IN_BROKERS))
+    ):
+        return None
+    return f"use 1 to {MAX_TOPIC_LENGTH} of the letters a-z, A-Z, 0-9, %, |, _, -, @ and ."
 
 
 def group_problem(group: str) -> str | None:

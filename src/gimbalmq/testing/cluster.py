@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -74,7 +74,7 @@ class LocalCluster:
     """A name server and brokers on this event loop.
 
     Args:
-        brokers: how many; named broker-a, broker-b, ...
+        brokers: how many, named broker-a, broker-b, ...; or their names.
         properties: RocketMQ's broker keys, for all of them; ``tls.*`` reach the name server too.
         namesrv_properties: RocketMQ's name server keys.
         store: a folder that is kept; without it everything is deleted at the end.
@@ -85,18 +85,23 @@ class LocalCluster:
     def __init__(
         self,
         *,
-        brokers: int = 1,
+        brokers: int | Sequence[str] = 1,
         properties: Mapping[str, object] | None = None,
         namesrv_properties: Mapping[str, object] | None = None,
         store: Path | None = None,
         network: MemoryNetwork | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        if not 1 <= brokers <= 26:
-            raise ConfigError("brokers", brokers, "use 1 to 26")
+        names = (
+            [f"broker-{chr(ord('a') + index)}" for index in range(brokers)]
+            if isinstance(brokers, int)
+            else brokers
+        )
+        if not 1 <= len(names) <= 26 or len(set(names)) < len(names):
+            raise ConfigError("brokers", brokers, "use 1 to 26, or as many different names")
         self._properties = _texts(properties)
         self._namesrv_properties = _texts(namesrv_properties)
-        self._count = brokers
+        self._names = tuple(names)
         self._kept = store
         self._network = network
         self._clock = clock
@@ -172,12 +177,11 @@ class LocalCluster:
             config, network=None if self._network is None else self._network.host(host), clock=self._clock
         )
         await self._nameserver.start()
-        for index in range(self._count):
-            self._slots.append(_Slot(self._broker_config(index)))
+        for index, name in enumerate(self._names):
+            self._slots.append(_Slot(self._broker_config(index, name)))
             await self.start_broker(index)
 
-    def _broker_config(self, index: int) -> BrokerConfig:
-        name = f"broker-{chr(ord('a') + index)}"
+    def _broker_config(self, index: int, name: str) -> BrokerConfig:
         host = HOST if self._network is None else f"10.0.0.{11 + index}"
         keys = {
             "brokerName": name,

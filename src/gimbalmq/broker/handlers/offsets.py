@@ -45,16 +45,17 @@ class OffsetHandlers:
         handlers.add(RequestCode.GET_EARLIEST_MSG_STORETIME, self.earliest)
 
     def query(self, channel: Channel, request: RemotingCommand) -> Answer:
-        """The stored offset. A new group on a young topic starts at 0, whatever it asked for:
-        its first messages are still at hand, and skipping them would surprise."""
+        """The stored offset. A new group on a young topic starts at 0, whatever it asked for: its first messages are
+        still at hand, and skipping them would surprise. So does one on an empty queue, as with 4.9: if it were sent
+        to the end, it would miss a message stored between this question and the next."""
         header = QueryConsumerOffset.from_ext(request.ext_fields)
         offset = self._offsets.get(header.consumer_group, header.topic, header.queue_id)
         if offset < 0:
             queue = self._store.find_queue(header.topic, header.queue_id)
-            if queue is None or queue.min_offset > 0 or header.set_zero_if_not_found is False:
+            if header.set_zero_if_not_found is False or (queue is not None and queue.min_offset > 0):
                 raise QueryNotFoundError(NOT_FOUND)
             first = self._store.entries(header.topic, header.queue_id, 0, 1)
-            if not first or not self._store.is_in_memory(first[0][0]):
+            if first and not self._store.is_in_memory(first[0][0]):
                 raise QueryNotFoundError(NOT_FOUND)
             offset = 0
         return request.reply(ext_fields=OffsetReply(offset=offset).to_ext())

@@ -92,9 +92,20 @@ class RemoteOffsets(_Table):
         super().__init__()
         self._instance = instance
         self._group = group
+        self._as_read: set[MessageQueue] = set()
+        """Queues of which the broker was asked and nothing has been found out since: there is nothing to tell it, and a
+        member that was silent for a while would set back others who have read on."""
 
     async def load(self) -> None:
         pass
+
+    def update(self, queue: MessageQueue, offset: int, *, increase_only: bool) -> None:
+        self._as_read.discard(queue)
+        super().update(queue, offset, increase_only=increase_only)
+
+    def forget(self, queue: MessageQueue) -> None:
+        self._as_read.discard(queue)
+        super().forget(queue)
 
     async def read(self, queue: MessageQueue, source: ReadFrom) -> int | None:
         if source is not ReadFrom.STORE:
@@ -104,11 +115,12 @@ class RemoteOffsets(_Table):
         offset = await self._fetch(queue)
         if offset is not None:
             self._table[queue] = offset
+            self._as_read.add(queue)
         return offset
 
     async def persist(self, queue: MessageQueue, *, wait: bool = False) -> None:
         offset = self._table.get(queue)
-        if offset is not None:
+        if offset is not None and queue not in self._as_read:
             await self._commit(queue, offset, wait)
 
     async def persist_all(self, queues: Collection[MessageQueue]) -> None:
@@ -117,7 +129,9 @@ class RemoteOffsets(_Table):
         held = set(queues)
         for queue, offset in list(self._table.items()):
             if queue not in held:
-                self._table.pop(queue, None)
+                self.forget(queue)
+                continue
+            if queue in self._as_read:
                 continue
             try:
                 await self._commit(queue, offset, False)
