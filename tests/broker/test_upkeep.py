@@ -320,7 +320,7 @@ async def main():
     assert "numpy" not in sys.modules, "readiness must not wait for it"
     try:
         async with asyncio.timeout(10):
-            while "gimbalmq.store.bulk_append" not in sys.modules:
+            while "gimbalmq.store.append_vectors" not in sys.modules:
                 await asyncio.sleep(0.01)
     finally:
         await broker.close()

@@ -272,7 +272,7 @@ def test_a_failed_sync_beside_a_probe_is_not_forgotten(tmp_path: Path) -> None:
     files = ProbedFiles()
     store = open_store(tmp_path, files=files, message_index_enable=False)
     put(store, "t", 0, b"x")
-    store.writes_failed(DiskFullError("full"))
+    store.trouble.write_failed(DiskFullError("full"))
     assert not store.probe_writable() and not store.trouble_passes
     with pytest.raises(StoreIOError):
         store.group()

@@ -41,7 +41,7 @@ def _import_numpy() -> None:
     """Takes a tenth of a second, so nobody is to do it on the loop when the first large request comes."""
     import numpy  # noqa: F401
 
-    from gimbalmq.store import bulk, bulk_append  # noqa: F401
+    from gimbalmq.store import append_vectors, read_vectors  # noqa: F401
 
 
 class Upkeep:
