@@ -430,11 +430,21 @@ class MessageStore:
             self.trouble.write_failed(failure)
             raise failure from error
 
-    def copy_tails(self) -> Steps[TailCopies]:
-        """Copies of all entries that are only in memory, for another thread to write; then ``tails_written``."""
+    @property
+    def queues_in_memory(self) -> int:
+        """How many queues have entries that are only in memory."""
+        return len(self._dirty)
+
+    def copy_tails(self, least: int = 1) -> Steps[TailCopies]:
+        """Copies of entries that are only in memory, for another thread to write; then ``tails_written``.
+
+        Args:
+            least: of queues that have at least so many of them.
+        """
         copies = TailCopies(self._queue_files)
         for number, queue in enumerate(list(self._dirty)):
-            copies.add(queue)
+            if queue.max_offset - queue.written >= least:
+                copies.add(queue)
             if number % 64 == 0:
                 yield
         return copies
