@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gimbalmq.model.javahash import java_hash
+from gimbalmq.model.queue_entry import FILLER_SIZE
 from gimbalmq.model.record import iter_records
 from gimbalmq.store import GetStatus, MessageStore, reader, vectors
-from gimbalmq.store.consumequeue import FILLER_SIZE
 from tests.store.helpers import add, open_store
 
 A, B, C = (java_hash(tag) for tag in "ABC")
