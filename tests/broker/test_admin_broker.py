@@ -141,10 +141,10 @@ def test_runtime_table_has_what_the_tools_read(tmp_path: Path) -> None:
             assert table["earliestMessageTimeStamp"] == str(clock.wall)
             assert table["scheduleMessageOffset_2"] == "0,1"
             assert table["writable"] == "true"
-            desk.broker.store.read_only_reason = "the disk is full"
+            desk.broker.store.trouble.reason = "the disk is full"
             table = (await desk.client.json(RequestCode.GET_BROKER_RUNTIME_INFO))["table"]
             assert (table["writable"], table["readOnlyReason"]) == ("false", "the disk is full")
-            desk.broker.store.read_only_reason = None
+            desk.broker.store.trouble.reason = None
 
     run(work())
 

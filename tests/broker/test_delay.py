@@ -182,13 +182,13 @@ def test_delivery_that_fails_is_tried_again(tmp_path: Path) -> None:
             await desk.client.send(body=b"level", properties={"DELAY": "1"})
             await desk.client.send(body=b"timer", properties={"TIMER_DELAY_MS": "500"})
             clock.advance(1)
-            desk.broker.store.read_only_reason = "a test"
+            desk.broker.store.trouble.reason = "a test"
             for _ in range(3):
                 assert not desk.broker.delays.tick() and not desk.broker.timers.tick(), (
                     "nothing to do for now"
                 )
             assert desk.bodies("T") == []
-            desk.broker.store.read_only_reason = None
+            desk.broker.store.trouble.reason = None
             _tick(desk)
             assert sorted(desk.bodies("T")) == [b"level", b"timer"]
 

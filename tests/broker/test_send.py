@@ -648,6 +648,38 @@ def test_asynchronous_flush_happens_by_itself(tmp_path: Path) -> None:
     run(work())
 
 
+def test_no_memory_between_two_messages_of_a_run_leaves_no_group_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            await desk.create("T")
+            fast = desk.broker.handlers.batches[b"310"].__self__  # type: ignore[attr-defined]
+            read = fast._read_tail
+
+            def short(text: str) -> object:
+                if "SHORT" in text:
+                    raise MemoryError
+                return read(text)
+
+            monkeypatch.setattr(fast, "_read_tail", short)
+            frames = [
+                RemotingCommand(FAST, send_fields("T", properties=properties), b"x", opaque=number)
+                for number, properties in enumerate(({"A": "a"}, {"SHORT": "b"}), 1)
+            ]
+            reported: list[dict[str, Any]] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+            channel = await desk.client.channel()
+            channel.send_bytes(b"".join(map(encode_frame, frames)))
+            await until(lambda: channel.closed)
+            assert [type(context["exception"]) for context in reported] == [MemoryError]
+            assert desk.messages("T") == []  # the first one was not answered either
+            assert (await desk.client.send(body=b"next")).code == 0
+            assert desk.bodies("T") == [b"next"]
+
+    run(work())
+
+
 def test_what_is_remembered_of_properties_is_bounded(tmp_path: Path) -> None:
     """The fast way keeps the repeating part of properties; parts that never repeat must not pile up."""
 

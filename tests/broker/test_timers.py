@@ -294,11 +294,11 @@ def test_file_stays_while_its_timers_cannot_be_put_again(tmp_path: Path) -> None
             for _ in range(200):
                 _put(desk, bytes(200), {}, "other")
             _tick(desk)
-            desk.broker.store.read_only_reason = "a test"
+            desk.broker.store.trouble.reason = "a test"
             for _ in range(3):
                 assert _clean(desk, clock, True) == 0
                 await _settle(desk)
-            desk.broker.store.read_only_reason = None
+            desk.broker.store.trouble.reason = None
             assert _clean(desk, clock, True) == 0
             await _settle(desk)
             assert _clean(desk, clock, True) > 2
@@ -696,10 +696,10 @@ def test_store_in_trouble_costs_no_delayed_message(tmp_path: Path, kind: type[St
                 _put(desk, b"level %d" % number, {"DELAY": "1"})
             clock.advance(2)
             store = desk.broker.store
-            store._failure, store.read_only_reason = kind("a test"), "a test"
+            store.trouble.failure, store.trouble.reason = kind("a test"), "a test"
             _tick(desk)
             assert desk.bodies("T") == []
-            store._failure, store.read_only_reason = None, None
+            store.trouble.failure, store.trouble.reason = None, None
             _tick(desk)
             expected = {b"%b %d" % (sort, number) for sort in (b"timer", b"level") for number in range(40)}
             assert sorted(desk.bodies("T")) == sorted(expected)
@@ -752,12 +752,12 @@ def test_refusing_store_is_not_asked_again_and_again(tmp_path: Path) -> None:
                 _put(desk, b"x", {"DELAY": "1"})
             _tick(desk)
             clock.advance(5)
-            desk.broker.store.read_only_reason = "a test"
+            desk.broker.store.trouble.reason = "a test"
             while desk.broker.timers._slot is None or not desk.broker.timers._slot.refused:
                 desk.broker.timers.tick()
             for _ in range(5):
                 assert not desk.broker.timers.tick() and not desk.broker.delays.tick()
-            desk.broker.store.read_only_reason = None
+            desk.broker.store.trouble.reason = None
             _tick(desk)
             assert len(desk.messages("T")) == 200
 
@@ -795,12 +795,12 @@ def test_runtime_table_shows_how_timers_are_doing(tmp_path: Path) -> None:
                 keys = ("ReadBehind", "OffsetBehind", "CongestNum", "EnqueueTps", "DequeueTps")
                 return [float(table[f"timer{key}"]) for key in keys]
 
-            desk.broker.store.read_only_reason = "a test"
+            desk.broker.store.trouble.reason = "a test"
             _tick(desk)
             clock.advance(10)
             _tick(desk)
             assert await shown() == [5.0, 0.0, 3.0, 0.3, 0.0], "five seconds late, three wait"
-            desk.broker.store.read_only_reason = None
+            desk.broker.store.trouble.reason = None
             _tick(desk)
             assert await shown() == [0.0, 0.0, 1.0, 0.3, 0.2]
 

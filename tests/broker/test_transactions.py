@@ -739,9 +739,9 @@ def test_check_on_a_full_disk_goes_on_when_there_is_room(tmp_path: Path) -> None
             await desk.client.heartbeat(producer="pg")
             await _half(desk)
             clock.advance(7)
-            desk.broker.store.read_only_reason = "the disk is full"
+            desk.broker.store.trouble.reason = "the disk is full"
             assert await _asked(desk, desk.client) == []
-            desk.broker.store.read_only_reason = None
+            desk.broker.store.trouble.reason = None
             assert len(await _asked(desk, desk.client)) == 1
 
     run(work())

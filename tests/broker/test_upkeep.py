@@ -136,6 +136,33 @@ def test_the_loop_goes_on_while_the_disk_is_slow(tmp_path: Path, way: str, where
     run(work())
 
 
+def test_of_many_queues_those_with_few_new_entries_wait_for_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gimbalmq.broker.upkeep._MANY_QUEUES", 3)
+    monkeypatch.setattr("gimbalmq.broker.upkeep._LARGE_TAIL", 4)
+
+    async def work() -> None:
+        async with kept(tmp_path, FailingFiles()) as (store, upkeep, _):
+
+            def written() -> list[int]:
+                return [store.queue("t", queue_id).written for queue_id in range(5)]
+
+            for queue_id in range(3):
+                put(store, "t", queue_id, b"x")
+            await upkeep.write_behind()
+            assert written() == [1, 1, 1, 0, 0]  # three are not many
+            for queue_id in (0, 1, 2, 3, 4, 4, 4, 4):
+                put(store, "t", queue_id, b"y")
+            await upkeep.write_behind()
+            assert written() == [1, 1, 1, 0, 4]
+            assert bodies(store, "t", 3) == [b"y"]  # read from memory
+            await upkeep.checkpoint()
+            assert written() == [2, 2, 2, 1, 4]
+
+    run(work())
+
+
 def test_expired_files_are_deleted_off_the_loop(tmp_path: Path) -> None:
     async def work() -> None:
         files = SlowFiles(lambda path: "/commitlog/" in path, "remove")
@@ -320,7 +347,7 @@ async def main():
     assert "numpy" not in sys.modules, "readiness must not wait for it"
     try:
         async with asyncio.timeout(10):
-            while "gimbalmq.store.bulk_append" not in sys.modules:
+            while "gimbalmq.store.append_vectors" not in sys.modules:
                 await asyncio.sleep(0.01)
     finally:
         await broker.close()

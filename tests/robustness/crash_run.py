@@ -22,12 +22,12 @@ from gimbalmq.broker.broker import Broker
 from gimbalmq.broker.config import BrokerConfig
 from gimbalmq.model import topics
 from gimbalmq.model.ids import parse_offset_id
+from gimbalmq.model.queue_entry import FILLER_SIZE
 from gimbalmq.model.record import Record, decode_record
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers.management import DeleteTopic
 from gimbalmq.protocol.headers.messages import EndTransaction, SendMessageReply, SendMessageV2
-from gimbalmq.store.consumequeue import FILLER_SIZE
 from gimbalmq.testing.disk import RecordedDisk
 from gimbalmq.testing.loop import EPOCH_MS, VirtualClock, VirtualLoop
 from gimbalmq.testing.network import MemoryNetwork

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from gimbalmq.errors import ConfigError, StateError, StoreError
 from gimbalmq.model.ids import pack_host
+from gimbalmq.model.queue_entry import ENTRY_BYTES
 from gimbalmq.model.record import MAGIC_BLANK, MAGIC_V2, decode_record
 from gimbalmq.store import GetStatus, StoreConfig, parse_delay_levels
-from gimbalmq.store.consumequeue import ENTRY_BYTES
 from tests.store.helpers import (
     BORN,
     LOG_FILE,

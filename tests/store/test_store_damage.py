@@ -14,9 +14,9 @@ import pytest
 from gimbalmq._steps import run_through
 from gimbalmq.errors import DiskFullError, StoreError, StoreIOError
 from gimbalmq.model import topics
+from gimbalmq.model.queue_entry import FILLER_SIZE
 from gimbalmq.model.record import encode_record
 from gimbalmq.store import MessageStore
-from gimbalmq.store.consumequeue import FILLER_SIZE
 from gimbalmq.store.files import Files
 from gimbalmq.store.recovery import Checkpoint
 from gimbalmq.store.results import RecoveryReport

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from gimbalmq.errors import DiskFullError, ResourceShortageError
+from gimbalmq.model.queue_entry import ENTRY, FILLER_SIZE
 from gimbalmq.store import GetStatus, MessageStore
-from gimbalmq.store.consumequeue import ENTRY, FILLER_SIZE, QueueFiles, QueueLog
+from gimbalmq.store.consumequeue import QueueFiles, QueueLog
 from gimbalmq.store.retention import Verdict, decide
 from tests.store.helpers import (
     LOG_FILE,

@@ -22,6 +22,8 @@ from gimbalmq.broker.handlers.offsets import OffsetHandlers
 from gimbalmq.broker.handlers.pull import PullHandlers
 from gimbalmq.broker.handlers.query import QueryHandlers
 from gimbalmq.broker.handlers.send import SendHandlers
+from gimbalmq.broker.handlers.send_back import SendBackHandlers
+from gimbalmq.broker.handlers.send_fast import FastSendHandlers
 from gimbalmq.broker.json_file import TableThread
 from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.longpoll import LongPoll
@@ -199,7 +201,6 @@ class Broker:
                 self.store,
                 self.writer,
                 self.topics,
-                self.producers,
                 creations,
                 self.locks,
                 self.transactions,
@@ -209,6 +210,18 @@ class Broker:
                 store_host,
                 unique_ids,
                 self._registration.announced,
+                clock,
+            ),
+            FastSendHandlers(self.store, self.writer, self.topics, self.commit, live, self.stats, store_host),
+            SendBackHandlers(
+                self.store,
+                self.writer,
+                self.topics,
+                self.producers,
+                creations,
+                live,
+                self.stats,
+                store_host,
                 clock,
             ),
             PullHandlers(

@@ -17,8 +17,9 @@ from gimbalmq.broker.redelivery import Deliverer, waiting_copy
 from gimbalmq.broker.writer import Draft, Writer
 from gimbalmq.errors import StoreError
 from gimbalmq.model import topics
+from gimbalmq.model.queue_entry import FILLER_SIZE
 from gimbalmq.model.record import decode_record
-from gimbalmq.store.consumequeue import FILLER_SIZE, QueueLog
+from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)

@@ -28,8 +28,8 @@ from gimbalmq.errors import StoreError
 from gimbalmq.model import properties as prop
 from gimbalmq.model import topics
 from gimbalmq.model.javahash import java_hash
+from gimbalmq.model.queue_entry import FILLER_SIZE
 from gimbalmq.model.record import Record, decode_record
-from gimbalmq.store.consumequeue import FILLER_SIZE
 from gimbalmq.store.marks import source_of
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.store.timer_files import TimerCheck, TimerFiles

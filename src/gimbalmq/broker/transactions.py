@@ -29,7 +29,7 @@ from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.metadata import ConsumerOffsets
 from gimbalmq.broker.redelivery import copied, redelivery
 from gimbalmq.broker.stored import stored_record
-from gimbalmq.broker.writer import MAX_PROPERTIES_BYTES, Draft, Placed, Writer
+from gimbalmq.broker.writer import Draft, Placed, Writer
 from gimbalmq.errors import (
     CorruptRecordError,
     MessageIllegalError,
@@ -41,7 +41,7 @@ from gimbalmq.model import properties as prop
 from gimbalmq.model import topics
 from gimbalmq.model.flags import TRANSACTION_COMMIT, TRANSACTION_MASK
 from gimbalmq.model.ids import offset_id
-from gimbalmq.model.record import Record, decode_record, encode_record
+from gimbalmq.model.record import MAX_PROPERTIES, Record, decode_record, encode_record
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers.messages import CheckTransactionState, EndTransaction
@@ -159,10 +159,10 @@ class Transactions:
         draft.properties[prop.REAL_TOPIC] = draft.topic
         draft.properties[prop.REAL_QUEUE_ID] = str(draft.queue_id)
         size = len(prop.dump(draft.properties).encode())
-        if size > MAX_PROPERTIES_BYTES - _CHECK_ROOM:
+        if size > MAX_PROPERTIES - _CHECK_ROOM:
             raise MessageIllegalError(
                 f"the properties of the half message are {size} bytes with its real topic; at most "
-                f"{MAX_PROPERTIES_BYTES - _CHECK_ROOM} leave room for the count of checks: use shorter ones"
+                f"{MAX_PROPERTIES - _CHECK_ROOM} leave room for the count of checks: use shorter ones"
             )
         draft.topic, draft.queue_id = topics.HALF_TOPIC, 0
         draft.sys_flag &= ~TRANSACTION_MASK

@@ -33,6 +33,10 @@ _MOST_QUERIES = 256
 _THREADS = _QUERIES_AT_ONCE + 5
 """One checkpoint, one removal, one of deleted topics, one writing of queues and one new index file at a time, and the
 questions."""
+_MANY_QUEUES = 1000
+_LARGE_TAIL = 64
+"""If more than 1000 queues have entries in memory, those with fewer than 64 wait for the next checkpoint: a write costs
+the same whatever it writes, and the loop has to give the interpreter away for each."""
 _QUIET_SECONDS = 10.0
 """Between two lines about a store that refuses messages; the log may lie on the same full disk."""
 
@@ -41,7 +45,7 @@ def _import_numpy() -> None:
     """Takes a tenth of a second, so nobody is to do it on the loop when the first large request comes."""
     import numpy  # noqa: F401
 
-    from gimbalmq.store import bulk, bulk_append  # noqa: F401
+    from gimbalmq.store import append_vectors, read_vectors  # noqa: F401
 
 
 class Upkeep:
@@ -109,12 +113,13 @@ class Upkeep:
             self._is_warm = True
         try:
             async with self._writing:
-                await self._write_queues()
+                many = self._store.queues_in_memory > _MANY_QUEUES
+                await self._write_queues(_LARGE_TAIL if many else 1)
         finally:  # each has its own trouble with the disk
             await self._index()
 
-    async def _write_queues(self) -> None:
-        copies = await self._turns.run(self._store.copy_tails())
+    async def _write_queues(self, least: int = 1) -> None:
+        copies = await self._turns.run(self._store.copy_tails(least))
         if len(copies):
             await self._in_thread(copies.write)
             await self._turns.run(self._store.tails_written(copies))

@@ -1,9 +1,10 @@
-"""The one way a message gets into the store: where it really goes, its tags code, who is told.
+"""Storing single messages: where each really goes, its tags code, who is told.
 
 A message with a delay does not go to its topic yet: its topic and queue move into properties
-and it is stored under the schedule topic (levels) or the timer topic (any time). Everything
-that stores a message, a client's send, a retry, a delivery after a delay, a committed
-transaction, passes through here.
+and it is stored under the schedule topic (levels) or the timer topic (any time). Every message that may ask for more
+than being stored passes through here: a send that goes the plain way, a retry, a delivery after a delay, a committed
+transaction. Ordinary messages do not: handlers/send_fast, and handlers/send for large batches, fill groups of the
+store themselves and come here only to tell those who wait (``arrived``).
 """
 
 from __future__ import annotations
@@ -23,17 +24,16 @@ from gimbalmq.errors import MessageIllegalError
 from gimbalmq.model import properties as prop
 from gimbalmq.model import topics
 from gimbalmq.model.flags import (
-    BORN_HOST_V6,
     TRANSACTION_COMMIT,
     TRANSACTION_MASK,
     TRANSACTION_NOT,
 )
 from gimbalmq.model.javahash import tag_hash
+from gimbalmq.model.record import MAX_PROPERTIES
 from gimbalmq.store.config import parse_delay_levels
 from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.message_store import MessageStore
 
-MAX_PROPERTIES_BYTES = 32_767
 _HEAD_ROOM = 512
 """More than a record takes beside body and properties, and the blank behind the last one of a file."""
 _ROOM_TO_WAIT = 128
@@ -107,7 +107,7 @@ class Writer:
         for draft in drafts:
             self._redirect(draft)
             text = prop.dump(draft.properties).encode()
-            limit = MAX_PROPERTIES_BYTES
+            limit = MAX_PROPERTIES
             if draft.topic in _DELAYS and draft.prepared_offset == 0:
                 limit -= _ROOM_TO_WAIT
             if len(text) > limit:
@@ -121,8 +121,8 @@ class Writer:
                     "send smaller ones, or start on an empty folder with a larger mappedFileSizeCommitLog"
                 )
             encoded.append(text)
-        group = self._store.group(making_room=making_room)
         places: list[tuple[int, int]] = []
+        group = self._store.group(making_room=making_room)
         try:
             for draft, text in zip(drafts, encoded, strict=True):
                 places.append(
@@ -132,7 +132,7 @@ class Writer:
                         text,
                         self._tags_code(draft, group.store_timestamp),
                         draft.flag,
-                        _with_host_bit(draft),
+                        draft.sys_flag,
                         draft.born_timestamp,
                         draft.born_host,
                         draft.reconsume_times,
@@ -209,12 +209,6 @@ class Writer:
             return store_timestamp + self.delay_levels[draft.queue_id + 1]
         tag = draft.properties.get(prop.TAGS)
         return tag_hash(tag) if tag else 0
-
-
-def _with_host_bit(draft: Draft) -> int:
-    if len(draft.born_host) == 20:
-        return draft.sys_flag | BORN_HOST_V6
-    return draft.sys_flag & ~BORN_HOST_V6
 
 
 def _number(name: str, text: str) -> int:

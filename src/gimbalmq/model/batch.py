@@ -11,10 +11,13 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from gimbalmq.errors import LocalProtocolError, MessageIllegalError
+from gimbalmq.model.record import MAX_PROPERTIES
 
 _HEAD = struct.Struct(">iIIii")
-_FIXED = _HEAD.size + 2
-_MAX_PROPERTIES = 0x7FFF
+ITEM_HEAD_BYTES = _HEAD.size
+"""Size, magic, crc, flag and the body's size; the body follows."""
+ITEM_BYTES = ITEM_HEAD_BYTES + 2
+"""What an item takes beside its body and properties: the head, and the properties' size behind the body."""
 
 
 class BatchItem(NamedTuple):
@@ -31,9 +34,9 @@ def encode_batch(items: Iterable[tuple[int, bytes, bytes]]) -> bytes:
     """
     parts: list[bytes] = []
     for flag, body, properties in items:
-        if len(properties) > _MAX_PROPERTIES:
-            raise LocalProtocolError(f"properties of {len(properties)} bytes; at most {_MAX_PROPERTIES} fit")
-        total = _FIXED + len(body) + len(properties)
+        if len(properties) > MAX_PROPERTIES:
+            raise LocalProtocolError(f"properties of {len(properties)} bytes; at most {MAX_PROPERTIES} fit")
+        total = ITEM_BYTES + len(body) + len(properties)
         parts += (
             _HEAD.pack(total, 0, 0, flag, len(body)),
             body,
@@ -52,7 +55,7 @@ def split_batch(data: bytes) -> list[BatchItem]:
     items: list[BatchItem] = []
     position, end = 0, len(data)
     while position < end:
-        if end - position < _FIXED:
+        if end - position < ITEM_BYTES:
             raise MessageIllegalError(f"batch item at byte {position} is cut off")
         total, _, _, flag, body_size = _HEAD.unpack_from(data, position)
         body_start = position + _HEAD.size
@@ -63,7 +66,7 @@ def split_batch(data: bytes) -> list[BatchItem]:
             )
         properties_size = data[properties_start - 2] << 8 | data[properties_start - 1]
         stop = properties_start + properties_size
-        if stop - position != total or stop > end or properties_size > _MAX_PROPERTIES:
+        if stop - position != total or stop > end or properties_size > MAX_PROPERTIES:
             raise MessageIllegalError(
                 f"batch item at byte {position}: says {total} bytes, holds {stop - position}"
             )

@@ -16,11 +16,21 @@ from typing import NamedTuple
 
 _UNIQUE_TAIL = struct.Struct(">HiIH")  # days 25 to 31 need the sign bit
 _PLACE = struct.Struct(">iq")
+_PORT_BYTES = 4
+
+V4_HOST_BYTES = 4 + _PORT_BYTES
+V6_HOST_BYTES = 16 + _PORT_BYTES
 
 
 def pack_host(ip: str, port: int) -> bytes:
     """Address as records and ids carry it: 4 or 16 bytes and an int32 port."""
     return ip_address(ip).packed + port.to_bytes(4, "big", signed=True)
+
+
+@lru_cache(maxsize=4096)
+def unpack_host(packed: bytes) -> tuple[str, int]:
+    """What ``pack_host`` was given."""
+    return ip_text(packed[:-_PORT_BYTES]), int.from_bytes(packed[-_PORT_BYTES:], "big", signed=True)
 
 
 @lru_cache(maxsize=4096)

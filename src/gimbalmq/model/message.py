@@ -18,17 +18,23 @@ import msgspec
 from gimbalmq.errors import CorruptRecordError, MessageIllegalError
 from gimbalmq.model import properties as names
 from gimbalmq.model.compression import decompress
-from gimbalmq.model.flags import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6
-from gimbalmq.model.ids import ip_text, offset_id, pack_host
+from gimbalmq.model.flags import COMPRESSED, HOST_BITS
+from gimbalmq.model.ids import offset_id, pack_host, unpack_host
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.record import (
+    HEADS,
+    HOST_BITS_AT,
     MAGIC_V1,
     MAGIC_V2,
-    SYS_FLAG_AT,
+    MIN_RECORD,
+    QUEUE_ID_AT,
+    Head,
     Host,
     check_record,
     decode_properties,
     find_property,
+    head_subset,
+    host_bits,
 )
 
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
@@ -233,36 +239,9 @@ class Message:
 
 # --- received ------------------------------------------------------------------------------------
 
-_HOST_BITS: Final = BORN_HOST_V6 | STORE_HOST_V6
-_HEADS: Final = {
-    bits: struct.Struct(
-        f">iIIiiqqiq{20 if bits & BORN_HOST_V6 else 8}sq{20 if bits & STORE_HOST_V6 else 8}siqi"
-    )
-    for bits in (0, BORN_HOST_V6, STORE_HOST_V6, _HOST_BITS)
-}
-_USED_AT_ONCE: Final = {
-    bits: struct.Struct(
-        f">iI12xq8xi8x{20 if bits & BORN_HOST_V6 else 8}x8x{20 if bits & STORE_HOST_V6 else 8}xi8xi"
-    )
-    for bits in _HEADS
-}
-"""Total size, magic, queue offset, system flag, reconsume times, body size."""
-
-_FLAG_BYTE = SYS_FLAG_AT + 3
-_Head = tuple[int, int, int, int, int, int, int, int, int, bytes, int, bytes, int, int, int]
-
-# Places in the unpacked head.
-_SIZE: Final = 0
-_CRC: Final = 2
-_QUEUE_ID: Final = 3
-_FLAG: Final = 4
-_COMMITLOG_OFFSET: Final = 6
-_SYS_FLAG: Final = 7
-_BORN: Final = 8
-_BORN_HOST: Final = 9
-_STORED: Final = 10
-_STORE_HOST: Final = 11
-_PREPARED: Final = 13
+_USED_AT_ONCE: Final = head_subset(
+    "total_size", "magic", "queue_offset", "sys_flag", "reconsume_times", "body_size"
+)
 
 
 class MessageView(msgspec.Struct, eq=False, gc=False):
@@ -310,18 +289,17 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
         """One that did not come as a record: replies pushed by a broker, and tests."""
         raw = names.dump(properties or {}).encode()
         queue = queue or MessageQueue(topic, "", queue_id)
-        total = 91 + len(body) + len(topic) + len(raw)
         born, stored = pack_host(*born_host), pack_host(*store_host)
-        bits = (BORN_HOST_V6 if len(born) == 20 else 0) | (STORE_HOST_V6 if len(stored) == 20 else 0)
-        head = _HEADS[bits].pack(
-            total,
+        bits = host_bits(born, stored)
+        head = HEADS[bits].pack(
+            MIN_RECORD + len(body) + len(topic) + len(raw),
             MAGIC_V1,
             0,
             queue.queue_id,
             flag,
             queue_offset,
             commitlog_offset,
-            sys_flag & ~_HOST_BITS | bits,
+            sys_flag & ~HOST_BITS | bits,
             born_timestamp,
             born,
             store_timestamp,
@@ -347,23 +325,23 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
             self._packed = 0
         return self._body
 
-    def _fields(self) -> _Head:
+    def _fields(self) -> Head:
         head = self._head
-        return _HEADS[head[_FLAG_BYTE] & _HOST_BITS].unpack(head)
+        return Head._make(HEADS[head[HOST_BITS_AT] & HOST_BITS].unpack(head))
 
     @property
     def store_size(self) -> int:
         """Bytes of the whole record."""
-        return self._fields()[_SIZE]
+        return self._fields().total_size
 
     @property
     def queue_id(self) -> int:
-        return self._fields()[_QUEUE_ID]
+        return self._fields().queue_id
 
     @property
     def sys_flag(self) -> int:
         """System bits; the compression bit is as stored, whatever ``body`` has done."""
-        return self._fields()[_SYS_FLAG]
+        return self._fields().sys_flag
 
     @property
     def broker_name(self) -> str:
@@ -371,37 +349,37 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
 
     @property
     def flag(self) -> int:
-        return self._fields()[_FLAG]
+        return self._fields().flag
 
     @property
     def body_crc(self) -> int:
-        return self._fields()[_CRC]
+        return self._fields().body_crc
 
     @property
     def commitlog_offset(self) -> int:
-        return self._fields()[_COMMITLOG_OFFSET]
+        return self._fields().commitlog_offset
 
     @property
     def born_timestamp(self) -> int:
         """When the producer made it, ms since 1970."""
-        return self._fields()[_BORN]
+        return self._fields().born_timestamp
 
     @property
     def born_host(self) -> Host:
-        return _host(self._fields()[_BORN_HOST])
+        return unpack_host(self._fields().born_host)
 
     @property
     def store_timestamp(self) -> int:
         """When the broker stored it, ms since 1970."""
-        return self._fields()[_STORED]
+        return self._fields().store_timestamp
 
     @property
     def store_host(self) -> Host:
-        return _host(self._fields()[_STORE_HOST])
+        return unpack_host(self._fields().store_host)
 
     @property
     def prepared_transaction_offset(self) -> int:
-        return self._fields()[_PREPARED]
+        return self._fields().prepared_transaction_offset
 
     # -- its properties ---------------------------------------------------------------
 
@@ -452,7 +430,7 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
     @property
     def offset_msg_id(self) -> str:
         """The id by which a broker finds the record."""
-        return offset_id(self._fields()[_STORE_HOST], self.commitlog_offset)
+        return offset_id(self._fields().store_host, self.commitlog_offset)
 
     @property
     def msg_id(self) -> str:
@@ -466,10 +444,6 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
 
     def __repr__(self) -> str:
         return f"<MessageView {self.msg_id} {self.topic} queue {self.queue_id} at {self.queue_offset}>"
-
-
-def _host(packed: bytes) -> Host:
-    return ip_text(packed[:-4]), int.from_bytes(packed[-4:], "big")
 
 
 def decode_views(data: bytes, queue: MessageQueue | None = None, broker_name: str = "") -> list[MessageView]:
@@ -495,8 +469,8 @@ def decode_views(data: bytes, queue: MessageQueue | None = None, broker_name: st
         try:
             size, magic, offset, sys_flag, times, body_size = unpack_plain(data, position)
             body_start = position + plain_size
-            if sys_flag & _HOST_BITS:
-                form = _USED_AT_ONCE[sys_flag & _HOST_BITS]
+            if sys_flag & HOST_BITS:
+                form = _USED_AT_ONCE[sys_flag & HOST_BITS]
                 _, _, _, _, times, body_size = form.unpack_from(data, position)
                 body_start = position + form.size
             topic_at = body_start + body_size
@@ -519,7 +493,8 @@ def decode_views(data: bytes, queue: MessageQueue | None = None, broker_name: st
             last_topic_bytes = topic_bytes
             topic = topic_bytes.decode("utf-8", "replace")
         if queue is None:
-            queue_id = int.from_bytes(data[position + 12 : position + 16], "big", signed=True)
+            at = position + QUEUE_ID_AT
+            queue_id = int.from_bytes(data[at : at + 4], "big", signed=True)
             if owner != (topic, broker_name, queue_id):
                 owner = MessageQueue(topic, broker_name, queue_id)
         append(

@@ -4,43 +4,142 @@ A record is a fixed head, then body, topic and properties with their lengths. On
 the head's fields: an IPv6 born host or store host is 12 bytes longer (system-flag bits 4 and 5), and
 magic V2 gives the topic a 16-bit length. So the flag, which lies before both hosts, is looked at
 first and picks one of four structs that read the whole head in one call.
+
+``Head`` and the letters behind it are the one place that says which fields there are, in which order and how
+wide. The structs, the places of single fields and the numpy type follow from them.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from functools import cache
+from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
 
 from gimbalmq.errors import CorruptRecordError, LocalProtocolError
-from gimbalmq.model.flags import BORN_HOST_V6, STORE_HOST_V6
-from gimbalmq.model.ids import ip_text, pack_host
+from gimbalmq.model.flags import BORN_HOST_V6, HOST_BITS, STORE_HOST_V6
+from gimbalmq.model.ids import V6_HOST_BYTES, pack_host, unpack_host
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
 MAGIC_BLANK: Final = 0xCBD43194
+MAGIC_START: Final = b"\xda\xa3\x20"
+"""The bytes with which the magics of both kinds of records begin."""
+ANY_MAGIC: Final = re.compile(MAGIC_START + rb"[\xa7\xab]")
 CRC_MASK: Final = 0x7FFFFFFF
 MAX_PROPERTIES: Final = 0x7FFF
 MAX_TOPIC_V1: Final = 127
 
-QUEUE_OFFSET_AT: Final = 20
-PHYSICAL_OFFSET_AT: Final = 28
-SYS_FLAG_AT: Final = 36
-STORE_TIMESTAMP_AT: Final = 56  # 12 more with an IPv6 born host
+# --- the head ----------------------------------------------------------------------------------
 
-_HOST_BITS: Final = BORN_HOST_V6 | STORE_HOST_V6
-_HEADS: Final = {
-    bits: struct.Struct(
-        f">iIIiiqqiq{16 if bits & BORN_HOST_V6 else 4}siq{16 if bits & STORE_HOST_V6 else 4}siiqi"
+
+class Head(NamedTuple):
+    """The fixed part of a record. Hosts are packed: 4 or 16 address bytes and an int32 port."""
+
+    total_size: int
+    magic: int
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    commitlog_offset: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: bytes
+    store_timestamp: int
+    store_host: bytes
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body_size: int
+
+
+_LETTERS: Final = ("i", "I", "I", "i", "i", "q", "q", "i", "q", "8s", "q", "8s", "i", "q", "i")
+_FIELDS: Final = dict(zip(Head._fields, _LETTERS, strict=True))
+"""Name and struct's letter of each field, with IPv4 hosts."""
+
+_KINDS: Final = (0, BORN_HOST_V6, STORE_HOST_V6, HOST_BITS)
+"""The four kinds of heads, by their system flag's host bits."""
+
+
+def _letters(host_bits: int) -> dict[str, str]:
+    letters = dict(_FIELDS)
+    if host_bits & BORN_HOST_V6:
+        letters["born_host"] = f"{V6_HOST_BYTES}s"
+    if host_bits & STORE_HOST_V6:
+        letters["store_host"] = f"{V6_HOST_BYTES}s"
+    return letters
+
+
+def head_subset(*names: str) -> dict[int, struct.Struct]:
+    """Structs that read only these fields of a head, and pass over the others; by host bits."""
+    return {
+        bits: struct.Struct(
+            ">"
+            + "".join(
+                letter if name in names else f"{struct.calcsize(f'>{letter}')}x"
+                for name, letter in _letters(bits).items()
+            )
+        )
+        for bits in _KINDS
+    }
+
+
+def places(name: str) -> dict[int, int]:
+    """Where in a head a field begins; by host bits."""
+    found: dict[int, int] = {}
+    for bits in _KINDS:
+        letters = _letters(bits)
+        before = list(letters).index(name)
+        found[bits] = struct.calcsize(">" + "".join(list(letters.values())[:before]))
+    return found
+
+
+@cache
+def head_dtype(host_bits: int) -> np.dtype[np.void]:
+    """The same head for numpy, under the same names; hosts are plain bytes."""
+    import numpy as np  # here, not above: 13 MB and 80 ms that most processes never pay
+
+    kinds = {"i": ">i4", "I": ">u4", "q": ">i8"}
+    return np.dtype(
+        [
+            (name, kinds.get(letter) or f"V{letter.removesuffix('s')}")
+            for name, letter in _letters(host_bits).items()
+        ]
     )
-    for bits in (0, BORN_HOST_V6, STORE_HOST_V6, _HOST_BITS)
-}
+
+
+HEADS: Final = head_subset(*Head._fields)
+HEAD_BYTES: Final = HEADS[0].size
+"""Of a head with two IPv4 hosts."""
+
+START: Final = struct.Struct(">iI")
+"""Size and magic: what a record begins with, and all there is of a blank mark."""
+BLANK_BYTES: Final = START.size
+"""A blank mark ends a commit-log file; there is always room for it."""
+
+MAGIC_AT: Final = places("magic")[0]
+CRC_AT: Final = places("body_crc")[0]
+QUEUE_ID_AT: Final = places("queue_id")[0]
+QUEUE_OFFSET_AT: Final = places("queue_offset")[0]
+PHYSICAL_OFFSET_AT: Final = places("commitlog_offset")[0]
+SYS_FLAG_AT: Final = places("sys_flag")[0]
+HOST_BITS_AT: Final = SYS_FLAG_AT + 3
+"""The byte of the system flag that has the host bits."""
+STORE_TIMESTAMP_AT: Final = places("store_timestamp")
+STORE_HOST_AT: Final = places("store_host")
+PREPARED_AT: Final = places("prepared_transaction_offset")
+BODY_SIZE_AT: Final = places("body_size")
+
 _INT = struct.Struct(">i")
 _LONG = struct.Struct(">q")
 _SHORT = struct.Struct(">h")
-MIN_RECORD: Final = _HEADS[0].size + 1 + 2
+MIN_RECORD: Final = HEAD_BYTES + 1 + 2
 
 Host = tuple[str, int]
 
@@ -138,12 +237,11 @@ def encode_record(
         LocalProtocolError: topic or properties do not fit their length fields.
     """
     born, store = pack_host(*born_host), pack_host(*store_host)
-    sys_flag &= ~_HOST_BITS
-    sys_flag |= (BORN_HOST_V6 if len(born) == 20 else 0) | (STORE_HOST_V6 if len(store) == 20 else 0)
+    sys_flag = sys_flag & ~HOST_BITS | host_bits(born, store)
     if len(properties) > MAX_PROPERTIES:
         raise LocalProtocolError(f"properties of {len(properties)} bytes; at most {MAX_PROPERTIES} fit")
     magic, named = topic_field(topic)
-    head = _HEADS[sys_flag & _HOST_BITS]
+    head = HEADS[sys_flag & HOST_BITS]
     total = head.size + len(body) + len(named) + 2 + len(properties)
     packed = head.pack(
         total,
@@ -155,16 +253,21 @@ def encode_record(
         commitlog_offset,
         sys_flag,
         born_timestamp,
-        born[:-4],
-        born_host[1],
+        born,
         store_timestamp,
-        store[:-4],
-        store_host[1],
+        store,
         reconsume_times,
         prepared_transaction_offset,
         len(body),
     )
     return b"".join((packed, body, named, _SHORT.pack(len(properties)), properties))
+
+
+def host_bits(born_host: bytes, store_host: bytes) -> int:
+    """The system-flag bits that say of what kind two packed hosts are."""
+    return (BORN_HOST_V6 if len(born_host) == V6_HOST_BYTES else 0) | (
+        STORE_HOST_V6 if len(store_host) == V6_HOST_BYTES else 0
+    )
 
 
 def topic_field(topic: str) -> tuple[int, bytes]:
@@ -191,7 +294,7 @@ def decode_record(data: bytes | memoryview, offset: int = 0, *, check_crc: bool 
     end = len(data)
     try:
         sys_flag = _INT.unpack_from(data, offset + SYS_FLAG_AT)[0]
-        head = _HEADS[sys_flag & _HOST_BITS]
+        head = HEADS[sys_flag & HOST_BITS]
         (
             total,
             magic,
@@ -202,11 +305,9 @@ def decode_record(data: bytes | memoryview, offset: int = 0, *, check_crc: bool 
             commitlog_offset,
             _,
             born_timestamp,
-            born_ip,
-            born_port,
+            born_host,
             store_timestamp,
-            store_ip,
-            store_port,
+            store_host,
             reconsume_times,
             prepared,
             body_size,
@@ -242,9 +343,9 @@ def decode_record(data: bytes | memoryview, offset: int = 0, *, check_crc: bool 
         commitlog_offset,
         sys_flag,
         born_timestamp,
-        (ip_text(born_ip), born_port),
+        unpack_host(born_host),
         store_timestamp,
-        (ip_text(store_ip), store_port),
+        unpack_host(store_host),
         reconsume_times,
         prepared,
         body,
@@ -279,7 +380,7 @@ def check_record(
     if room < MIN_RECORD:
         return f"only {room} bytes are left, a record has at least {MIN_RECORD}"
     total = _INT.unpack_from(data, offset)[0]
-    magic = _INT.unpack_from(data, offset + 4)[0] & 0xFFFFFFFF
+    magic = _INT.unpack_from(data, offset + MAGIC_AT)[0] & 0xFFFFFFFF
     if magic == MAGIC_BLANK:
         return "a blank mark: the rest of the file is empty"
     if magic not in (MAGIC_V1, MAGIC_V2):
@@ -289,7 +390,7 @@ def check_record(
     says = _LONG.unpack_from(data, offset + PHYSICAL_OFFSET_AT)[0]
     if commitlog_offset is not None and says != commitlog_offset:
         return f"says it lies at {says}, found at {commitlog_offset}"
-    head = _HEADS[_INT.unpack_from(data, offset + SYS_FLAG_AT)[0] & _HOST_BITS]
+    head = HEADS[_INT.unpack_from(data, offset + SYS_FLAG_AT)[0] & HOST_BITS]
     end = offset + total
     topic_at = body_start = offset + head.size
     if body_start + 3 > end:
@@ -308,7 +409,7 @@ def check_record(
         return f"the lengths give {properties_at + 2 + properties_size - offset} bytes, the size says {total}"
     if check_crc:
         crc = crc32(data[body_start:topic_at]) & CRC_MASK
-        stored = _INT.unpack_from(data, offset + 8)[0]
+        stored = _INT.unpack_from(data, offset + CRC_AT)[0]
         if crc != stored:
             return f"body crc is {crc}, stored {stored}"
     return None

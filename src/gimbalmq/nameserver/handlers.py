@@ -27,7 +27,7 @@ from gimbalmq.nameserver.route_table import (
 from gimbalmq.nameserver.settings import Settings
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import DataVersion, TopicRoute
-from gimbalmq.protocol.codes import V4_9_4, RequestCode
+from gimbalmq.protocol.codes import V4_9_4, RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers import nameserver as headers
 from gimbalmq.protocol.headers.base import Header
@@ -140,7 +140,9 @@ class NameServerRequests:
     def query_data_version(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
         header = _header(request, headers.BrokerIdentity)
         if not request.body:
-            raise InvalidParameterError("the request has no body; a DataVersion belongs there", code=1)
+            raise InvalidParameterError(
+                "the request has no body; a DataVersion belongs there", code=ResponseCode.SYSTEM_ERROR
+            )
         theirs = DataVersion.of_request(request.body, limit=_SMALL_BODY_BYTES)
         changed = self._table.data_version_changed(header.cluster_name, header.broker_addr, theirs)
         self._table.touch(header.cluster_name, header.broker_addr, self._clock.monotonic())
@@ -256,7 +258,7 @@ class NameServerRequests:
     async def put_kv(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
         header = _header(request, headers.KvConfig)
         if not header.namespace or not header.key:
-            raise InvalidParameterError("namespace or key is null", code=1)
+            raise InvalidParameterError("namespace or key is null", code=ResponseCode.SYSTEM_ERROR)
         config = self._settings.config
         self._kv.max_entries, self._kv.max_bytes = config.max_kv_config_nums, config.max_kv_config_size
         await self._kv.put(header.namespace, header.key, header.value)
@@ -284,12 +286,15 @@ class NameServerRequests:
     async def update_config(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
         if len(request.body) > _SMALL_BODY_BYTES:
             raise InvalidParameterError(
-                f"the properties have {len(request.body)} bytes; {_SMALL_BODY_BYTES} are allowed", code=1
+                f"the properties have {len(request.body)} bytes; {_SMALL_BODY_BYTES} are allowed",
+                code=ResponseCode.SYSTEM_ERROR,
             )
         try:
             text = bytes(request.body).decode()
         except UnicodeDecodeError as error:
-            raise InvalidParameterError(f"the properties are not UTF-8: {error}", code=1) from error
+            raise InvalidParameterError(
+                f"the properties are not UTF-8: {error}", code=ResponseCode.SYSTEM_ERROR
+            ) from error
         await self._settings.update(text)
         return request.reply()
 

@@ -24,6 +24,7 @@ from gimbalmq.errors import (
 )
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import KvTable
+from gimbalmq.protocol.codes import ResponseCode
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 """Name space whose keys are topics and whose values are ``brokerName:queueNums;...``."""
@@ -108,12 +109,13 @@ class KvConfig:
         for what, text in (("namespace", namespace), ("key", key), ("value", value)):
             if len(text) > MAX_TEXT_CHARACTERS:
                 raise InvalidParameterError(
-                    f"the {what} has {len(text)} characters; {MAX_TEXT_CHARACTERS} are allowed", code=1
+                    f"the {what} has {len(text)} characters; {MAX_TEXT_CHARACTERS} are allowed",
+                    code=ResponseCode.SYSTEM_ERROR,
                 )
             if what != "value" and text in fastjson.MAGIC_KEYS:
                 raise InvalidParameterError(
                     f"the {what} is {text}, which Java's readers of JSON take for their own; use another",
-                    code=1,
+                    code=ResponseCode.SYSTEM_ERROR,
                 )
         async with self._changing:
             table = self._table.get(namespace, {})

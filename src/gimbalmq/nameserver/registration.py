@@ -25,7 +25,7 @@ from gimbalmq._steps import Steps, run_through
 from gimbalmq.errors import InvalidParameterError, RemoteProtocolError, ResponseError
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import Body, DataVersion, TopicConfig, TopicTable
-from gimbalmq.protocol.codes import V3_0_11, V5_0_0
+from gimbalmq.protocol.codes import V3_0_11, V5_0_0, ResponseCode
 from gimbalmq.protocol.headers.nameserver import PART_OF_A_TABLE, RegisterBroker
 
 T = TypeVar("T")
@@ -124,10 +124,12 @@ class Registration:
             ("brokerAddr", self.broker_addr),
         ):
             if not value.strip():
-                raise InvalidParameterError(f"{name} {value!r} is blank", code=1)
+                raise InvalidParameterError(f"{name} {value!r} is blank", code=ResponseCode.SYSTEM_ERROR)
         host, colon, port = self.broker_addr.rpartition(":")
         if not (host and colon and port.isdecimal() and int(port) <= 65535):
-            raise InvalidParameterError(f"brokerAddr {self.broker_addr!r} is not of the form ip:port", code=1)
+            raise InvalidParameterError(
+                f"brokerAddr {self.broker_addr!r} is not of the form ip:port", code=ResponseCode.SYSTEM_ERROR
+            )
         for name, text in (
             ("clusterName", self.cluster),
             ("brokerName", self.broker_name),
@@ -137,7 +139,8 @@ class Registration:
         ):
             if len(text) > MAX_NAME_CHARACTERS:
                 raise InvalidParameterError(
-                    f"{name} has {len(text)} characters; {MAX_NAME_CHARACTERS} are allowed", code=1
+                    f"{name} has {len(text)} characters; {MAX_NAME_CHARACTERS} are allowed",
+                    code=ResponseCode.SYSTEM_ERROR,
                 )
 
 
@@ -195,13 +198,14 @@ def reading(
 def _check_topic(name: str, topic: TopicConfig) -> None:
     if len(name) > MAX_NAME_CHARACTERS:
         raise InvalidParameterError(
-            f"topic {name[:40]!r}... has {len(name)} characters; {MAX_NAME_CHARACTERS} are allowed", code=1
+            f"topic {name[:40]!r}... has {len(name)} characters; {MAX_NAME_CHARACTERS} are allowed",
+            code=ResponseCode.SYSTEM_ERROR,
         )
     if topic.read_queue_nums < 0 or topic.write_queue_nums < 0:
         raise InvalidParameterError(
             f"topic {name!r} has {topic.read_queue_nums} read and {topic.write_queue_nums} write "
             "queues; neither may be negative",
-            code=1,
+            code=ResponseCode.SYSTEM_ERROR,
         )
 
 

@@ -36,6 +36,7 @@ from gimbalmq.model.flags import PERM_READ, PERM_WRITE
 from gimbalmq.model.topics import SELF_TEST_TOPIC
 from gimbalmq.nameserver.registration import MAX_NAME_CHARACTERS, Registration
 from gimbalmq.protocol.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, TopicList, TopicRoute
+from gimbalmq.protocol.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
@@ -470,13 +471,17 @@ class RouteTable:
         for queue in queues:
             if queue.broker_name not in self._brokers:
                 raise InvalidParameterError(
-                    f"topic {topic!r} names broker {queue.broker_name!r}, which is not registered", code=1
+                    f"topic {topic!r} names broker {queue.broker_name!r}, which is not registered",
+                    code=ResponseCode.SYSTEM_ERROR,
                 )
             if queue.read_queue_nums < 0 or queue.write_queue_nums < 0:
-                raise InvalidParameterError(f"topic {topic!r} has a negative number of queues", code=1)
+                raise InvalidParameterError(
+                    f"topic {topic!r} has a negative number of queues", code=ResponseCode.SYSTEM_ERROR
+                )
         if not topic or len(topic) > MAX_NAME_CHARACTERS:
             raise InvalidParameterError(
-                f"topic {topic[:40]!r} has {len(topic)} characters; use 1 to {MAX_NAME_CHARACTERS}", code=1
+                f"topic {topic[:40]!r} has {len(topic)} characters; use 1 to {MAX_NAME_CHARACTERS}",
+                code=ResponseCode.SYSTEM_ERROR,
             )
         new = {queue.broker_name for queue in queues if topic not in self._served.get(queue.broker_name, {})}
         problem = self._no_room(topic, len(new)) if new else None

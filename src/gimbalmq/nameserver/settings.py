@@ -15,6 +15,7 @@ from gimbalmq.nameserver.config import (
 )
 from gimbalmq.nameserver.kv import uninterrupted, write_atomically
 from gimbalmq.protocol import properties_text
+from gimbalmq.protocol.codes import ResponseCode
 
 
 class Settings:
@@ -39,7 +40,9 @@ class Settings:
         try:
             properties = properties_text.loads(text)
         except ValueError as error:
-            raise InvalidParameterError(f"the properties cannot be read: {error}", code=1) from error
+            raise InvalidParameterError(
+                f"the properties cannot be read: {error}", code=ResponseCode.SYSTEM_ERROR
+            ) from error
         async with self._changing:
             await uninterrupted(self._apply(properties))
 
@@ -48,14 +51,17 @@ class Settings:
             raise NoPermissionError("Can not update config in black list.")
         fixed = [key for key in FIXED_WHILE_RUNNING if key in properties]
         if fixed:
-            raise InvalidParameterError(f"{', '.join(fixed)} cannot change while running", code=1)
+            raise InvalidParameterError(
+                f"{', '.join(fixed)} cannot change while running", code=ResponseCode.SYSTEM_ERROR
+            )
         try:
             config, unknown = from_properties(properties, self.config)
         except ConfigError as error:
-            raise InvalidParameterError(str(error), code=1) from error
+            raise InvalidParameterError(str(error), code=ResponseCode.SYSTEM_ERROR) from error
         if unknown:
             raise InvalidParameterError(
-                f"{', '.join(sorted(unknown))} is no option of this name server", code=1
+                f"{', '.join(sorted(unknown))} is no option of this name server",
+                code=ResponseCode.SYSTEM_ERROR,
             )
         if config.config_store_path is not None and config != self.config:
             path, kept = Path(config.config_store_path), properties_text.dumps(to_properties(config))

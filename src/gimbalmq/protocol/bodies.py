@@ -15,6 +15,7 @@ from msgspec import field
 
 from gimbalmq.errors import InvalidParameterError, RemoteProtocolError
 from gimbalmq.protocol import fastjson
+from gimbalmq.protocol.codes import ResponseCode
 
 T = TypeVar("T", bound="Body")
 
@@ -43,7 +44,7 @@ def _check_length(data: bytes | bytearray | memoryview, limit: int) -> None:
     if len(data) > limit:
         raise InvalidParameterError(
             f"the request has a body of {len(data)} bytes and may have {limit}: shorten it, or use several requests",
-            code=1,
+            code=ResponseCode.SYSTEM_ERROR,
         )
 
 

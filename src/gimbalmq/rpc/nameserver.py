@@ -88,9 +88,9 @@ async def get_kv(caller: Caller, address: str, namespace: str, key: str) -> str 
         address,
         RequestCode.GET_KV_CONFIG,
         headers.KvConfig(namespace=namespace, key=key),
-        accept=(0, ResponseCode.QUERY_NOT_FOUND),
+        accept=(ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND),
     )
-    return headers.KvReply.from_ext(answer.ext_fields).value if answer.code == 0 else None
+    return headers.KvReply.from_ext(answer.ext_fields).value if answer.code == ResponseCode.SUCCESS else None
 
 
 async def put_kv(caller: Caller, address: str, namespace: str, key: str, value: str) -> None:

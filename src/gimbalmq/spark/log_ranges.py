@@ -25,15 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gimbalmq.errors import ConfigError, DataLossError
-from gimbalmq.model.record import MAGIC_BLANK, check_record
+from gimbalmq.model.queue_entry import ENTRY, ENTRY_BYTES, FILLER_SIZE, entry_dtype
+from gimbalmq.model.record import MAGIC_BLANK, MAGIC_START, check_record
 from gimbalmq.spark.decode import find_record_start
-from gimbalmq.store.consumequeue import ENTRY, ENTRY_BYTES, FILLER_SIZE
 from gimbalmq.store.dispatcher import read_found
 from gimbalmq.store.files import translated
 from gimbalmq.store.recovery import Checkpoint
 
 _NAME: Final = re.compile(r"\d{20}")
-_MAGIC_START: Final = b"\xda\xa3\x20"
 _BLANK: Final = MAGIC_BLANK.to_bytes(4, "big")
 _ZEROS_STEP: Final = 1 << 20
 _BISECT_BELOW: Final = 1 << 20
@@ -50,8 +49,6 @@ it out first. But a scan also looks at each record nobody wants, at two thirds o
 tenth of the log is read six times sooner by its entries, nine tenths equally soon; from half on, a disk's
 liking for reading straight on decides.
 """
-
-_ENTRY: Final = np.dtype([("place", ">i8"), ("size", ">i4"), ("code", ">i8")])
 
 
 class LogFile(NamedTuple):
@@ -223,11 +220,11 @@ class StoreFolder:
         for file in reversed(self.files):
             mapped = MappedFile(file.path)
             with mapped as view:
-                at = mapped.map.rfind(_MAGIC_START, 0, _data_end(view))
+                at = mapped.map.rfind(MAGIC_START, 0, _data_end(view))
                 while at >= 0:
                     if at >= 4 and _is_whole(view, at - 4, file.base):
                         return file.base + at - 4 + int.from_bytes(view[at - 4 : at], "big")
-                    at = mapped.map.rfind(_MAGIC_START, 0, at + 2)
+                    at = mapped.map.rfind(MAGIC_START, 0, at + 2)
         return self.files[0].base
 
     def file_at(self, offset: int) -> LogFile | None:
@@ -376,7 +373,7 @@ def read_entries(wanted: QueueRange) -> tuple[NDArray[np.int64], NDArray[np.int6
         low, high = max(wanted.first, start), min(wanted.last, start + count)
         if low < high:
             with translated(path):
-                found = np.fromfile(path, _ENTRY, high - low, offset=(low - start) * ENTRY_BYTES)
+                found = np.fromfile(path, entry_dtype(), high - low, offset=(low - start) * ENTRY_BYTES)
             places.append(found["place"].astype(np.int64))
             sizes.append(found["size"].astype(np.int64))
     if not places:

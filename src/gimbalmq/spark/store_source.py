@@ -47,7 +47,7 @@ from gimbalmq.spark.options import Option
 from gimbalmq.spark.pushdown import Limit, filters_may_be_pushed, limit_of
 from gimbalmq.spark.source import checked_schema
 from gimbalmq.spark.worker import settle
-from gimbalmq.store.bulk import gather
+from gimbalmq.store.vectors import gather
 
 TABLE: Final = (
     Option("path", "", "store folders (`storePathRootDir`), separated by commas; the argument of `load`"),

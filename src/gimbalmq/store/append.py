@@ -1,4 +1,6 @@
-"""Groups: all that arrived in one go is built in memory, written with one call, and shows at once.
+"""Appending, record by record: all that arrived in one go is built in memory, written with one call, and shows at once.
+
+``append_vectors`` fills the same groups with thousands of records at a time.
 
 ``add`` is the hottest function of a broker. It packs the head with one struct call, keeps body and
 properties as they are, and leaves the rest to the commit: places in the log and in the queues are
@@ -8,25 +10,35 @@ known beforehand, because there is one writer. Nothing is visible until then: re
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 from gimbalmq.errors import StateError, StoreError
-from gimbalmq.model.flags import BORN_HOST_V6, STORE_HOST_V6
-from gimbalmq.model.record import MAGIC_BLANK, MAX_PROPERTIES
-from gimbalmq.store.commitlog import BLANK_BYTES
-from gimbalmq.store.consumequeue import ENTRY, ENTRY_BYTES, QueueLog
+from gimbalmq.model.flags import (
+    HOST_BITS,
+    TRANSACTION_MASK,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+)
+from gimbalmq.model.ids import V4_HOST_BYTES
+from gimbalmq.model.queue_entry import ENTRY, ENTRY_BYTES
+from gimbalmq.model.record import (
+    BLANK_BYTES,
+    CRC_MASK,
+    HEADS,
+    MAGIC_BLANK,
+    MAX_PROPERTIES,
+    START,
+    host_bits,
+)
+from gimbalmq.store.consumequeue import QueueLog
 
 if TYPE_CHECKING:
     from gimbalmq.store.message_store import MessageStore
 
-_BLANK = struct.Struct(">iI")
-_HEADS = {
-    (born, store): struct.Struct(f">iIIiiqqiq{born}sq{store}siqi") for born in (8, 20) for store in (8, 20)
-}
+_NOT_HOST_BITS = ~HOST_BITS
 _LENGTHS = [n.to_bytes(2, "big") for n in range(1024)]  # most properties are short
 _ENTRY_PACK = ENTRY.pack
 
@@ -40,12 +52,12 @@ class AppendGroup:
 
     Attributes:
         store_timestamp: milliseconds that every record of the group carries.
-        store_host: the host that every record names, and
-        store_bits: the system-flag bits that say of what kind it is.
+        store_host: the host that every record names.
         position, file_end: where the next record goes in the log, and where its file ends.
     """
 
     __slots__ = (
+        "_bits4",
         "_chunks",
         "_fixed4",
         "_index",
@@ -56,7 +68,6 @@ class AppendGroup:
         "_touched",
         "file_end",
         "position",
-        "store_bits",
         "store_host",
         "store_timestamp",
     )
@@ -66,8 +77,8 @@ class AppendGroup:
         size = log.segments.size
         self._store = store
         self.store_host = host = store.config.store_host
-        self.store_bits = STORE_HOST_V6 if len(host) == 20 else 0
-        head = _HEADS[8, len(host)]
+        self._bits4 = host_bits(bytes(V4_HOST_BYTES), host)
+        head = HEADS[self._bits4]
         self._pack4: Callable[..., bytes] = head.pack
         self._fixed4 = head.size + 2
         self.store_timestamp = store_timestamp
@@ -111,24 +122,26 @@ class AppendGroup:
         topic = queue.topic_field
         body_size = len(body)
         properties_size = len(properties)
-        if len(born_host) == 8:
+        if len(born_host) == V4_HOST_BYTES:
             pack = self._pack4
             size = self._fixed4 + body_size + len(topic) + properties_size
-            sys_flag = sys_flag & ~0x30 | self.store_bits
+            sys_flag = sys_flag & _NOT_HOST_BITS | self._bits4
         else:
-            head = _HEADS[len(born_host), len(self.store_host)]
+            bits = host_bits(born_host, self.store_host)
+            head = HEADS[bits]
             pack = head.pack
             size = head.size + 2 + body_size + len(topic) + properties_size
-            sys_flag = sys_flag & ~0x30 | self.store_bits | BORN_HOST_V6
+            sys_flag = sys_flag & _NOT_HOST_BITS | bits
         position = self.position
         if position + size + BLANK_BYTES > self.file_end:
             position = self._roll(size)
-        # half (4) and rollback (12) records have no place in a queue
-        queue_offset = 0 if sys_flag & 4 else queue.next_offset
+        # As flags.enters_queue says; a call would cost more than the question.
+        unqueued = sys_flag & TRANSACTION_PREPARED
+        queue_offset = 0 if unqueued else queue.next_offset
         record_head = pack(
             size,
             queue.magic,
-            crc32(body) & 0x7FFFFFFF,
+            crc32(body) & CRC_MASK,
             queue.queue_id,
             flag,
             queue_offset,
@@ -148,13 +161,13 @@ class AppendGroup:
             length = properties_size.to_bytes(2, "big")
         else:
             raise StoreError(f"properties of {properties_size} bytes; at most {MAX_PROPERTIES} fit a record")
-        if not sys_flag & 4:
+        if not unqueued:
             if queue_offset == queue.max_offset:
                 self._touched.append(queue)  # first: an abort cuts the tails of these
             queue.tail += _ENTRY_PACK(position, size, tags_code)
             queue.next_offset = queue_offset + 1
         self._parts += (record_head, body, topic, length, properties)
-        if self._index is not None and sys_flag & 12 != 12:
+        if self._index is not None and sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK:
             self._index.append((queue.topic, properties, position, self.store_timestamp))
         self.position = position + size
         return position, queue_offset
@@ -195,7 +208,7 @@ class AppendGroup:
         if size + BLANK_BYTES > file_bytes:
             raise StoreError(f"a record of {size} bytes does not fit a commit-log file of {file_bytes}")
         room = self.file_end - self.position
-        self._parts.append(_BLANK.pack(room, MAGIC_BLANK))
+        self._parts.append(START.pack(room, MAGIC_BLANK))
         position = self.position = self.file_end
         self._parts = []
         self._chunks.append((position, self._parts))
@@ -218,7 +231,7 @@ class AppendGroup:
             except BaseException as error:
                 self.abort()
                 if isinstance(error, StoreError):
-                    store.writes_failed(error)
+                    store.trouble.write_failed(error)
                 raise
         self._open = False
         store.committed(self._touched, self._index, self.store_timestamp)

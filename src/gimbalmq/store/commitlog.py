@@ -11,11 +11,9 @@ import threading
 from pathlib import Path
 
 from gimbalmq.errors import ResourceShortageError, StoreError, StoreIOError
-from gimbalmq.model.record import check_record
+from gimbalmq.model.record import BLANK_BYTES, check_record
 from gimbalmq.store.files import Files, store_error, sync_names, translated
 from gimbalmq.store.segments import Segment, Segments
-
-BLANK_BYTES = 8
 
 
 class CommitLog:

@@ -12,7 +12,6 @@ descriptors are borrowed from one bounded cache.
 from __future__ import annotations
 
 import os
-import struct
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from pathlib import Path
 from zlib import crc32
 
 from gimbalmq.errors import LocalProtocolError, StoreError
+from gimbalmq.model.queue_entry import ENTRY, ENTRY_BYTES, FILLER, FILLER_SIZE, Entry
 from gimbalmq.model.record import topic_field
 from gimbalmq.store.files import (
     OUT_OF_DESCRIPTORS,
@@ -32,18 +32,11 @@ from gimbalmq.store.files import (
     translated,
 )
 
-ENTRY = struct.Struct(">qiq")
-ENTRY_BYTES = 20
-FILLER_SIZE = 0x7FFFFFFF
-_FILLER = ENTRY.pack(0, FILLER_SIZE, 0)
-
 MAX_QUEUES = 65_536
 """Queue ids are below this; a larger one is a damaged field."""
 
 _FEW_SYNCS = 64
 _SYNC_THREADS = 4
-
-Entry = tuple[int, int, int]
 
 
 def entries_mark(queue: QueueLog, count: int) -> int:
@@ -250,7 +243,7 @@ class QueueFiles:
             if queue.next_offset == queue.first == 0 and not queue.tail:
                 queue.first = queue.written = queue_offset - queue_offset % self.per_file
                 queue.next_offset = queue.max_offset = queue.first
-            queue.tail += _FILLER * (queue_offset - queue.next_offset)
+            queue.tail += FILLER * (queue_offset - queue.next_offset)
         queue.tail += ENTRY.pack(offset, size, tags_code)
         queue.next_offset = queue.max_offset = queue_offset + 1
         return True

@@ -6,27 +6,42 @@ from the record alone, for recovery and for whatever else reads the log in order
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 from zlib import crc32
 
 from gimbalmq.errors import StoreError
-from gimbalmq.model.flags import enters_index, enters_queue
-from gimbalmq.model.javahash import tag_hash
-from gimbalmq.model.record import CRC_MASK, MAGIC_BLANK, MAGIC_V1, MIN_RECORD, check_record, find_property
+from gimbalmq.model import properties as prop
+from gimbalmq.model.flags import HOST_BITS, enters_index, enters_queue
+from gimbalmq.model.queue_entry import tags_code
+from gimbalmq.model.record import (
+    BLANK_BYTES,
+    BODY_SIZE_AT,
+    CRC_MASK,
+    HEAD_BYTES,
+    HEADS,
+    HOST_BITS_AT,
+    MAGIC_AT,
+    MAGIC_BLANK,
+    MAGIC_START,
+    MAGIC_V1,
+    MIN_RECORD,
+    Head,
+    check_record,
+    find_property,
+)
+from gimbalmq.model.topics import SCHEDULE_TOPIC
 from gimbalmq.store.consumequeue import QueueFiles, QueueLog
 from gimbalmq.store.deletions import DELETION_TOPIC, decode_deletion
 from gimbalmq.store.files import passes, store_error
 from gimbalmq.store.index import KeyIndex
 from gimbalmq.store.segments import Segments
 
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 _FLUSH_EVERY = 100_000
+_DELAY = prop.DELAY.encode()
 _BLANK = MAGIC_BLANK.to_bytes(4, "big")
-_HEAD = struct.Struct(">iIIiiqqiq8sq8siqi")
-_MAGIC_START = b"\xda\xa3\x20"  # of both kinds of records
+_PLAIN_HEAD = HEADS[0].unpack_from
 _YEAR_2100_MS = 4_102_444_800_000
 _SMALL_HOLE = 1024
 _MOST_FILLERS = 100_000
@@ -80,11 +95,11 @@ class LogScanner:
         """Yields the file's records; True if a blank mark ended it."""
         position = self.end - base
         room = len(view)
-        while position + 8 <= room:
+        while position + BLANK_BYTES <= room:
             offset = base + position
-            if view[position + 4 : position + 8] == _BLANK:
+            if view[position + MAGIC_AT : position + BLANK_BYTES] == _BLANK:
                 return True
-            found = _read_plain(view, position, offset) if position + _HEAD.size < room else None
+            found = _read_plain(view, position, offset) if position + HEAD_BYTES < room else None
             if found is None:
                 why = check_record(view, position, commitlog_offset=offset)
                 if why is not None:
@@ -112,8 +127,10 @@ class LogScanner:
         what looks like a record.
         """
         limit = min(len(view), self._durable - base)
-        size, body_size = (int.from_bytes(view[position + at : position + at + 4], "big") for at in (0, 84))
-        topic_at = position + _HEAD.size + body_size
+        size, body_size = (
+            int.from_bytes(view[position + at : position + at + 4], "big") for at in (0, BODY_SIZE_AT[0])
+        )
+        topic_at = position + HEAD_BYTES + body_size
         candidates = [position + size]
         if topic_at + 1 <= limit:
             lengths_at = topic_at + 1 + view[topic_at]
@@ -122,16 +139,19 @@ class LogScanner:
             if position < at < limit and self._starts_at(view, base, at):
                 return at
         data = self._segments.map(self._segments.at(base))
-        at = data.find(_MAGIC_START, position + 5, limit)
+        at = data.find(MAGIC_START, position + 5, limit)
         while at >= 0:
             if check_record(view, at - 4, commitlog_offset=base + at - 4) is None:
                 return at - 4
-            at = data.find(_MAGIC_START, at + 1, limit)
+            at = data.find(MAGIC_START, at + 1, limit)
         return limit
 
     @staticmethod
     def _starts_at(view: memoryview, base: int, at: int) -> bool:
-        return view[at + 4 : at + 8] == _BLANK or check_record(view, at, commitlog_offset=base + at) is None
+        return (
+            view[at + MAGIC_AT : at + BLANK_BYTES] == _BLANK
+            or check_record(view, at, commitlog_offset=base + at) is None
+        )
 
 
 def _fades_out(found: Found) -> bool:
@@ -149,18 +169,18 @@ def _read_plain(view: memoryview, position: int, offset: int) -> Found | None:
     A scan is as long as the log written since the last checkpoint: this makes it twice as fast.
     """
     (size, magic, crc, queue_id, _, queue_offset, says, sys_flag, _, _, stored, _, _, _, body_size) = (
-        _HEAD.unpack_from(view, position)
+        _PLAIN_HEAD(view, position)
     )
     end = position + size
-    topic_at = position + _HEAD.size + body_size
-    if magic != MAGIC_V1 or says != offset or sys_flag & 0x30 or body_size < 0 or end > len(view):
+    topic_at = position + HEAD_BYTES + body_size
+    if magic != MAGIC_V1 or says != offset or sys_flag & HOST_BITS or body_size < 0 or end > len(view):
         return None
     if topic_at + 3 > end:
         return None
     topic_end = topic_at + 1 + view[topic_at]
     if topic_end + 2 > end or topic_end + 2 + (view[topic_end] << 8 | view[topic_end + 1]) != end:
         return None
-    if crc32(view[position + _HEAD.size : topic_at]) & CRC_MASK != crc:
+    if crc32(view[position + HEAD_BYTES : topic_at]) & CRC_MASK != crc:
         return None
     topic = str(view[topic_at + 1 : topic_end], "utf-8", "replace")
     properties = bytes(view[topic_end + 2 : end])
@@ -169,40 +189,34 @@ def _read_plain(view: memoryview, position: int, offset: int) -> Found | None:
 
 def read_found(view: bytes | memoryview, position: int, offset: int) -> Found:
     """The fields of a record that was checked before."""
-    get = int.from_bytes
-    head = bytes(view[position : position + 124])
-    size = get(head[0:4], "big")
-    sys_flag = get(head[36:40], "big", signed=True)
-    born = 12 if sys_flag & 0x10 else 0
-    body_at = 84 + born + (12 if sys_flag & 0x20 else 0)
-    topic_at = position + body_at + 4 + get(head[body_at : body_at + 4], "big")
-    if get(head[4:8], "big") == MAGIC_V1:
-        topic_end = topic_at + 1 + view[topic_at]
-        topic = str(view[topic_at + 1 : topic_end], "utf-8", "replace")
-    else:
-        topic_end = topic_at + 2 + get(view[topic_at : topic_at + 2], "big")
-        topic = str(view[topic_at + 2 : topic_end], "utf-8", "replace")
+    form = HEADS[view[position + HOST_BITS_AT] & HOST_BITS]
+    head = Head._make(form.unpack_from(view, position))
+    topic_at = position + form.size + head.body_size
+    width = 1 if head.magic == MAGIC_V1 else 2
+    topic_start = topic_at + width
+    topic_end = topic_start + int.from_bytes(view[topic_at:topic_start], "big")
     return Found(
         offset,
-        size,
-        topic,
-        get(head[12:16], "big", signed=True),
-        get(head[20:28], "big", signed=True),
-        sys_flag,
-        get(head[56 + born : 64 + born], "big", signed=True),
-        bytes(view[topic_end + 2 : position + size]),
+        head.total_size,
+        str(view[topic_start:topic_end], "utf-8", "replace"),
+        head.queue_id,
+        head.queue_offset,
+        head.sys_flag,
+        head.store_timestamp,
+        bytes(view[topic_end + 2 : position + head.total_size]),
     )
 
 
-def tags_code(topic: str, properties: bytes, store_timestamp: int, delay_levels_ms: Mapping[int, int]) -> int:
+def entry_code(
+    topic: str, properties: bytes, store_timestamp: int, delay_levels_ms: Mapping[int, int]
+) -> int:
     """The last field of a queue entry: hash of the tag, or in the schedule topic the delivery time."""
     if topic == SCHEDULE_TOPIC:
-        level = find_property(properties, b"DELAY")
+        level = find_property(properties, _DELAY)
         if level is not None and level.isdigit() and len(level) < 10 and int(level) > 0 and delay_levels_ms:
             number = min(int(level), max(delay_levels_ms))
             return store_timestamp + delay_levels_ms.get(number, 1000)
-    tag = find_property(properties, b"TAGS")
-    return tag_hash(tag.decode("utf-8", "replace")) if tag else 0
+    return tags_code(properties)
 
 
 Place = tuple[int, int, int, int]
@@ -259,7 +273,7 @@ class Dispatcher:
             except StoreError as error:
                 self._note(found.commitlog_offset, str(error))
                 return
-            code = tags_code(found.topic, found.properties, found.store_timestamp, self._levels)
+            code = entry_code(found.topic, found.properties, found.store_timestamp, self._levels)
             place = (found.queue_offset, found.commitlog_offset, found.size, code)
             if found.queue_offset == queue.next_offset and not self._parked:
                 self._append(queue, place)

@@ -63,6 +63,8 @@ class IndexFile:
         self.begin_ms = self.end_ms = self.begin_offset = self.end_offset = 0
         self.used_slots = 0
         self.count = 1
+        self.is_stale = False
+        """Whether slots and header still know of entries that were given up."""
 
     @staticmethod
     def size(slots: int, entries: int) -> int:
@@ -170,20 +172,37 @@ class IndexFile:
         self._opened()[: _HEADER.size] = self._header()
 
     def keep(self, count: int) -> None:
-        """Goes back to the first entries, below number ``count``, and builds the slots anew."""
+        """Goes back to the first entries, below number ``count``; ``mend`` is to follow.
+
+        Nothing is written here, so that it can be done on a full disk. Keys are found meanwhile, because who searches
+        does not trust slots that lead behind the last entry.
+        """
+        fd = self._files.open(self.path)
+        try:
+            raw = self._files.read_at(fd, _ENTRY.size, self._entries_at + (count - 1) * _ENTRY.size)
+        finally:
+            self._files.close(fd)
+        _, self.end_offset, seconds, _ = _ENTRY.unpack(raw)
+        self.end_ms = self.begin_ms + seconds * 1000
+        self.count = count
+        self.is_stale = True
+
+    def mend(self) -> None:
+        """Builds the slots anew if they know of entries that were given up; raises OSError."""
+        if not self.is_stale:
+            return
         import numpy as np
 
         slots = self._opened()
-        raw = self._files.read_at(self._fd, (count - 1) * _ENTRY.size, self._entries_at + _ENTRY.size)
+        raw = self._files.read_at(self._fd, (self.count - 1) * _ENTRY.size, self._entries_at + _ENTRY.size)
         entries = np.frombuffer(raw, dtype=_ENTRY_FIELDS)
         table = np.frombuffer(slots, dtype=">i4", count=self.slots, offset=_HEADER.size)
         table[:] = 0
-        table[entries["hash"] % np.int32(self.slots)] = np.arange(1, count, dtype=np.int32)  # the last wins
+        numbers = np.arange(1, self.count, dtype=np.int32)
+        table[entries["hash"] % np.int32(self.slots)] = numbers  # the last wins
         self.used_slots = int(np.count_nonzero(table))
-        self.count = count
-        self.end_offset = int(entries["offset"][-1])
-        self.end_ms = self.begin_ms + int(entries["seconds"][-1]) * 1000
         self._write_header()
+        self.is_stale = False
 
     def sync(self) -> None:
         """Any thread: by name, because the owner may close the file meanwhile.
@@ -363,6 +382,8 @@ class KeyIndex:
         self._pass_mark()
 
     def _pass_mark(self) -> None:
+        if self.files and self.files[-1].is_stale:
+            return
         if self._mark is not None and not (self.pending and self.pending[0][2] < self._mark):
             file = next((f for f in reversed(self.files) if f.count > 1), None)
             self.marked = (int(file.path.name), file.count, file.end_ms) if file is not None else (0, 0, 0)
@@ -375,6 +396,9 @@ class KeyIndex:
             OSError: what was not indexed still waits.
         """
         done = 0
+        if self.files and self.files[-1].is_stale:
+            self.files[-1].mend()
+            self._pass_mark()
         while self.pending and (limit is None or done < limit):
             items = self.pending if limit is None else self.pending[: limit - done]
             if self._mark is not None and items[-1][2] >= self._mark:
@@ -527,7 +551,7 @@ class KeyIndex:
         return dropped
 
     def rewind(self, safe_ms: int, name: int, count: int) -> None:
-        """After a crash: keeps what was synced by the last checkpoint.
+        """After a crash: keeps what was synced by the last checkpoint. ``build`` writes what has to be written for it.
 
         Args:
             safe_ms: files that end later than this cannot be trusted as they are ...

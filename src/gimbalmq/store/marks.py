@@ -13,12 +13,19 @@ import struct
 from collections.abc import Iterator
 from mmap import mmap
 
-from gimbalmq.model.record import MAGIC_BLANK, MAGIC_V1
+from gimbalmq.model.flags import HOST_BITS
+from gimbalmq.model.record import (
+    BLANK_BYTES,
+    BODY_SIZE_AT,
+    HEADS,
+    HOST_BITS_AT,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    PREPARED_AT,
+    START,
+)
 from gimbalmq.store.commitlog import CommitLog
 
-_HEAD = struct.Struct(">iI")
-_FLAG_AT = 36
-_PREPARED_AT = 76
 _PREPARED = struct.Struct(">q")
 _INT = struct.Struct(">i")
 
@@ -46,17 +53,16 @@ def marks_since(log: CommitLog, start: int) -> Iterator[tuple[bytes, int]]:
         base = segment.base
         end = min(base + segments.size, log.position) - base
         at = position - base
-        while at + 8 <= end:
-            size, magic = _HEAD.unpack_from(view, at)
+        while at + BLANK_BYTES <= end:
+            size, magic = START.unpack_from(view, at)
             if magic == MAGIC_BLANK:
                 break
-            if size <= _PREPARED_AT + 8 or at + size > end:
+            bits = view[at + HOST_BITS_AT] & HOST_BITS if at + HOST_BITS_AT < end else 0
+            if size < HEADS[bits].size or at + size > end:
                 return  # no record begins here: nothing can be told
-            flags = view[at + _FLAG_AT + 3]
-            prepared = at + _PREPARED_AT + (12 if flags & 0x10 else 0) + (12 if flags & 0x20 else 0)
-            value = _PREPARED.unpack_from(view, prepared)[0]
+            value = _PREPARED.unpack_from(view, at + PREPARED_AT[bits])[0]
             if value < 0:
-                yield _topic(view, prepared + 8, magic), source_of(value)
+                yield _topic(view, at + BODY_SIZE_AT[bits], magic), source_of(value)
             at += size
         position = base + segments.size
 

@@ -18,13 +18,12 @@ What is where, from a message's point of view:
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 from gimbalmq._clock import Clock
 from gimbalmq._steps import Steps, run_through
-from gimbalmq.errors import DiskFullError, ResourceShortageError, StateError, StoreError, StoreIOError
+from gimbalmq.errors import ResourceShortageError, StateError, StoreError
 from gimbalmq.model.flags import TRANSACTION_ROLLBACK
 from gimbalmq.store.append import AppendGroup, IndexItem
 from gimbalmq.store.commitlog import CommitLog
@@ -32,6 +31,7 @@ from gimbalmq.store.config import StoreConfig
 from gimbalmq.store.consumequeue import MAX_QUEUES, QueueFiles, QueueLog, TailCopies, entries_mark
 from gimbalmq.store.deletions import DELETION_TOPIC, Deletion, encode_deletion
 from gimbalmq.store.dispatcher import Dispatcher
+from gimbalmq.store.expiry import Expiry, Keeper
 from gimbalmq.store.files import (
     Files,
     FolderLock,
@@ -43,14 +43,14 @@ from gimbalmq.store.files import (
     sync_names,
     translated,
 )
-from gimbalmq.store.index import IndexFile, KeyIndex
+from gimbalmq.store.index import KeyIndex
 from gimbalmq.store.marks import marks_since
 from gimbalmq.store.query import KeyQuery
 from gimbalmq.store.reader import Reader
 from gimbalmq.store.recovery import Checkpoint, Recovery
 from gimbalmq.store.results import CleanReport, GetResult, QueryResult, RecoveryReport
 from gimbalmq.store.retention import decide
-from gimbalmq.store.segments import Segment
+from gimbalmq.store.trouble import Trouble
 
 _PROBE_BYTES = 1 << 20
 _INDEX_STEP = 512
@@ -59,9 +59,6 @@ _QUEUES_AT_ONCE = 32
 """Queues written where nobody can wait for steps: likewise."""
 _MOST_INDEX_BATCHES = 16
 """A commit that finds so many times ``index_pending_limit`` records waiting indexes them, whatever it takes."""
-
-
-_TROUBLES: tuple[type[StoreError], ...] = (DiskFullError, ResourceShortageError, StoreIOError, StoreError)
 
 
 class BegunCheckpoint(NamedTuple):
@@ -89,7 +86,7 @@ class MessageStore:
         self._lock = FolderLock(config.root)
         self._checkpoint_path = config.root / "checkpoint"
         self._abort_path = config.root / "abort"
-        self.keepers: list[Callable[[int], int]] = []
+        self.keepers: list[Keeper] = []
         """Asked before the log's files below an offset go: below which offset they may go already."""
         self._reset()
 
@@ -116,14 +113,8 @@ class MessageStore:
         self._last_timestamp = 0
         self._loaded = False
         self._open_group: AppendGroup | None = None
-        self.read_only_reason: str | None = None
-        self._failure: StoreError | None = None
-        self._sync_failure: str | None = None
-        self._judging = threading.Lock()  # for moments: the failure and its reason go together
-        self._too_full = False
-        self._expired: list[Segment] = []  # forgotten, not yet removed
-        self._expired_index: list[IndexFile] = []
-        self._trimmed_to = 0  # queues name no record before this offset
+        self.trouble = Trouble()
+        self._expiry = Expiry(self.log, self._queue_files, self._index)
         self._is_marked_open = False
 
     # --- life --------------------------------------------------------------------------------
@@ -147,7 +138,7 @@ class MessageStore:
             except StoreError as error:
                 if not passes(error):
                     raise
-                self.writes_failed(error)
+                self.trouble.write_failed(error)
             with translated(self.config.root):
                 self._recover(report)
             self._loaded = True
@@ -209,10 +200,10 @@ class MessageStore:
         self._dirty = dispatcher.unwritten  # nothing, unless the disk is full
         self._unwritten = sum(queue.max_offset - queue.written for queue in self._dirty)
         if dispatcher.failure is not None:
-            self.writes_failed(dispatcher.failure)
+            self.trouble.write_failed(dispatcher.failure)
         self._last_timestamp = recovery.last_timestamp
         self.log.segments.keep_from = self.log.flushed
-        self._trimmed_to = self.log.min_offset
+        self._expiry.trimmed_to = self.log.min_offset
         self._mark = sum(entries_mark(queue, queue.max_offset) for queue in self._all_queues())
 
     def close(self) -> None:
@@ -224,14 +215,13 @@ class MessageStore:
         if not self._loaded:
             return
         try:
-            if self._open_group is not None:
-                self._open_group.abort()
+            self.abort_group()
             self.checkpoint()
             try:
                 self.empty_trash()
             except StoreError:
                 pass  # the next start tries again
-            if self._failure is None:
+            if self.trouble.failure is None:
                 with translated(self._abort_path):
                     self._files.remove(self._abort_path)
         finally:
@@ -239,8 +229,7 @@ class MessageStore:
 
     def abandon(self) -> None:
         """Lets go of the folder as a crash would: nothing is written, the abort marker stays."""
-        for segment in self._expired:
-            self.log.segments._release(segment)
+        self._expiry.abandon()
         self.log.close()
         self._queue_files.close()
         if self._index is not None:
@@ -279,20 +268,19 @@ class MessageStore:
             DiskFullError, ResourceShortageError, StoreIOError: the store is read-only, for the reason given.
             StateError: not loaded, or another group is open.
         """
-        if self.read_only_reason is not None and not (
-            making_room and self._too_full and self._failure is None
-        ):
-            failure = self._failure
-            kind = (
-                type(failure) if isinstance(failure, StoreIOError | ResourceShortageError) else DiskFullError
-            )
-            raise kind(f"the store is read-only: {self.read_only_reason}")
+        if self.trouble.reason is not None:
+            self.trouble.check(making_room=making_room)
         if self._open_group is not None:
             raise StateError("another group is open")
         if not self._loaded:
             raise StateError("the store is not loaded")
         group = self._open_group = AppendGroup(self, self._clock.wall_ms())
         return group
+
+    def abort_group(self) -> None:
+        """Forgets the group that is open, if there is one: for whoever began it and cannot end it any more."""
+        if self._open_group is not None:
+            self._open_group.abort()
 
     def group_closed(self) -> None:
         """For AppendGroup only."""
@@ -322,7 +310,7 @@ class MessageStore:
         except StoreError:
             pass  # noted as read_only_reason; the messages themselves are safe in the log
         except MemoryError:
-            self.writes_failed(ResourceShortageError("queue entries or keys: out of memory"))
+            self.trouble.write_failed(ResourceShortageError("queue entries or keys: out of memory"))
 
     def _index_some(self, index: KeyIndex) -> None:
         """Keeps the records that wait for the index few, even if the steps that should do it do not keep up."""
@@ -332,31 +320,27 @@ class MessageStore:
         while len(index.pending) > limit * _MOST_INDEX_BATCHES:
             self.build_index(limit)
 
-    def writes_failed(self, error: StoreError) -> None:
-        """For the store's parts: a write failed, so no more are taken. Any thread."""
-        reason = str(error)
-        with self._judging:
-            if self._failure is None or isinstance(error, StoreIOError):
-                # one without a traceback, which would keep all that it passed alive
-                self._failure = next(kind for kind in _TROUBLES if isinstance(error, kind))(reason)
-                self.read_only_reason = reason
+    @property
+    def read_only_reason(self) -> str | None:
+        """Why no messages are taken, None while they are."""
+        return self.trouble.reason
 
     @property
     def trouble_passes(self) -> bool:
         """Whether a store that is read-only may come back without a restart."""
-        return self._failure is None or passes(self._failure)
+        return self.trouble.passes
 
     def probe_writable(self) -> bool:
         """Whether groups are taken; tries the disk if they are not because of something that passes."""
-        if self.read_only_reason is None:
+        if self.trouble.reason is None:
             return True
-        failure = self._failure
-        if failure is not None and not passes(failure):
+        if not self.trouble.passes:
             return False
+        failure = self.trouble.failure
         path = self.config.root / ".space-probe"
         try:
-            usage = self._usage()
-            if failure is None and usage > self.config.disk_reject_ratio:
+            too_full = self._too_full()
+            if failure is None and too_full is not None:
                 return False
             fd = self._files.open(path, create=True)
             try:
@@ -369,17 +353,14 @@ class MessageStore:
                 self._mark_open()
         except (OSError, StoreError):
             return False
-        with self._judging:
-            if self._failure is not failure:  # another thread has met another one meanwhile
-                return False
-            self._failure = None
-            self._judge(usage)
+        if not self.trouble.over(failure, too_full):
+            return False
         try:
             self.flush_queues(_QUEUES_AT_ONCE)
             self.build_index(_INDEX_STEP)
         except StoreError:
             return False
-        return not self._too_full
+        return too_full is None
 
     # --- background --------------------------------------------------------------------------
 
@@ -391,23 +372,17 @@ class MessageStore:
                 it held, and a second sync would falsely succeed.
             ResourceShortageError: no descriptor to do it with; it can be tried again.
         """
-        if self._sync_failure is not None:
-            raise StoreIOError(self._sync_failure)
+        self.trouble.check_syncs()
         try:
             return self.log.flush()
         except StoreError as error:
-            self._sync_failed(error)
+            self.trouble.sync_failed(error)
             raise
 
     @property
     def can_sync(self) -> bool:
         """False once a sync has failed: the next one would claim what is lost."""
-        return self._sync_failure is None
-
-    def _sync_failed(self, error: StoreError) -> None:
-        self.writes_failed(error)
-        if isinstance(error, StoreIOError):
-            self._sync_failure = str(error)
+        return self.trouble.sync_failure is None
 
     def flush_queues(self, max_queues: int | None = None) -> int:
         """Writes queue entries that are only in memory to their files; how many queues had some.
@@ -435,7 +410,7 @@ class MessageStore:
             self._queue_files.write_tail(queue)
         except OSError as error:
             failure = store_error(error, f"consume queue of {queue.topic}-{queue.queue_id}")
-            self.writes_failed(failure)
+            self.trouble.write_failed(failure)
             raise failure from error
         self._unwritten -= queue.written - before
         self._dirty.discard(queue)
@@ -452,14 +427,24 @@ class MessageStore:
             return self._index.build(limit)
         except OSError as error:
             failure = store_error(error, "key index")
-            self.writes_failed(failure)
+            self.trouble.write_failed(failure)
             raise failure from error
 
-    def copy_tails(self) -> Steps[TailCopies]:
-        """Copies of all entries that are only in memory, for another thread to write; then ``tails_written``."""
+    @property
+    def queues_in_memory(self) -> int:
+        """How many queues have entries that are only in memory."""
+        return len(self._dirty)
+
+    def copy_tails(self, least: int = 1) -> Steps[TailCopies]:
+        """Copies of entries that are only in memory, for another thread to write; then ``tails_written``.
+
+        Args:
+            least: of queues that have at least so many of them.
+        """
         copies = TailCopies(self._queue_files)
         for number, queue in enumerate(list(self._dirty)):
-            copies.add(queue)
+            if queue.max_offset - queue.written >= least:
+                copies.add(queue)
             if number % 64 == 0:
                 yield
         return copies
@@ -477,7 +462,7 @@ class MessageStore:
             if number % 64 == 0:
                 yield
         if copies.failure is not None:
-            self.writes_failed(copies.failure)
+            self.trouble.write_failed(copies.failure)
             raise copies.failure
 
     def index_waiting(self) -> Steps[None]:
@@ -500,9 +485,7 @@ class MessageStore:
 
     def begin_checkpoint(self) -> BegunCheckpoint:
         """A checkpoint of what is committed now. Do not begin another before this one has ended."""
-        if self._sync_failure is not None:
-            # What the kernel dropped then is missing from the files, and no later sync says so again.
-            raise StoreIOError(self._sync_failure)
+        self.trouble.check_syncs()
         if self._index is not None:
             self._index.mark(self.log.position)
         tails = [(queue, queue.max_offset) for queue in self._dirty]
@@ -560,7 +543,7 @@ class MessageStore:
                 if index is not None:
                     index.unsynced += index_files
                 if isinstance(error, StoreError):
-                    self._sync_failed(error)
+                    self.trouble.sync_failed(error)
                 raise
 
         return finish
@@ -570,7 +553,7 @@ class MessageStore:
 
         Also sets or lifts the refusal of writes on an overfull disk.
         """
-        if self._sync_failure is None:
+        if self.can_sync:
             self.flush()  # a file that is not synced is not deleted
         report, remove = run_through(self.expire_steps(now_ms, manual=manual))
         if remove is not None:
@@ -585,59 +568,19 @@ class MessageStore:
 
         What an error left undone is done the next time.
         """
-        report = CleanReport()
         ages = self.log.segments.modified_ms(self.config.delete_files_per_round + 1)
         verdict = decide(ages, now_ms, self._usage(), self.config, manual=manual)
-        drop = self._may_go(verdict.drop)
-        if drop:
-            dropped = self.log.drop_first(drop)
-            self._expired += dropped
-            report.commitlog_files = len(dropped)
-        log_min = self.log.min_offset
-        if self._trimmed_to < log_min:
-            for number, queue in enumerate(list(self._all_queues())):
-                if queue.min_place < log_min and self.find_queue(queue.topic, queue.queue_id) is queue:
-                    self._queue_files.correct_min(queue, log_min)
-                    yield
-                    while self._queue_files.drop_expired(queue):
-                        report.queue_files += 1
-                        yield
-                elif number % 64 == 0:
-                    yield
-            if self._index is not None:
-                expired = self._index.drop_expired(log_min)
-                self._expired_index += expired
-                report.index_files = len(expired)
-            self._trimmed_to = log_min
-        return report, self._remove_expired if self._expired or self._expired_index else None
-
-    def _remove_expired(self) -> None:
-        with translated("removal of expired files"):
-            while self._expired:
-                self.log.segments.discard(self._expired[0])
-                del self._expired[0]
-            while self._expired_index:
-                self._expired_index[0].remove()
-                del self._expired_index[0]
+        drop = self._expiry.may_go(verdict.drop, self.keepers)
+        report = yield from self._expiry.steps(drop, self._all_queues)
+        return report, self._expiry.remove if self._expiry.has_forgotten else None
 
     def judge_disk(self) -> None:
         """Sets or lifts the refusal of writes on an overfull disk."""
+        self.trouble.judge(self._too_full())
+
+    def _too_full(self) -> str | None:
         usage = self._usage()
-        with self._judging:
-            if self.read_only_reason is None or (self._too_full and self._failure is None):
-                self._judge(usage)
-
-    def _judge(self, usage: float) -> None:
-        self._too_full = usage > self.config.disk_reject_ratio
-        self.read_only_reason = f"the disk is {usage:.0%} full" if self._too_full else None
-
-    def _may_go(self, count: int) -> int:
-        """How many of the first ``count`` files hold nothing that somebody still has to save."""
-        first = self.log.min_offset
-        limit = first + count * self.log.segments.size
-        for keeper in self.keepers if count else ():
-            limit = min(limit, keeper(limit))
-        return max(0, (limit - first) // self.log.segments.size)
+        return f"the disk is {usage:.0%} full" if usage > self.config.disk_reject_ratio else None
 
     def delete_topic(self, topic: str) -> bool:
         """Forgets a topic's queues; its records stay in the log until it rolls, its files until ``empty_trash``.

@@ -1,22 +1,25 @@
-"""Reads: by queue offset, by time, by key. Only what is committed is ever seen."""
+"""Reading, entry by entry: by queue offset, by time, by key. Only what is committed is ever seen.
+
+``read_vectors`` takes thousands of entries at a time."""
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import add
 from typing import Literal
 
-from gimbalmq.model.record import SYS_FLAG_AT, decode_record
+from gimbalmq.model import properties as prop
+from gimbalmq.model.flags import HOST_BITS
+from gimbalmq.model.queue_entry import ENTRY, ENTRY_BYTES, FILLER_SIZE, places_and_sizes
+from gimbalmq.model.record import HOST_BITS_AT, MIN_RECORD, STORE_TIMESTAMP_AT, decode_record
 from gimbalmq.store.commitlog import CommitLog
 from gimbalmq.store.config import StoreConfig
-from gimbalmq.store.consumequeue import ENTRY, ENTRY_BYTES, FILLER_SIZE, QueueFiles, QueueLog
+from gimbalmq.store.consumequeue import QueueFiles, QueueLog
 from gimbalmq.store.results import Buffer, GetResult, GetStatus
 
 _SCAN_ENTRIES = 800
-_HEAD_BYTES = 76
 
 FEW = 256
 """Up to so many records are taken without numpy, whose calls cost more than the records do."""
@@ -29,7 +32,7 @@ _PIECES = 8
 _VIEW_FROM = 65_536
 """Pieces of the log from this size on are not copied."""
 
-_UNPACK = [struct.Struct(">" + "qi8x" * count).unpack for count in range(FEW + 1)]
+_UNPACK = [places_and_sizes(count).unpack for count in range(FEW + 1)]
 """Places and sizes of so many entries; their tags are left out."""
 
 
@@ -59,7 +62,7 @@ class Reader:
         if queue is None:
             return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
         low = queue.min_offset
-        high = queue.max_offset if self._log.flushed >= self._log.position else self.readable_max(queue)
+        high = self.readable_max(queue) if self._config.sync_flush else queue.max_offset
         if low <= offset < high:
             return self._collect(queue, offset, high, max_count, max_bytes, tags, predicate)
         if queue.max_offset == 0:
@@ -76,10 +79,9 @@ class Reader:
         With ``sync_flush`` that is the first whose record is not on the disk: a power cut may still take it back, and
         another message would get its offset, which a reader that had seen it would pass over.
         """
-        low, high = queue.min_offset, queue.max_offset
-        if not self._config.sync_flush or low >= high:
+        low, high, flushed = queue.min_offset, queue.max_offset, self._log.flushed
+        if not self._config.sync_flush or low >= high or flushed >= self._log.position:
             return high
-        flushed = self._log.flushed
 
         def waits(entry: tuple[int, int, int]) -> bool:
             return entry[1] != FILLER_SIZE and entry[0] + entry[1] > flushed
@@ -194,9 +196,9 @@ class Reader:
                 break
             step = MANY
             if len(data) > LOOK * ENTRY_BYTES and predicate is None:
-                from gimbalmq.store import bulk
+                from gimbalmq.store import read_vectors
 
-                seen = bulk.scan(data, tags, log_min, log_end, memory_floor, near, far, count, total)
+                seen = read_vectors.scan(data, tags, log_min, log_end, memory_floor, near, far, count, total)
                 position += seen.entries
                 count += seen.records
                 total += seen.size
@@ -206,7 +208,7 @@ class Reader:
                 if len(seen.starts) > _PIECES:
                     parts += map(self._piece, starts, ends)
                     starts, ends = [], []
-                    parts += bulk.read(log.segments, seen.starts, seen.ends)
+                    parts += read_vectors.read(log.segments, seen.starts, seen.ends)
                     end = int(seen.ends[-1])
                     continue
                 for start, stop in zip(seen.starts.tolist(), seen.ends.tolist(), strict=True):
@@ -276,8 +278,8 @@ class Reader:
         """Store time of the record there, -1 if it is gone."""
         if not self._log.min_offset <= commitlog_offset < self._log.position:
             return -1
-        head = self._log.read(commitlog_offset, _HEAD_BYTES)
-        start = 68 if head[SYS_FLAG_AT + 3] & 0x10 else 56
+        head = self._log.read(commitlog_offset, MIN_RECORD)
+        start = STORE_TIMESTAMP_AT[head[HOST_BITS_AT] & HOST_BITS]
         return int.from_bytes(head[start : start + 8], "big", signed=True)
 
     def search_offset(
@@ -313,14 +315,11 @@ class Reader:
                 yield None
                 continue
             record = decode_record(data)
-            keys = record.properties.get("KEYS", "").split(" ")
-            named = key in keys or record.properties.get("UNIQ_KEY") == key
+            keys = record.properties.get(prop.KEYS, "").split(" ")
+            named = key in keys or record.properties.get(prop.UNIQ_KEY) == key
             right = named and record.topic == topic and begin_ms <= record.store_timestamp <= end_ms
             yield data if right else None
 
 
 def _adjacent(starts: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
     return starts[1:] == tuple(map(add, starts[:-1], sizes))
-
-
-assert ENTRY.size == ENTRY_BYTES

@@ -149,6 +149,7 @@ class Recovery:
         if not segments.first_base <= durable <= segments.end:
             durable = -1
         start = self._find_start(list(queues()), durable)
+        dispatcher.build_index()  # nothing waits yet, but what a crash left of it may need mending
         report.scan_start = start
         dispatcher.begins_late = start == segments.first_base > 0 or durable < 0
         scanner = LogScanner(segments, start, durable)

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 from collections import OrderedDict
 from pathlib import Path
 
 from gimbalmq.errors import StoreError
-from gimbalmq.model.record import MAGIC_V1, MAGIC_V2, MIN_RECORD
+from gimbalmq.model.record import MAGIC_V1, MAGIC_V2, MIN_RECORD, START
 from gimbalmq.store.files import Files, is_number, sync_file, translated
-
-_START = struct.Struct(">iI")
 
 
 class Segment:
@@ -145,7 +142,7 @@ class Segments:
         try:
             position = 0
             while position + MIN_RECORD <= end:
-                size, magic = _START.unpack(self._files.read_at(fd, _START.size, position))
+                size, magic = START.unpack(self._files.read_at(fd, START.size, position))
                 if magic not in (MAGIC_V1, MAGIC_V2) or size < MIN_RECORD:
                     break
                 position += size
@@ -228,7 +225,7 @@ class Segments:
         """Closes files that were opened long ago (a map takes a descriptor of its own). Only for the store's thread."""
         for segment in list(self._opened)[: -self._most_open]:
             if segment.base + self.size <= self.keep_from:
-                self._release(segment)
+                self.release(segment)
 
     def read(self, offset: int, size: int) -> bytes:
         """Bytes that lie in one file."""
@@ -274,7 +271,7 @@ class Segments:
         Durably, before another one goes: if of two files only the second were gone after a power loss, the log
         would have a gap; and a file that came back would bring its records with it.
         """
-        self._release(segment)
+        self.release(segment)
         self._discard(segment.path)
 
     def modified_ms(self, count: int) -> list[int]:
@@ -283,10 +280,11 @@ class Segments:
 
     def close(self) -> None:
         for segment in self._list:
-            self._release(segment)
+            self.release(segment)
         self._list.clear()
 
-    def _release(self, segment: Segment) -> None:
+    def release(self, segment: Segment) -> None:
+        """Closes a file; it is opened again when it is needed."""
         self._opened.pop(segment, None)
         if segment._map is not None:
             try:

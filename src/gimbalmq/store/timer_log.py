@@ -211,7 +211,7 @@ class TimerLog:
     def close(self) -> None:
         self.segments.close()
         for segment in self._dropped:
-            self.segments._release(segment)
+            self.segments.release(segment)
 
 
 def _per_file(size: int) -> int:

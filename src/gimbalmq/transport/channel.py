@@ -32,6 +32,7 @@ from gimbalmq.errors import (
     StoreError,
     TransportError,
 )
+from gimbalmq.protocol.codes import ResponseCode
 from gimbalmq.protocol.command import JSON_HEADER, ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
 from gimbalmq.protocol.frames import Frame, FrameReader
 from gimbalmq.protocol.pending import PendingCalls
@@ -164,6 +165,7 @@ class Channel(asyncio.Protocol):
     Attributes:
         address: the peer as ``ip:port``.
         state: the owner's own notes on this connection.
+        load: what the peers of this server have made it keep; None at clients.
         last_active: loop time of the last byte read or written.
     """
 
@@ -177,7 +179,7 @@ class Channel(asyncio.Protocol):
         load: Load | None = None,
     ) -> None:
         self._handlers = handlers
-        self._load = load
+        self.load = load
         if load is None:
             self._reader = FrameReader()
             self._most_in_flight = MAX_CALLS_IN_FLIGHT
@@ -257,7 +259,7 @@ class Channel(asyncio.Protocol):
                 if not data:
                     return
             frames = self._reader.feed(data)
-            if self._load is not None and (self._frame_since is not None or self._reader.held_bytes):
+            if self.load is not None and (self._frame_since is not None or self._reader.held_bytes):
                 self._note_partial(bool(frames))
             if self._held:
                 self._held += frames
@@ -290,8 +292,8 @@ class Channel(asyncio.Protocol):
         self._out.clear()
         self._held.clear()
         self._when_writable.clear()
-        if self._load is not None:
-            self._load.forget(self)
+        if self.load is not None:
+            self.load.forget(self)
         if self._lost is not None and not self._lost.done():
             self._lost.set_result(None)
         if self._handlers.closed is not None:
@@ -300,17 +302,17 @@ class Channel(asyncio.Protocol):
     def pause_writing(self) -> None:
         # A peer that does not read its answers gets no more of its requests read. Only servers
         # do this: two ends that both stopped reading until the other reads would wait forever.
-        if self._load is None:
+        if self.load is None:
             return
         self._write_paused = True
         self._pause_reading()
-        self._load.waiting(self, self.unwritten_bytes)
+        self.load.waiting(self, self.unwritten_bytes)
 
     def resume_writing(self) -> None:
-        if not self._write_paused or self._load is None:
+        if not self._write_paused or self.load is None:
             return
         self._write_paused = False
-        self._load.waiting(self, 0)
+        self.load.waiting(self, 0)
         self._turn()
 
     # -- our side --------------------------------------------------------------------
@@ -334,16 +336,6 @@ class Channel(asyncio.Protocol):
         """What waits for the peer to read."""
         waiting = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return self._out_bytes + waiting
-
-    @property
-    def crowded(self) -> bool:
-        """Much waits to be written to others, too: answers that may be large or small should be small."""
-        return self._load is not None and self._load.crowded
-
-    @property
-    def small_answer_bytes(self) -> int | None:
-        """What an answer that may be large or small should have at most; None if that does not matter."""
-        return None if self._load is None else self._load.small_answer_bytes
 
     def when_writable(self, answer: Callable[[], None]) -> None:
         """Calls ``answer`` now, or later if the peer has yet to read what is written.
@@ -378,17 +370,17 @@ class Channel(asyncio.Protocol):
         """
         self._in_flight += requests
         self._in_flight_bytes += size
-        if self._load is not None:
-            self._load.in_flight += requests
-            self._load.in_flight_bytes += size
+        if self.load is not None:
+            self.load.in_flight += requests
+            self.load.in_flight_bytes += size
 
     def finished(self, requests: int = 1, size: int = 0) -> None:
         self._in_flight -= requests
         self._in_flight_bytes -= size
-        if self._load is not None:
-            self._load.in_flight -= requests
+        if self.load is not None:
+            self.load.in_flight -= requests
             if size:
-                self._load.freed(size)
+                self.load.freed(size)
             if not self._reading and not self._stalled():
                 self._schedule_turn()
 
@@ -494,7 +486,7 @@ class Channel(asyncio.Protocol):
 
     def _note_trouble(self, why: str) -> None:
         self._trouble = why
-        if self._load is None or self._load.may_log():
+        if self.load is None or self.load.may_log():
             log.warning("closing %s: %s", self.address, why)
 
     def is_idle(self, seconds: float) -> bool:
@@ -590,7 +582,7 @@ class Channel(asyncio.Protocol):
         # Answers given meanwhile gather in _out and leave together below.
         self._flush_scheduled = True
         self._held = []
-        load = self._load
+        load = self.load
         try:
             position, count = 0, len(frames)
             ends = load.now() + TURN_SECONDS if load is not None and count > 1 else 0.0
@@ -598,11 +590,9 @@ class Channel(asyncio.Protocol):
                 if self._out_bytes > FLUSH_BYTES:
                     self._flush()
                     self._flush_scheduled = True
-                if (
-                    load is not None
-                    and (position or self._in_flight or self._write_paused)
-                    and (self._stalled() or (position and load.now() > ends))
-                ):
+                # Most connections have nothing under way: they are not even asked whether they have to wait.
+                waits = self._in_flight or self._write_paused or self._needs_room
+                if load is not None and ((waits and self._stalled()) or (position and load.now() > ends)):
                     self._held = frames[position:]
                     break
                 frame = frames[position]
@@ -634,7 +624,7 @@ class Channel(asyncio.Protocol):
 
     def _note_partial(self, completed: bool) -> None:
         """Keeps the count of unfinished bytes, and since when they are."""
-        load, held = self._load, self._reader.held_bytes
+        load, held = self.load, self._reader.held_bytes
         assert load is not None
         if completed:
             self._frame_since = self.last_active if held else None
@@ -657,14 +647,14 @@ class Channel(asyncio.Protocol):
     def room(self) -> None:
         """What ``Load.wait_for_room`` waits for."""
         self._needs_room = False
-        if self._load is not None:
+        if self.load is not None:
             self._partial_bytes = self._reader.held_bytes
-            self._load.partial(self, self._partial_bytes, anew=True)
+            self.load.partial(self, self._partial_bytes, anew=True)
         self._schedule_turn()
 
     def _stalled(self) -> bool:
         """Whether no more requests of this peer may be begun until it reads, or until some are answered."""
-        load, running = self._load, self._in_flight
+        load, running = self.load, self._in_flight
         return (
             self._write_paused
             or self._needs_room
@@ -728,10 +718,10 @@ class Channel(asyncio.Protocol):
             self._transport.resume_reading()
 
     def handle_frame(self, frame: Frame) -> None:
-        """One frame by the general way; batch handlers give back here what is not theirs."""
+        """One frame, decoded and served by itself; batch handlers give back here what is not theirs."""
         kind, header, body = frame
         command = decode_command(kind, header, body)
-        if command.flag & 1:
+        if command.flag & RESPONSE_FLAG:
             waiter = self._pending.take(command.opaque)
             if waiter is None:
                 log.debug("%s answered %d, which nobody waits for", self.address, command.opaque)
@@ -745,11 +735,12 @@ class Channel(asyncio.Protocol):
         handler = self._handlers.by_code.get(request.code)
         if handler is None:
             if self._handlers.answer_unknown:
-                self._reply(request, request.reply(3, f" request type {request.code} not supported"))
+                unknown = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+                self._reply(request, request.reply(unknown, f" request type {request.code} not supported"))
             return
         try:
-            if request.code in self._handlers.large and self._load is not None:
-                answer: Answer | Awaitable[Answer] = self._one_by_one(self._load, handler, request)
+            if request.code in self._handlers.large and self.load is not None:
+                answer: Answer | Awaitable[Answer] = self._one_by_one(self.load, handler, request)
             else:
                 answer = handler(self, request)
         except AssertionError:
@@ -765,7 +756,7 @@ class Channel(asyncio.Protocol):
         if len(self._tasks) >= MAX_CALLS_IN_FLIGHT:
             if inspect.iscoroutine(answer):
                 answer.close()
-            self._reply(request, request.reply(2, _BUSY))
+            self._reply(request, request.reply(ResponseCode.SYSTEM_BUSY, _BUSY))
             return
         size = len(request.body)
         self.began(1, size)
@@ -830,8 +821,8 @@ class Channel(asyncio.Protocol):
             else:
                 self._transport.writelines(out)
             self.last_active = self._loop.time()
-            if self._write_paused and self._load is not None:
-                self._load.waiting(self, self.unwritten_bytes)
+            if self._write_paused and self.load is not None:
+                self.load.waiting(self, self.unwritten_bytes)
 
     def _set_timer(self, deadline: float) -> None:
         self._timer_at = deadline
@@ -856,8 +847,8 @@ def error_reply(request: RemotingCommand, error: Exception) -> RemotingCommand:
     if isinstance(error, ResponseError):
         return request.reply(error.code, error.remark)
     if isinstance(error, ProtocolError):
-        return request.reply(1, str(error))
+        return request.reply(ResponseCode.SYSTEM_ERROR, str(error))
     if isinstance(error, StoreError):
-        return request.reply(14, str(error))
+        return request.reply(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
     log.error("request %d failed", request.code, exc_info=error)
-    return request.reply(1, f"{type(error).__name__}: {error}")
+    return request.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")

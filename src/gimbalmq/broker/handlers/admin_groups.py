@@ -425,7 +425,7 @@ class GroupAdminHandlers:
             answer = await self._relay(
                 member, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, header.to_ext(), b""
             )
-            if answer.code == 0 and answer.body:
+            if answer.code == ResponseCode.SUCCESS and answer.body:
                 table[member.client_id] = ConsumerStatusBody.parse(answer.body).message_queue_table
         return request.reply(body=ConsumerStatusBody(consumer_table=table).dump())
 

@@ -16,7 +16,7 @@ from gimbalmq.errors import InvalidParameterError, StoreIOError, TopicNotExistEr
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import TopicConfig, TopicList
-from gimbalmq.protocol.codes import RequestCode
+from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers.management import CreateTopic, DeleteTopic, GroupField, QueryConsumeQueue
 from gimbalmq.store.message_store import MessageStore
@@ -173,7 +173,9 @@ class TopicAdminHandlers:
         header = QueryConsumeQueue.from_ext(request.ext_fields)
         queue = self._store.find_queue(header.topic, header.queue_id)
         if queue is None:
-            raise InvalidParameterError(f"{header.queue_id}@{header.topic} is not exist!", code=1)
+            raise InvalidParameterError(
+                f"{header.queue_id}@{header.topic} is not exist!", code=ResponseCode.SYSTEM_ERROR
+            )
         entries = self._store.entries(
             header.topic, header.queue_id, header.index, max(0, min(header.count, 4096))
         )

@@ -110,7 +110,7 @@ class PullHandlers:
         handlers.add_batch(RequestCode.LITE_PULL_MESSAGE, self.raw_pull, single=True)
 
     def raw_pull(self, channel: Channel, frames: list[Frame]) -> int:
-        """A pull with a JSON header, which is decoded in one go; what is odd about it goes the general way."""
+        """A pull with a JSON header, which is decoded in one go; one that is odd goes through ``pull``."""
         for frame in frames:
             try:
                 request = _decode(frame[1])
@@ -170,10 +170,11 @@ class PullHandlers:
         looks at neither; a Java reader that names none sends the largest number there is. While much waits
         to be written, Apache's limits serve all, and in the end less than them.
         """
-        size = header.max_msg_bytes
-        if channel.crowded and (small := channel.small_answer_bytes) is not None:
+        size, load = header.max_msg_bytes, channel.load
+        crowded = load is not None and load.waiting_bytes > 0 and load.crowded
+        if crowded and load is not None and (small := load.small_answer_bytes) is not None:
             return min(header.max_msg_nums, _FEW_MESSAGES), small
-        if size is None or not 0 < size < _NO_LIMIT or channel.crowded:
+        if crowded or size is None or not 0 < size < _NO_LIMIT:
             return header.max_msg_nums, None
         config = self._live.now
         return min(header.max_msg_nums, config.max_pull_msg_nums), min(size, config.max_pull_msg_bytes)
@@ -183,7 +184,9 @@ class PullHandlers:
         config = self._live.now
         if not config.broker_permission & PERM_READ:
             raise NoPermissionError(f"the broker[{config.broker_ip1}] pulling message is forbidden")
-        group = self._creations.require(channel, header.consumer_group)
+        group = self._groups.known(header.consumer_group) or self._creations.require(
+            channel, header.consumer_group
+        )
         if not group.consume_enable:
             raise NoPermissionError(f"subscription group no permission, {header.consumer_group}")
         topic = self._topics.find(header.topic)

@@ -12,6 +12,7 @@ from typing import Self
 import msgspec
 
 from gimbalmq.errors import InvalidParameterError
+from gimbalmq.protocol.codes import ResponseCode
 
 
 class Header(msgspec.Struct, rename="camel", kw_only=True, gc=False):
@@ -27,7 +28,9 @@ class Header(msgspec.Struct, rename="camel", kw_only=True, gc=False):
         try:
             return msgspec.convert(fields or {}, cls, strict=False)
         except msgspec.ValidationError as error:
-            raise InvalidParameterError(f"the header of the request is wrong: {error}", code=1) from error
+            raise InvalidParameterError(
+                f"the header of the request is wrong: {error}", code=ResponseCode.SYSTEM_ERROR
+            ) from error
 
     def to_ext(self) -> dict[str, str]:
         """The ext-fields to send; what is None is left out, as Java does."""

@@ -7,27 +7,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gimbalmq.model.flags import BORN_HOST_V6, STORE_HOST_V6
-from gimbalmq.model.record import MAGIC_V1, MAGIC_V2
+from gimbalmq.model.flags import HOST_BITS
+from gimbalmq.model.record import HEAD_BYTES, HEADS, MAGIC_V1, MAGIC_V2, head_dtype
 from gimbalmq.spark.decode.pieces import Bytes, Ints, Mask, windows
-from gimbalmq.spark.decode.slowly import HEAD_SIZE, Data
+from gimbalmq.spark.decode.slowly import Data
 
-HOST_BITS: Final = BORN_HOST_V6 | STORE_HOST_V6
-STORE_HOST_AT: Final = 64  # 12 more with an IPv6 born host
-PHYSICAL_OFFSET_AT: Final = 28
-
-
-def _head_type(bits: int) -> np.dtype[np.void]:
-    born, store = (20 if bits & side else 8 for side in (BORN_HOST_V6, STORE_HOST_V6))
-    fields = [("size", ">u4"), ("magic", ">u4"), ("crc", ">u4"), ("queueId", ">i4"), ("flag", ">i4")]
-    fields += [("offset", ">i8"), ("physical", ">i8"), ("sysFlag", ">i4")]
-    fields += [("born", ">i8"), ("bornHost", f"V{born}"), ("store", ">i8"), ("storeHost", f"V{store}")]
-    fields += [("reconsume", ">i4"), ("prepared", ">i8"), ("bodySize", ">i4")]
-    return np.dtype(fields)
-
-
-_HEADS: Final = {bits: _head_type(bits) for bits in (0, BORN_HOST_V6, STORE_HOST_V6, HOST_BITS)}
-assert _HEADS[0].itemsize == HEAD_SIZE
+_HEADS: Final = {bits: head_dtype(bits) for bits in HEADS}
 
 
 class Layout:
@@ -37,19 +22,19 @@ class Layout:
         self.base = base
         self.start = starts
         self.bytes: Bytes = np.frombuffer(data, np.uint8)
-        self._plain = windows(data, f"V{HEAD_SIZE}")[starts].view(_HEADS[0])
+        self._plain = windows(data, f"V{HEAD_BYTES}")[starts].view(_HEADS[0])
         self._wide: list[tuple[Ints, npt.NDArray[np.void]]] = []
         """Heads with an IPv6 host: other fields lie further on in them."""
         self.magic = self._plain["magic"].astype(np.uint32)
-        self.stop: Ints = starts + self.field("size")
-        self.flags = self.field("sysFlag")
-        body_at: Ints = starts + HEAD_SIZE
+        self.stop: Ints = starts + self.field("total_size")
+        self.flags = self.field("sys_flag")
+        body_at: Ints = starts + HEAD_BYTES
         known = (self.magic == MAGIC_V1) | (self.magic == MAGIC_V2)
         if (self.flags & HOST_BITS).any():
             body_at, fits = self._widen(data, body_at)
             known &= fits
         if base is not None:
-            known &= self.field("physical") == starts + base
+            known &= self.field("commitlog_offset") == starts + base
         self._find_parts(data, body_at, known)
 
     def _widen(self, data: Data, body_at: Ints) -> tuple[Ints, Mask]:
@@ -58,7 +43,7 @@ class Layout:
         for bits, head in _HEADS.items():
             of_kind = kinds == bits
             if bits and of_kind.any():
-                body_at = body_at + of_kind * (head.itemsize - HEAD_SIZE)
+                body_at = body_at + of_kind * (head.itemsize - HEAD_BYTES)
                 fits &= ~of_kind | (body_at + 3 <= self.stop)
                 rows = np.flatnonzero(of_kind & fits)
                 heads = windows(data, f"V{head.itemsize}")[self.start[rows]].view(head)
@@ -67,7 +52,7 @@ class Layout:
 
     def _find_parts(self, data: Data, body_at: Ints, known: Mask) -> None:
         """Follows the lengths; where they lead out of a record, that record is not sound."""
-        body_size = self.field("bodySize")
+        body_size = self.field("body_size")
         two_wide = self.magic == MAGIC_V2
         any_two_wide = bool(two_wide.any())
         width: Any = 1 + two_wide if any_two_wide else 1

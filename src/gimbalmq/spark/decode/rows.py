@@ -23,10 +23,11 @@ import pyarrow.compute as pc
 from gimbalmq.errors import RemoteProtocolError
 from gimbalmq.model import properties as property_names
 from gimbalmq.model.compression import decompress
-from gimbalmq.model.flags import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6, TRANSACTION_PREPARED
-from gimbalmq.model.record import CRC_MASK
+from gimbalmq.model.flags import BORN_HOST_V6, COMPRESSED, HOST_BITS, STORE_HOST_V6, TRANSACTION_PREPARED
+from gimbalmq.model.ids import V4_HOST_BYTES, V6_HOST_BYTES
+from gimbalmq.model.record import CRC_MASK, PHYSICAL_OFFSET_AT, STORE_HOST_AT
 from gimbalmq.spark.columns import ROW_ID_PROPERTY, TYPES, arrow_schema
-from gimbalmq.spark.decode.layout import HOST_BITS, PHYSICAL_OFFSET_AT, STORE_HOST_AT, Layout
+from gimbalmq.spark.decode.layout import Layout
 from gimbalmq.spark.decode.pieces import (
     Ints,
     Mask,
@@ -162,8 +163,8 @@ def _with_damaged(
 
 # --- columns -------------------------------------------------------------------------------------
 
-_NUMBERS: Final = {"queueId": "queueId", "offset": "offset", "reconsumeTimes": "reconsume"}
-_TIMES: Final = {"bornTimestamp": "born", "storeTimestamp": "store"}
+_NUMBERS: Final = {"queueId": "queue_id", "offset": "queue_offset", "reconsumeTimes": "reconsume_times"}
+_TIMES: Final = {"bornTimestamp": "born_timestamp", "storeTimestamp": "store_timestamp"}
 _PROPERTIES: Final = {
     "key": property_names.KEYS,
     "tags": property_names.TAGS,
@@ -200,9 +201,9 @@ class _Rows:
         layout = self.layout
         keep = np.ones(self.count, np.bool_)
         bounds = (
-            ("offset", selection.low, selection.high),
-            ("store", selection.store_low_ms, selection.store_high_ms),
-            ("born", selection.born_low_ms, selection.born_high_ms),
+            ("queue_offset", selection.low, selection.high),
+            ("store_timestamp", selection.store_low_ms, selection.store_high_ms),
+            ("born_timestamp", selection.born_low_ms, selection.born_high_ms),
         )
         for name, low, high in bounds:
             if low is not None or high is not None:
@@ -225,7 +226,7 @@ class _Rows:
         view = memoryview(self.data)
         bounds = zip(layout.body_at.tolist(), layout.body_stop.tolist(), strict=True)
         found = np.array([crc32(view[at:stop]) for at, stop in bounds], np.uint32) & CRC_MASK
-        stored = layout.field("crc")
+        stored = layout.field("body_crc")
         wrong = np.flatnonzero(found != stored).tolist()
         return {row: f"body crc is {found[row]}, stored {stored[row]}" for row in wrong}
 
@@ -311,11 +312,13 @@ class _Rows:
         """Offset ids where producers gave no id: store host and physical offset in hexadecimal."""
         layout = self.layout
         if ids.null_count == self.count and not (layout.flags & HOST_BITS).any():
-            return self._places(layout.start, layout.start + STORE_HOST_AT, 8)
+            return self._places(layout.start, layout.start + STORE_HOST_AT[0], V4_HOST_BYTES)
         missing = ids.is_null().to_numpy(zero_copy_only=False)
-        host_at = layout.start + STORE_HOST_AT + np.where(layout.flags & BORN_HOST_V6, 12, 0)
+        host_at = layout.start + np.where(
+            layout.flags & BORN_HOST_V6, STORE_HOST_AT[BORN_HOST_V6], STORE_HOST_AT[0]
+        )
         store_v6 = (layout.flags & STORE_HOST_V6) != 0
-        for rows, width in ((missing & ~store_v6, 8), (missing & store_v6, 20)):
+        for rows, width in ((missing & ~store_v6, V4_HOST_BYTES), (missing & store_v6, V6_HOST_BYTES)):
             if not rows.any():
                 continue
             texts = self._places(layout.start[rows], host_at[rows], width)

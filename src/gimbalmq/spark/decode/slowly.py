@@ -7,11 +7,9 @@ are out of the ordinary and must agree with them on all others.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any, Final, Literal, NamedTuple
 from zlib import crc32
 
@@ -19,16 +17,21 @@ import pyarrow as pa
 
 from gimbalmq.errors import CorruptRecordError, RemoteProtocolError
 from gimbalmq.model import properties as property_names
-from gimbalmq.model.flags import BORN_HOST_V6, STORE_HOST_V6, enters_queue
-from gimbalmq.model.ids import offset_id
+from gimbalmq.model.flags import HOST_BITS, enters_queue
+from gimbalmq.model.ids import offset_id, pack_host
 from gimbalmq.model.message import MessageView, decode_views
 from gimbalmq.model.record import (
+    ANY_MAGIC,
+    BLANK_BYTES,
+    BODY_SIZE_AT,
     CRC_MASK,
+    HEADS,
+    HOST_BITS_AT,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
     MIN_RECORD,
-    SYS_FLAG_AT,
+    START,
     check_record,
     decode_properties,
 )
@@ -43,20 +46,9 @@ MAX_COLUMN: Final = 2**31 - 1
 MAX_MS: Final = (2**63 - 1) // 1000
 """Beyond it, on either side, a time has no microseconds in 64 bits; such a time is null."""
 
-BLANK_SIZE: Final = 8
-HEAD_SIZE: Final = MIN_RECORD - 3
-ANY_MAGIC: Final = re.compile(rb"\xda\xa3\x20[\xa7\xab]")
-_SIZE_AND_MAGIC: Final = struct.Struct(">iI")
 _INT: Final = struct.Struct(">i")
 _BODY_COLUMNS: Final = frozenset({"body", "decodeError"})
 _PROPERTY_COLUMNS: Final = frozenset({"key", "tags", "msgId", "properties", "rowId"})
-_HOST_BITS: Final = BORN_HOST_V6 | STORE_HOST_V6
-_HEAD_SIZES: Final = {
-    0: HEAD_SIZE,
-    BORN_HOST_V6: HEAD_SIZE + 12,
-    STORE_HOST_V6: HEAD_SIZE + 12,
-    _HOST_BITS: HEAD_SIZE + 24,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +139,10 @@ def fault_at(data: Data, position: int, base: int | None) -> str | None:
 
 def blank_size(data: Data, position: int) -> int:
     """Bytes from a blank mark to the end of its file, which may lie beyond the data; 0: no such mark."""
-    if len(data) - position < BLANK_SIZE:
+    if len(data) - position < BLANK_BYTES:
         return 0
-    size, magic = _SIZE_AND_MAGIC.unpack_from(data, position)
-    return size if magic == MAGIC_BLANK and size >= BLANK_SIZE else 0
+    size, magic = START.unpack_from(data, position)
+    return size if magic == MAGIC_BLANK and size >= BLANK_BYTES else 0
 
 
 def is_unwritten(data: Data, position: int) -> bool:
@@ -217,7 +209,7 @@ def read_frame(data: Data, frame: Frame, broker: str) -> Reading:
     raw = bytes(memoryview(data)[frame.start : frame.stop])
     if frame.fault is None:
         view = decode_views(raw, broker_name=broker)[0]
-        head_size = _HEAD_SIZES[view.sys_flag & _HOST_BITS]
+        head_size = HEADS[view.sys_flag & HOST_BITS].size
         return Reading(view, raw[head_size : head_size + view.body_size])
     return _salvage(raw, frame.framed, broker)
 
@@ -226,15 +218,16 @@ def _salvage(raw: bytes, framed: bool, broker: str) -> Reading:
     """What can be read is put together again as a record that is sound."""
     if len(raw) < MIN_RECORD:
         return _NOTHING_READ
-    head_size = _HEAD_SIZES[raw[SYS_FLAG_AT + 3] & _HOST_BITS]
-    magic = _SIZE_AND_MAGIC.unpack_from(raw)[1]
+    bits = raw[HOST_BITS_AT] & HOST_BITS
+    head_size = HEADS[bits].size
+    magic = START.unpack_from(raw)[1]
     # Where neither magic nor size is right, nothing says that this was a record at all.
     if len(raw) < head_size or not (framed or magic in (MAGIC_V1, MAGIC_V2)):
         return _NOTHING_READ
     unread = {"body", "topic"} | _PROPERTY_COLUMNS
     width = 2 if magic == MAGIC_V2 else 1
     body = topic = properties = b""
-    body_size = _INT.unpack_from(raw, head_size - 4)[0]
+    body_size = _INT.unpack_from(raw, BODY_SIZE_AT[bits])[0]
     at = head_size + body_size
     if body_size >= 0 and at <= len(raw):
         body = raw[head_size:at]
@@ -249,8 +242,8 @@ def _salvage(raw: bytes, framed: bool, broker: str) -> Reading:
                 unread -= _PROPERTY_COLUMNS
     size = head_size + len(body) + width + len(topic) + 2 + len(properties)
     mended = (
-        _SIZE_AND_MAGIC.pack(size, MAGIC_V2 if width == 2 else MAGIC_V1),
-        raw[8 : head_size - 4],
+        START.pack(size, MAGIC_V2 if width == 2 else MAGIC_V1),
+        raw[START.size : BODY_SIZE_AT[bits]],
         _INT.pack(len(body)),
         body,
         len(topic).to_bytes(width, "big"),
@@ -342,8 +335,7 @@ def _value(name: str, view: MessageView, reading: Reading, fault: str | None) ->
         case "reconsumeTimes":
             return view.reconsume_times
         case "properties":
-            # Not all_properties: the view would answer get() from that table, where the last of two
-            # equal names counts; unasked, the first does.
+            # Not all_properties, which is the same table: the view would keep it although nobody asks again.
             return list(decode_properties(view.properties_bytes).items())
         case "rowId":
             return view.get(ROW_ID_PROPERTY)
@@ -352,8 +344,7 @@ def _value(name: str, view: MessageView, reading: Reading, fault: str | None) ->
 
 def _place_id(view: MessageView) -> str:
     # view.offset_msg_id, were it not that a damaged head may hold numbers which that refuses.
-    ip, port = view.store_host
-    return offset_id(ip_address(ip).packed + port.to_bytes(4, "big"), view.commitlog_offset % 2**64)
+    return offset_id(pack_host(*view.store_host), view.commitlog_offset % 2**64)
 
 
 # --- all of them ---------------------------------------------------------------------------------

@@ -8,11 +8,10 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from gimbalmq.model.record import MAGIC_BLANK, MIN_RECORD
+from gimbalmq.model.record import ANY_MAGIC, MAGIC_AT, MAGIC_BLANK, MIN_RECORD
 from gimbalmq.spark.decode.layout import Layout
 from gimbalmq.spark.decode.pieces import Ints
 from gimbalmq.spark.decode.slowly import (
-    ANY_MAGIC,
     Data,
     Frame,
     blank_size,
@@ -75,7 +74,7 @@ def _records_up_to_filler(
     if is_unwritten(data, reached):
         return starts, reached, "unwritten"
     cut = room < MIN_RECORD
-    if not cut and ANY_MAGIC.match(data, reached + 4):
+    if not cut and ANY_MAGIC.match(data, reached + MAGIC_AT):
         cut = room < _SIZE.unpack_from(data, reached)[0] < 2**31
     return starts, reached, "partial" if cut else "damaged"
 
@@ -178,7 +177,7 @@ def _guesses(data: Data, step: int, last: int) -> Ints:
         found = search(data, position)
         if found is None:
             break
-        start = found.start() - 4
+        start = found.start() - MAGIC_AT
         if lanes[-1] < start <= last:
             lanes.append(start)
     return np.array(lanes, np.int64)

@@ -1,8 +1,9 @@
-"""A whole batch request into one group at once: what ``AppendGroup.add`` does, for thousands of messages.
+"""Appending by vectors: a whole batch request into one group at once.
 
-The pieces of a record lie elsewhere already: a head, the body, the topic, a length, the properties and what
-the broker adds to them. Each kind of piece is copied for all records by one call of ``bulk.copy``, without a
-step of Python for each. What is left for each message is the crc of its body.
+It does for thousands of messages what ``AppendGroup.add`` (store/append) does for one. The pieces of a record lie
+elsewhere already: a head, the body, the topic, a length, the properties and what the broker adds to them. Each kind of
+piece is copied for all records by one call of ``vectors.copy``, without a step of Python for each. What is left
+for each message is the crc of its body.
 """
 
 from __future__ import annotations
@@ -18,24 +19,25 @@ from numpy.typing import NDArray
 
 from gimbalmq.errors import StoreError
 from gimbalmq.model import properties as prop
-from gimbalmq.model.flags import BORN_HOST_V6
-from gimbalmq.model.javahash import tag_hash
-from gimbalmq.model.record import MAX_PROPERTIES, find_property
+from gimbalmq.model.batch import ITEM_BYTES, ITEM_HEAD_BYTES
+from gimbalmq.model.flags import HOST_BITS
+from gimbalmq.model.queue_entry import entry_dtype, tags_code
+from gimbalmq.model.record import (
+    BLANK_BYTES,
+    CRC_MASK,
+    MAX_PROPERTIES,
+    head_dtype,
+    host_bits,
+)
 from gimbalmq.store.append import AppendGroup, IndexItem
-from gimbalmq.store.bulk import copy, gather, overlapping
-from gimbalmq.store.commitlog import BLANK_BYTES
 from gimbalmq.store.consumequeue import QueueLog
+from gimbalmq.store.vectors import Numbers, copy, gather, overlapping
 
-Numbers = NDArray[np.int64]
-
-_HEAD_BYTES = 20
-_FIXED = _HEAD_BYTES + 2
 _SIZE = struct.Struct(">i")
 _RUN = 4096
 _SHORT_RUN = 16
 _SINGLES = 64
 _END_BYTES = 4
-_ENTRY = np.dtype([("place", ">i8"), ("size", ">i4"), ("code", ">i8")])
 
 
 class Items(NamedTuple):
@@ -68,9 +70,9 @@ def read_items(data: bytes) -> Items | None:
     starts = _starts(data)
     if starts is None:
         return None
-    heads = overlapping(data, _HEAD_BYTES)[starts].view(">i4").reshape(-1, 5).astype(np.int64)
+    heads = overlapping(data, ITEM_HEAD_BYTES)[starts].view(">i4").reshape(-1, 5).astype(np.int64)
     body_sizes = heads[:, 4]
-    bodies = starts + _HEAD_BYTES
+    bodies = starts + ITEM_HEAD_BYTES
     lengths_at = bodies + body_sizes
     if int(body_sizes.min()) <= 0 or int((lengths_at + 2).max()) > len(data):
         return None
@@ -104,10 +106,10 @@ def _starts(data: bytes) -> Numbers | None:
     pieces: list[Numbers] = []
     position = 0
     while position < end:
-        if end - position < _FIXED:
+        if end - position < ITEM_BYTES:
             return None
         size = _SIZE.unpack_from(data, position)[0]
-        if size < _FIXED:
+        if size < ITEM_BYTES:
             return None
         words = np.ndarray(((end - position - 4) // size + 1,), ">i4", data, position, (size,))[:_RUN]
         equal = words == size
@@ -119,10 +121,10 @@ def _starts(data: bytes) -> Numbers | None:
         if run < _SHORT_RUN:  # of all sizes: for a while one by one is quicker
             found: list[int] = []
             unpack = _SIZE.unpack_from
-            while len(found) < _SINGLES and position <= end - _FIXED:
+            while len(found) < _SINGLES and position <= end - ITEM_BYTES:
                 found.append(position)
                 size = unpack(data, position)[0]
-                if size < _FIXED:
+                if size < ITEM_BYTES:
                     return None
                 position += size
             pieces.append(np.array(found, np.int64))
@@ -147,31 +149,32 @@ def add_items(
     property_sizes = items.property_sizes + len(added)
     if int(property_sizes.max()) > MAX_PROPERTIES:
         raise StoreError(f"properties of {int(property_sizes.max())} bytes; at most {MAX_PROPERTIES} fit")
-    kind = _head_type(len(born_host), len(group.store_host))
+    bits = host_bits(born_host, group.store_host)
+    kind = head_dtype(bits)
     sizes = kind.itemsize + items.body_sizes + len(queue.topic_field) + 2 + property_sizes
     places = _place(group, sizes)
     first = queue.next_offset
     # What is the same in every record is written once; numpy repeats it faster than field by field.
     one = np.zeros(1, kind)
     one["magic"] = queue.magic
-    one["queue"] = queue.queue_id
-    one["sys_flag"] = sys_flag & ~0x30 | group.store_bits | (BORN_HOST_V6 if len(born_host) == 20 else 0)
-    one["born"] = born_timestamp
-    one["born_host"] = np.frombuffer(born_host, np.uint8)
-    one["stored"] = group.store_timestamp
-    one["store_host"] = np.frombuffer(group.store_host, np.uint8)
+    one["queue_id"] = queue.queue_id
+    one["sys_flag"] = sys_flag & ~HOST_BITS | bits
+    one["born_timestamp"] = born_timestamp
+    one["born_host"] = np.void(born_host)
+    one["store_timestamp"] = group.store_timestamp
+    one["store_host"] = np.void(group.store_host)
     heads = np.repeat(one, count)
-    heads["size"] = sizes
-    heads["crc"] = _crcs(items)
+    heads["total_size"] = sizes
+    heads["body_crc"] = _crcs(items)
     heads["flag"] = items.flags
-    heads["offset"] = np.arange(first, first + count)
-    heads["place"] = places
-    heads["body"] = items.body_sizes
-    entries = np.zeros(count, _ENTRY)
+    heads["queue_offset"] = np.arange(first, first + count)
+    heads["commitlog_offset"] = places
+    heads["body_size"] = items.body_sizes
+    entries = np.zeros(count, entry_dtype())
     entries["place"] = places
     entries["size"] = sizes
     if items.may_have(prop.TAGS):
-        entries["code"] = [_tags_code(text) for text in _properties(items)]
+        entries["code"] = [tags_code(text) for text in _properties(items)]
     index: list[IndexItem] = []
     if group.indexes and items.may_have(prop.KEYS, prop.UNIQ_KEY):
         keyed = zip(_properties(items), places.tolist(), strict=True)
@@ -189,29 +192,6 @@ def offset_ids(store_host: bytes, places: Numbers) -> str:
     return ids.tobytes().hex(",", ids.itemsize).upper()
 
 
-@cache
-def _head_type(born_host: int, store_host: int) -> np.dtype[np.void]:
-    return np.dtype(
-        [
-            ("size", ">i4"),
-            ("magic", ">u4"),
-            ("crc", ">u4"),
-            ("queue", ">i4"),
-            ("flag", ">i4"),
-            ("offset", ">i8"),
-            ("place", ">i8"),
-            ("sys_flag", ">i4"),
-            ("born", ">i8"),
-            ("born_host", "u1", (born_host,)),
-            ("stored", ">i8"),
-            ("store_host", "u1", (store_host,)),
-            ("again", ">i4"),
-            ("prepared", ">i8"),
-            ("body", ">i4"),
-        ]
-    )
-
-
 def _crcs(items: Items) -> NDArray[np.uint32]:
     sizes, size = items.body_sizes, int(items.body_sizes[0])
     bodies: Iterable[bytes]
@@ -220,7 +200,7 @@ def _crcs(items: Items) -> NDArray[np.uint32]:
     else:
         ends = (items.bodies + sizes).tolist()
         bodies = map(items.data.__getitem__, map(slice, items.bodies.tolist(), ends))
-    return np.fromiter(map(crc32, bodies), np.uint32, len(sizes)) & np.uint32(0x7FFFFFFF)
+    return np.fromiter(map(crc32, bodies), np.uint32, len(sizes)) & np.uint32(CRC_MASK)
 
 
 def _properties(items: Items) -> list[bytes]:
@@ -228,11 +208,6 @@ def _properties(items: Items) -> list[bytes]:
         items.data[start : start + size]
         for start, size in zip(items.properties.tolist(), items.property_sizes.tolist(), strict=True)
     ]
-
-
-def _tags_code(properties: bytes) -> int:
-    tag = find_property(properties, b"TAGS")
-    return tag_hash(tag.decode("utf-8", "replace")) if tag else 0
 
 
 def _place(group: AppendGroup, sizes: Numbers) -> Numbers:

@@ -11,7 +11,7 @@ from gimbalmq.model.batch import encode_batch, split_batch
 from gimbalmq.model.ids import offset_id
 from gimbalmq.model.javahash import tag_hash
 from gimbalmq.model.record import find_property
-from gimbalmq.store.bulk_append import add_items, offset_ids, read_items
+from gimbalmq.store.append_vectors import add_items, offset_ids, read_items
 from gimbalmq.store.config import StoreConfig
 from gimbalmq.store.message_store import MessageStore
 from tests.support import ManualClock

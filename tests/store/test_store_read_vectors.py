@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gimbalmq.model.javahash import java_hash
+from gimbalmq.model.queue_entry import FILLER_SIZE
 from gimbalmq.model.record import iter_records
-from gimbalmq.store import GetStatus, MessageStore, bulk, reader
-from gimbalmq.store.consumequeue import FILLER_SIZE
+from gimbalmq.store import GetStatus, MessageStore, reader, vectors
 from tests.store.helpers import add, open_store
 
 A, B, C = (java_hash(tag) for tag in "ABC")
@@ -83,8 +83,8 @@ def small_steps(few: int) -> Iterator[None]:
         patch.setattr(reader, "MANY", 9)
         patch.setattr(reader, "_PIECES", 1)
         patch.setattr(reader, "_VIEW_FROM", 600)
-        patch.setattr(bulk, "_SLICES_BELOW", 3)
-        patch.setattr(bulk, "_MIXED_SLICES_BELOW", 4)
+        patch.setattr(vectors, "_SLICES_BELOW", 3)
+        patch.setattr(vectors, "_MIXED_SLICES_BELOW", 4)
         yield
 
 
@@ -122,7 +122,7 @@ def test_outcome_is_that_of_entry_by_entry(
     few: int,
     reads: list[tuple[int, int, int | None, frozenset[int] | None]],
 ) -> None:
-    store = open_store(tmp_path_factory.mktemp("bulk"), physical_memory_bytes=memory)
+    store = open_store(tmp_path_factory.mktemp("vectors"), physical_memory_bytes=memory)
     fill(store, bodies, others, hole_at)
     if flush:
         store.flush_queues()
@@ -208,7 +208,7 @@ def test_pieces_of_a_file(pieces: list[tuple[int, int]]) -> None:
         file[:] = data
         starts, sizes = (np.array(column, np.int64) for column in zip(*pieces, strict=True))
         expected = b"".join(data[start : start + size] for start, size in pieces)
-        assert bulk.gather(file, starts, sizes) == expected
+        assert vectors.gather(file, starts, sizes) == expected
         made = np.empty(len(expected), np.uint8)
-        bulk.copy(file, starts, sizes, made, np.cumsum(sizes) - sizes)
+        vectors.copy(file, starts, sizes, made, np.cumsum(sizes) - sizes)
         assert made.tobytes() == expected
