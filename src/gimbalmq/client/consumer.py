@@ -24,6 +24,7 @@ from gimbalmq.client.consumer_config import TAG, ConsumeFromWhere, ConsumerConfi
 from gimbalmq.client.consumer_report import expressions, running_properties, stacks
 from gimbalmq.client.events import BalanceEvent, Events
 from gimbalmq.client.events import Callback as EventCallback
+from gimbalmq.client.group_check import FIRST_LOOK, GroupCheck
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.lease import Leases, QueueLocks, hand_over
 from gimbalmq.client.offsets import (
@@ -49,7 +50,6 @@ from gimbalmq.protocol.bodies import ConsumerData, Subscription, TopicRoute
 from gimbalmq.protocol.fastjson import queue_text
 from gimbalmq.protocol.status_bodies import ConsumeDirectlyResult, ConsumeRates, ConsumerRunningInfo
 from gimbalmq.rpc import groups as group_calls
-from gimbalmq.rpc import management as management_calls
 from gimbalmq.transport.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Consumer(ConsumerCalls[C]):
         self._unlocks_due: set[MessageQueue] = set()
         self._announcer: asyncio.Task[None] | None = None
         self._announce_again = False
-        self._unequal: dict[str, str] | None = None
+        self._group_check: GroupCheck | None = None
 
     # -- state -----------------------------------------------------------------------
 
@@ -209,6 +209,7 @@ class Consumer(ConsumerCalls[C]):
             self._add_own_subscriptions()
             self._balance = Rebalancer(self, self._tasks, self.config.allocate_strategy())
             self._locks = self._make_locks(joined.clock)
+            self._group_check = GroupCheck(joined, self.group)
             self._offsets = self._given_offsets or self._make_offsets()
             await self._offsets.load()
             await self._start_parts()
@@ -239,7 +240,8 @@ class Consumer(ConsumerCalls[C]):
         elif self.needs_lock:
             every(config.lock_interval, self.locks.renew, "renew locks", first=config.lock_first_delay)
         if config.check_group_interval and not config.broadcasting:
-            every(config.check_group_interval, self.check_group, "check group")
+            first = min(FIRST_LOOK, config.check_group_interval)
+            every(config.check_group_interval, self.check_group, "check group", first=first)
 
     async def _undo_start(self, instance: ClientInstance) -> None:
         """Leaves nothing behind of a start that failed, so that it can be tried again."""
@@ -680,32 +682,13 @@ class Consumer(ConsumerCalls[C]):
     # -- the group's health ----------------------------------------------------------
 
     async def check_group(self) -> None:
-        """Compares the group's subscriptions at a broker with ours; says so loudly where they differ."""
-        topic = next(iter(self.subscriptions), None)
-        if topic is None:
-            return
-        try:
-            address = await self.instance.any_broker_of(topic)
-            found = await management_calls.consumer_connections(self.instance, address, self.group)
-        except RocketMQError as error:
-            log.debug("the group's connections could not be read: %s", error)
-            return
+        """Looks whether the other members subscribe alike; an error in the log and an event if they do not."""
+        if self._group_check is None:
+            raise StateError(f"consumer {self.group} is not running")
         ours = expressions(self._subscriptions.values())
-        theirs = expressions(found.subscription_table.values())
-        if theirs == ours or not theirs:
-            self._unequal = None
-            return
-        if theirs != self._unequal:
-            log.error(
-                "members of group %s subscribe differently: here %s, elsewhere %s. Queues are shared out "
-                "among all members, so some will be read by nobody. Give all members the same subscriptions, "
-                "or those with others another group",
-                self.group,
-                ours,
-                theirs,
-            )
+        theirs = await self._group_check.look(ours)
+        if theirs is not None:
             self.emit(events.UnequalSubscriptions(group=self.group, ours=ours, theirs=theirs))
-        self._unequal = theirs
 
     # -- offsets ---------------------------------------------------------------------
 
