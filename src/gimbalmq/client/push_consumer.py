@@ -275,6 +275,8 @@ class PushConsumer(Consumer[PushConsumerConfig]):
         address = self.instance.master_address(queue.broker_name) or f"{host}:{port}"
         try:
             await message_calls.send_back(self.instance, address, header)
+            if delay_level < 0 or message.reconsume_times >= self.max_reconsume_times:
+                self._tell_dead(message)
             return True
         except RocketMQError as error:
             log.warning(
@@ -283,7 +285,21 @@ class PushConsumer(Consumer[PushConsumerConfig]):
         return await self._send_to_retry(message, message.reconsume_times + 1)
 
     async def resend(self, message: MessageView) -> bool:
-        return await self._send_to_retry(message, message.reconsume_times)
+        sent = await self._send_to_retry(message, message.reconsume_times)
+        if sent:
+            self._tell_dead(message)
+        return sent
+
+    def _tell_dead(self, message: MessageView) -> None:
+        log.error(
+            "message %s of topic %s is a dead letter of group %s after %d tries; `gimbalmq deadletter show %s` lists "
+            "them all",
+            message.msg_id,
+            message.topic,
+            self.group,
+            message.reconsume_times + 1,
+            self.group,
+        )
 
     async def _send_to_retry(self, message: MessageView, times: int) -> bool:
         """A plain send to ``%RETRY%group``; whoever sends there names the times himself."""
