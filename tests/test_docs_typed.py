@@ -193,11 +193,7 @@ class Desk:
         self.running: list[Server] = []
         commands = folder / "bin"
         commands.mkdir()
-        for name, module in (
-            ("gimbalmq", "-m gimbalmq"),
-            ("python", ""),
-            ("pytest", "-m pytest -p no:cacheprovider"),
-        ):
+        for name, module in (("gimbalmq", "-m gimbalmq"), ("python", "")):
             (commands / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {module} "$@"\n')
             (commands / name).chmod(0o755)
         self.env = environment(folder / "home") | {
@@ -247,7 +243,7 @@ class Desk:
         )
         server = Server(process)
         self.running.append(server)
-        printed = []
+        printed: list[str] = []
         try:
             while len(printed) < len(step.shown.splitlines()):
                 printed.append(server.next_line(30))
