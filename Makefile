@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 .PHONY: help setup fmt check test unit spark interop sim soak cov bench demo wheel docs clean
 
 help:
-	@echo "make demo      server, producer, consumers and a Spark pipeline on this machine, under two minutes"
+	@echo "make demo      server, producer, consumers and a Spark pipeline on this machine, in a minute or two"
 	@echo "make check     ruff, mypy --strict, import contracts"
 	@echo "make test      unit tests, wheel included, then Spark, then interop (skipped where Java or Maven is missing)"
 	@echo "make unit      unit tests only            make interop   Apache RocketMQ as the counterpart only"

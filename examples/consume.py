@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from contextlib import suppress
 
 from gimbalmq import ConsumeFromWhere, MessageView, PushConsumer
 
@@ -49,4 +50,5 @@ if __name__ == "__main__":
     parser.add_argument("--namesrv", default="127.0.0.1:9876")
     parser.add_argument("--quiet", type=float, default=3.0, metavar="SECONDS")
     words = parser.parse_args()
-    asyncio.run(main(words.namesrv, words.quiet))
+    with suppress(KeyboardInterrupt):  # Ctrl-C has closed the consumer
+        asyncio.run(main(words.namesrv, words.quiet))

@@ -27,8 +27,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from gimbalmq import Admin, ConsumeFromWhere, Message, MessageView, Producer, PushConsumer
-from gimbalmq.client.recording import Recorder
+from gimbalmq import Admin, ConsumeFromWhere, Message, MessageView, Producer, PushConsumer, Recorder
 
 TOPIC, GROUP, QUEUES, ORDERS = "orders", "billing", 8, 400
 COUNTRIES = ("NL", "FR", "JP", "BR", "KE")
@@ -259,4 +258,7 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    try:
+        sys.exit(asyncio.run(main()))
+    except KeyboardInterrupt:  # everything was ended on the way out
+        sys.exit(130)

@@ -8,14 +8,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from gimbalmq import Message, MessageView, Producer, PushConsumer
-from gimbalmq.client.request_reply import reply, request
-from gimbalmq.errors import RequestTimeoutError
+from gimbalmq import (
+    Admin,
+    Message,
+    MessageView,
+    Producer,
+    PushConsumer,
+    RequestTimeoutError,
+    reply,
+    request,
+)
 
 
 async def main(namesrv: str) -> None:
+    async with Admin(namesrv) as admin:
+        await admin.topics.create("sums", queues=4)
     async with Producer("askers", namesrv) as asker, Producer("answerers", namesrv) as answerer:
-        await answerer.send(Message("sums", b"1+1"))  # makes the topic, where brokers create topics
         consumer = PushConsumer("calculators", namesrv)
 
         @consumer.subscribe("sums")

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 
 from gimbalmq import (
+    ConsumeContext,
     ConsumeFromWhere,
     Message,
     MessageQueue,
@@ -16,9 +17,8 @@ from gimbalmq import (
     Producer,
     PullConsumer,
     PushConsumer,
+    TopicRouteNotFoundError,
 )
-from gimbalmq import ConsumeContext
-from gimbalmq.errors import TopicRouteNotFoundError
 
 GROUP = "mailers"
 

@@ -68,9 +68,9 @@ def test_readme_is_short(name: str) -> None:
     assert len((ROOT / name).read_text().splitlines()) <= 150
 
 
-@pytest.mark.parametrize("name", [*READMES, "docs/start.md"])
+@pytest.mark.parametrize("name", READMES)
 def test_first_programs_run(name: str, tmp_path: Path) -> None:
-    """Spark's are run by test_docs_code."""
+    """Spark's are run by test_docs_code.py, those of docs/ by test_docs_typed.py."""
     programs = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
     produce, consume, test = [text for text in programs if "pyspark" not in text]
     with LocalCluster.in_thread() as cluster:

@@ -1,22 +1,14 @@
-"""The snippets of the pages run, one after the other, and print what the pages say they print.
+"""What the pages show is what the code does: snippets on Spark, commands without a cluster, pictures, options, imports.
 
-Blocks of a page share a namespace and may ``await``, as in ``python -m asyncio``. A ``text`` block after one is
-its output. In ``console`` blocks, lines after ``$`` are commands, what follows is their output.
+The snippets that need no Spark are typed by test_docs_typed.py.
 """
 
 from __future__ import annotations
 
-import ast
-import asyncio
-import contextlib
-import inspect
-import io
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import CodeType, FunctionType
-from typing import Any
 
 import pytest
 
@@ -28,42 +20,21 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = ["produce.md", "consume.md", "order.md", "retry.md", "transactions.md", "balancing.md"]
 SPARK_PAGES = ["spark.md"]
 _BLOCK = re.compile(r"^```(python|text|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-QUICK = {"transactionTimeOut": 200, "transactionCheckInterval": 200}
+_PUBLIC_MODULES = {
+    "gimbalmq",
+    "gimbalmq.sync",
+    "gimbalmq.testing",
+    "gimbalmq.spark",
+    "gimbalmq.errors",
+    "gimbalmq.client.events",
+}
+"""Those that docs/api.md names."""
 
 
 def _blocks(page: str) -> list[tuple[str, str, int]]:
     """(kind, text, line) of each block."""
     text = (DOCS / page).read_text()
     return [(m[1], m[2], text.count("\n", 0, m.start()) + 2) for m in _BLOCK.finditer(text)]
-
-
-async def _run(code: CodeType, namespace: dict[str, Any]) -> None:
-    result = FunctionType(code, namespace)()
-    if inspect.isawaitable(result):
-        await result
-
-
-@pytest.mark.parametrize("page", [*PAGES, "tools.md"])
-def test_snippets_print_what_the_page_says(page: str) -> None:
-    blocks = _blocks(page)
-    assert any(kind == "python" for kind, _, _ in blocks)
-
-    async def run_page(namesrv: str) -> None:
-        namespace: dict[str, Any] = {"__name__": "__main__"}
-        for index, (kind, text, line) in enumerate(blocks):
-            if kind != "python":
-                continue
-            source = "\n" * (line - 1) + text.replace("127.0.0.1:9876", namesrv)
-            code = compile(source, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-            out = io.StringIO()
-            with contextlib.redirect_stdout(out):
-                await asyncio.wait_for(_run(code, namespace), 60)
-            following = blocks[index + 1 : index + 2]
-            expected = following[0][1] if following and following[0][0] == "text" else ""
-            assert out.getvalue() == expected, f"{page}, line {line}"
-
-    with LocalCluster.in_thread(properties=QUICK) as cluster:
-        asyncio.run(run_page(cluster.namesrv))
 
 
 @pytest.mark.spark
@@ -149,3 +120,14 @@ def test_options_named_in_pages_exist(page: str) -> None:
         for row in table.splitlines()[2:]:
             for name in re.findall(r"`(\w+)`", row.split("|")[1] if row.startswith("|") else ""):
                 assert name in known, name
+
+
+@pytest.mark.parametrize(
+    "file",
+    [*DOCS.glob("*.md"), *DOCS.parent.glob("README*.md"), *(DOCS.parent / "examples").glob("*.py")],
+    ids=lambda file: file.name,
+)
+def test_pages_and_examples_import_what_is_public(file: Path) -> None:
+    """docs/api.md says what may be imported; whatever else is shown to readers would break under their hands."""
+    imported = re.findall(r"^\s*(?:from|import) (gimbalmq[\w.]*)", file.read_text(), re.MULTILINE)
+    assert set(imported) <= _PUBLIC_MODULES

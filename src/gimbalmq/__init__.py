@@ -15,13 +15,17 @@ if TYPE_CHECKING:
     from gimbalmq.balance.rooms import RoomsByPrefix as RoomsByPrefix
     from gimbalmq.broker.broker import Broker as Broker
     from gimbalmq.broker.config import BrokerConfig as BrokerConfig
+    from gimbalmq.client.config import ProducerConfig as ProducerConfig
     from gimbalmq.client.consumer_config import ConsumeFromWhere as ConsumeFromWhere
     from gimbalmq.client.consumer_config import MessageModel as MessageModel
+    from gimbalmq.client.consumer_config import PullConsumerConfig as PullConsumerConfig
+    from gimbalmq.client.consumer_config import PushConsumerConfig as PushConsumerConfig
     from gimbalmq.client.consuming.handlers import ConsumeContext as ConsumeContext
     from gimbalmq.client.consuming.handlers import ConsumeResult as ConsumeResult
     from gimbalmq.client.producer import Producer as Producer
     from gimbalmq.client.pull_consumer import PullConsumer as PullConsumer
     from gimbalmq.client.push_consumer import PushConsumer as PushConsumer
+    from gimbalmq.client.recording import Recorder as Recorder
     from gimbalmq.client.request_reply import reply as reply
     from gimbalmq.client.request_reply import request as request
     from gimbalmq.client.transaction import TransactionProducer as TransactionProducer
@@ -58,8 +62,12 @@ _HOMES = {
     "NameServer": "gimbalmq.nameserver.server",
     "NameServerConfig": "gimbalmq.nameserver.config",
     "Producer": "gimbalmq.client.producer",
+    "ProducerConfig": "gimbalmq.client.config",
     "PullConsumer": "gimbalmq.client.pull_consumer",
+    "PullConsumerConfig": "gimbalmq.client.consumer_config",
     "PushConsumer": "gimbalmq.client.push_consumer",
+    "PushConsumerConfig": "gimbalmq.client.consumer_config",
+    "Recorder": "gimbalmq.client.recording",
     "reply": "gimbalmq.client.request_reply",
     "request": "gimbalmq.client.request_reply",
     "RequestTimeoutError": "gimbalmq.errors",

@@ -8,6 +8,7 @@
     |  `- RemoteProtocolError         the peer sent something illegal; its channel closes
     |- TransportError                 retriable
     |  |- ConnectError                nobody answered at the address
+    |  |- ListenError                 a server cannot have its port; not retriable
     |  |- ConnectionLostError         the connection broke while a call was out
     |  |- OverloadedError             too many calls in flight
     |  `- RequestTimeoutError         (TimeoutError) no answer in time; the outcome is unknown
@@ -22,6 +23,7 @@
     |  |- TableFullError 1                                 a bound of the server, named in the text
     |  |- InvalidParameterError 29, QueryNotFoundError 22, ConsumerNotOnlineError 206
     |  `- RequestCodeNotSupportedError 3
+    |     `- NotANameServerError      a request for a name server reached a broker, or something else
     |- SendFailedError                every attempt with its queue and cause
     |- DataLossError                  the offsets asked for are gone
     `- StoreError
@@ -87,6 +89,12 @@ class ConnectError(TransportError):
     """No connection to the address could be made."""
 
 
+class ListenError(TransportError):
+    """A server cannot listen on its address: another has the port, or the address is not this machine's."""
+
+    retriable = False
+
+
 class ConnectionLostError(TransportError):
     """The connection broke while the call was out; its outcome is unknown."""
 
@@ -144,6 +152,17 @@ class SystemBusyError(ResponseError):
 
 class RequestCodeNotSupportedError(ResponseError):
     default_code = 3
+
+
+class NotANameServerError(RequestCodeNotSupportedError):
+    """The peer does not know a request that every name server knows."""
+
+    def __init__(self, address: str, request: int) -> None:
+        super().__init__(f"request type {request} not supported", address=address)
+        self.args = (
+            f"{address} is no name server: it does not know request {request}. Is it a broker's port? Give the address "
+            "of a name server, whose port is 9876 unless it was told another",
+        )
 
 
 class MessageIllegalError(ResponseError):

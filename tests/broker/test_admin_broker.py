@@ -8,7 +8,7 @@ import pytest
 
 from gimbalmq.broker.broker import Broker
 from gimbalmq.broker.config import BrokerConfig
-from gimbalmq.errors import ConfigError, ConnectError, StateError, StoreLockedError
+from gimbalmq.errors import ConfigError, ListenError, StateError, StoreLockedError
 from gimbalmq.model.ids import parse_offset_id
 from gimbalmq.protocol import fastjson, properties_text
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
@@ -265,7 +265,7 @@ def test_port_that_is_taken(tmp_path: Path) -> None:
     async def work() -> None:
         async with open_desk(tmp_path / "a") as desk:
             second = Broker(broker_config(tmp_path / "b", listenPort=desk.broker.port))
-            with pytest.raises(ConnectError, match=str(desk.broker.port)):
+            with pytest.raises(ListenError, match=str(desk.broker.port)):
                 await second.start()
             # Nothing was begun: the folder is not even there.
             assert not (tmp_path / "b" / "abort").exists()
@@ -278,7 +278,7 @@ def test_start_that_fails_late_leaves_nothing_open(tmp_path: Path) -> None:
         async with open_desk(tmp_path / "a") as desk:
             port = desk.broker.port
             second = Broker(broker_config(tmp_path / "b", metricsPromExporterPort=port))
-            with pytest.raises(ConnectError, match=f"{port}.*metricsPromExporterPort"):
+            with pytest.raises(ListenError, match=f"{port}.*metricsPromExporterPort"):
                 await second.start()
             assert not (tmp_path / "b" / "abort").exists(), "closed cleanly"
             third = Broker(broker_config(tmp_path / "b"))

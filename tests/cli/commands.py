@@ -54,10 +54,14 @@ class Server:
             self._lines.put(line.rstrip("\n"))
         self._lines.put("ended")
 
+    def next_line(self, timeout: float) -> str:
+        """The next line on stdout; raises queue.Empty."""
+        return self._lines.get(timeout=timeout)
+
     def ready(self, timeout: float = 60) -> str:
         """The next line on stdout, which says that something is ready."""
         try:
-            line = self._lines.get(timeout=timeout)
+            line = self.next_line(timeout)
         except queue.Empty:
             raise AssertionError(f"no ready line; stderr: {self.errors}") from None
         if "ready" not in line:
@@ -82,6 +86,17 @@ class Server:
             thread.join(5)
         return code
 
+    def close(self) -> None:
+        """Kills it if it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for thread in self._threads:
+            thread.join(5)
+        assert self.process.stdout is not None and self.process.stderr is not None
+        self.process.stdout.close()
+        self.process.stderr.close()
+
     def memory_mb(self) -> float:
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
@@ -104,11 +119,4 @@ def serving(*words: object, home: Path | None = None, code: str | None = None) -
     try:
         yield server
     finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        assert process.stdout is not None and process.stderr is not None
-        for thread in server._threads:
-            thread.join(5)
-        process.stdout.close()
-        process.stderr.close()
+        server.close()

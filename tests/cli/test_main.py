@@ -175,6 +175,68 @@ def test_misuse_is_exit_code_2_and_a_sentence(words: tuple[str, ...], told: str)
     assert done.stdout == "" and "Traceback" not in done.stderr
 
 
+def test_a_bare_command_lists_its_commands() -> None:
+    done = gimbalmq()
+    assert done.returncode == 2 and done.stdout == ""
+    assert all(f"\n    {noun}" in done.stderr for noun in ("server", "topic", "group", "dashboard"))
+    done = gimbalmq("topic")
+    assert done.returncode == 2 and done.stderr.startswith("usage: gimbalmq topic [-h] COMMAND")
+    assert "make a topic, or change the one there is" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "usage", "told"),
+    [
+        (
+            "topic create orders --queue 4",
+            "topic create",
+            "there is no option --queue; did you mean --queues?",
+        ),
+        (
+            "topic create orders --queue=4",
+            "topic create",
+            "there is no option --queue; did you mean --queues?",
+        ),
+        ("group producers senders --topc T", "group producers", "no option --topc; did you mean --topic?"),
+        ("server --stor x", "server", "there is no option --stor; did you mean --store?"),
+        ("topic list -x", "topic list", "there is no option -x"),
+        ("topic list orders", "topic list", "'orders' is one word too many"),
+        ("topic lst", "topic", "there is no command lst; did you mean list?"),
+        ("topci list", "", "there is no command topci; did you mean topic?"),
+        ("topicStats -t orders", "", "there is no command topicStats; did you mean topicStatus?"),
+        ("nonsense", "", "there is no command nonsense; there are server, broker,"),
+        ("--queues 4 topic list", "", "the option --queues stands before the command"),
+        ("-n 127.0.0.1:1", "", "-n 127.0.0.1:1 is followed by no command"),
+    ],
+)
+def test_a_misspelt_word_gets_the_usage_of_its_command_and_the_word_that_was_meant(
+    words: str, usage: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(words.split())
+    assert stopped.value.code == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"usage: {' '.join(('gimbalmq', *usage.split()))} [-h]")
+    assert told in shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("-n a:1 topic list", "topic list -n a:1"),
+        ("-na:1 topic list", "topic list -na:1"),
+        ("--namesrv=a:1 --debug topicList", "topicList --namesrv=a:1 --debug"),
+        ("--tls -n a:1 message send orders -- -hi", "message send --tls -n a:1 orders -- -hi"),
+        ("--timeout 3 dashboard", "dashboard --timeout 3"),
+        ("--version", "--version"),
+        ("-h", "-h"),
+    ],
+)
+def test_options_of_the_connection_may_stand_before_the_noun(words: str, meant: str) -> None:
+    assert cli._command_first(words.split()) == meant.split()
+
+
 def test_refuses_to_run_without_assertions() -> None:
     done = gimbalmq("--version", flags=("-O",))
     assert done.returncode == 2 and "-O" in done.stderr

@@ -55,7 +55,10 @@ def test_port_in_use_is_exit_code_1_with_a_remedy(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         done = gimbalmq("namesrv", "--port", port, "--data", tmp_path)
     assert done.returncode == 1
-    assert f"127.0.0.1:{port}" in done.stderr and "choose another port" in done.stderr
+    assert done.stderr == (
+        f"gimbalmq: cannot listen on 127.0.0.1:{port}: address already in use; "
+        "choose another port or stop the process that has it\n"
+    )
     assert "Traceback" not in done.stderr
 
 
@@ -121,6 +124,7 @@ def test_a_store_in_use_is_refused_with_its_owner(tmp_path: Path) -> None:
         done = gimbalmq("broker", "--port", 0, "--store", tmp_path)
         assert done.returncode == 1
         assert str(tmp_path) in done.stderr and f"process {server.process.pid}" in done.stderr
+        assert "stop that process, or give this one a folder of its own: --store DIR" in done.stderr
         assert "Traceback" not in done.stderr
         assert (tmp_path / "abort").exists(), "the refused broker must not touch the other one's files"
         assert server.end() == 0

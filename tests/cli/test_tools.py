@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,27 @@ def test_every_noun_has_help(noun: str, capsys: pytest.CaptureFixture[str]) -> N
         main([noun, "--help"])
     assert stopped.value.code == 0
     assert f"usage: gimbalmq {noun} " in capsys.readouterr().out
+
+
+def test_a_name_server_may_be_named_before_the_noun(
+    cluster: ThreadCluster, topic: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-n", cluster.namesrv, "topic", "list"]) == 0
+    assert topic in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", ["topic list", "cluster list", "topic route T", "group progress billing"])
+def test_a_brokers_address_in_place_of_a_name_servers_is_told(
+    words: str, cluster: ThreadCluster, run: Run
+) -> None:
+    address = cluster.broker.address
+    run(
+        *words.split(),
+        "-n",
+        address,
+        code=1,
+        error=f"gimbalmq: {address} is no name server: .* broker's port",
+    )
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -453,6 +475,26 @@ def test_a_group_shows_members_progress_and_owners(run: Run, cluster: ThreadClus
     run("consumerProgress", "-g", group, "--max-lag", 2, code=4)
     run("consumerProgress", "-g", group, "--max-lag", 3)
     assert "nobody consumes" in run("group", "list")
+
+
+def test_a_group_that_has_not_committed_yet_is_told_from_one_that_never_will(
+    run: Run, cluster: ThreadCluster, topic: str
+) -> None:
+    send(run, topic, 2)
+    group = f"young-{topic}"
+    done = threading.Event()
+    first = ConsumeFromWhere.FIRST_OFFSET
+    consumer = PushConsumer(group, cluster.namesrv, consume_from_where=first, persist_interval=1000.0)
+    consumer.subscribe(topic, "*", lambda message: done.set())
+    with consumer:
+        assert done.wait(30)
+        told = run("group", "progress", group)
+        assert f"Group {group} has not committed anything yet, though a member is connected" in told
+        assert "ask again in a moment" in told
+    run("group", "create", f"idle-{topic}")
+    assert "never committed an offset, and no member is connected" in run(
+        "group", "progress", f"idle-{topic}"
+    )
 
 
 def test_offsets_are_previewed_and_reset(run: Run, cluster: ThreadCluster, topic: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq._steps import run_through
-from gimbalmq.errors import ConfigError, ConnectError, ResponseError, StateError, TopicRouteNotFoundError
+from gimbalmq.errors import ConfigError, ListenError, ResponseError, StateError, TopicRouteNotFoundError
 from gimbalmq.nameserver import NameServer, NameServerConfig
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import DataVersion, KvTable, RegisterBrokerBody, TopicConfig, TopicTable
@@ -658,7 +658,7 @@ def test_two_name_servers_cannot_share_a_port() -> None:
     async def work() -> None:
         async with desk() as at:
             other = NameServer(NameServerConfig(port=at.server.port))
-            with pytest.raises(ConnectError, match=str(at.server.port)):
+            with pytest.raises(ListenError, match=str(at.server.port)):
                 await other.start()
             await other.close()
 

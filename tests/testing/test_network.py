@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from gimbalmq.errors import ConnectError, ConnectionLostError, RequestTimeoutError
+from gimbalmq.errors import ConnectError, ConnectionLostError, ListenError, RequestTimeoutError
 from gimbalmq.nameserver.config import NameServerConfig
 from gimbalmq.nameserver.server import NameServer
 from gimbalmq.protocol.command import RemotingCommand
@@ -120,7 +120,7 @@ def test_a_port_is_taken_once() -> None:
     async def main(_: VirtualClock) -> None:
         network = MemoryNetwork()
         async with _Pair(network):
-            with pytest.raises(ConnectError, match="in use"):
+            with pytest.raises(ListenError, match="in use"):
                 await network.host(SERVER).listen(asyncio.Protocol, SERVER, 9000)
             other = await network.host(OTHER).listen(asyncio.Protocol, OTHER, 9000)
             other.close()

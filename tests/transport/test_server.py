@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gimbalmq.errors import ConnectError, ConnectionLostError
+from gimbalmq.errors import ConnectError, ConnectionLostError, ListenError
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.transport.channel import Channel, Handlers
 from gimbalmq.transport.limits import ServerLimits
@@ -19,7 +19,7 @@ def test_taken_port_is_refused_by_name() -> None:
     async def work() -> None:
         async with wire() as line:
             other = RemotingServer(Handlers())
-            with pytest.raises(ConnectError, match=str(line.server.port)):
+            with pytest.raises(ListenError, match=str(line.server.port)):
                 await other.start(HOST, line.server.port)
             await other.close()
 

@@ -37,7 +37,7 @@ from gimbalmq.broker.transactions import Transactions
 from gimbalmq.broker.upkeep import Upkeep
 from gimbalmq.broker.values import MAX_QUEUES
 from gimbalmq.broker.writer import Writer
-from gimbalmq.errors import ConfigError, ConnectError, StateError, StoreError
+from gimbalmq.errors import ConfigError, ListenError, StateError, StoreError
 from gimbalmq.model.ids import UniqueIdGenerator
 from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.store.consumequeue import QueueLog
@@ -106,7 +106,7 @@ class Broker:
         return f"{self.live.now.broker_ip1}:{self.port}"
 
     async def start(self) -> None:
-        """Raises StoreLockedError, StoreIOError, ConnectError or ConfigError, each saying what to do."""
+        """Raises StoreLockedError, StoreIOError, ListenError or ConfigError, each saying what to do."""
         if self._started:
             raise StateError("the broker was started already")
         config = self.live.now
@@ -304,7 +304,7 @@ class Broker:
             return
         try:
             await self._fast_server.start(config.bind_address, config.listen_port - _FAST_PORT_DISTANCE)
-        except ConnectError as error:
+        except ListenError as error:
             log.warning("no VIP port for clients older than 4.5.1: %s", error)
 
     def _schedule(self) -> None:

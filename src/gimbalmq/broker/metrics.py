@@ -14,7 +14,7 @@ from gimbalmq.broker.clients import Consumers, Producers
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.metadata import ConsumerOffsets, Topics
 from gimbalmq.broker.stats import Stats
-from gimbalmq.errors import ConnectError
+from gimbalmq.errors import ListenError
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.turns import Turns
 from gimbalmq.transport.watchdog import LoopWatchdog
@@ -73,7 +73,7 @@ class MetricsServer:
         try:
             self._server = await asyncio.start_server(self._serve, host, port, limit=_HEAD_BYTES)
         except OSError as error:
-            raise ConnectError(
+            raise ListenError(
                 f"the metrics cannot be served on {host}:{port}: {error.strerror or error}; "
                 "choose another metricsPromExporterPort"
             ) from error

@@ -23,7 +23,7 @@ from gimbalmq.cli.asking import (
 )
 from gimbalmq.cli.terminal import confirmed, table
 from gimbalmq.cli.topics import queues_named
-from gimbalmq.errors import ConfigError
+from gimbalmq.errors import ConfigError, ConsumerNotOnlineError
 
 if TYPE_CHECKING:
     from gimbalmq.admin.admin import Admin
@@ -147,8 +147,10 @@ async def _progress(admin: Admin, args: argparse.Namespace) -> Shown:
     if not (args.group or args.group_flag):
         return await _list(admin, argparse.Namespace(all=False))
     progress = await admin.groups.progress(GROUP.of(args), topic=args.topic, owners=not args.no_owners)
+    empty = ""
     if not progress.queues:
         await admin.groups.config(progress.group)  # a name nobody knows is no group without lag
+        empty = await _why_no_progress(admin, progress.group)
     head = ("TOPIC", "BROKER", "QUEUE", "BROKER OFFSET", "CONSUMER OFFSET", "LAG", "OWNER", "LAST CONSUMED")
     rows = [
         (
@@ -163,7 +165,7 @@ async def _progress(admin: Admin, args: argparse.Namespace) -> Shown:
         )
         for item in progress.queues
     ]
-    text = table(head, rows, empty=f"Group {progress.group} has no progress: it never committed an offset.")
+    text = table(head, rows, empty=empty)
     over = args.max_lag is not None and progress.lag > args.max_lag
     data = {
         "group": progress.group,
@@ -173,6 +175,20 @@ async def _progress(admin: Admin, args: argparse.Namespace) -> Shown:
     }
     total = f"\n\nlag {progress.lag:,}, consumed {progress.tps:.2f}/s" if rows else ""
     return Shown(text + total, data, REFUSED if over else OK)
+
+
+async def _why_no_progress(admin: Admin, group: str) -> str:
+    try:
+        found = await admin.groups.connections(group)
+    except ConsumerNotOnlineError:
+        return f"Group {group} has no progress: it never committed an offset, and no member is connected."
+    if found.message_model == "BROADCASTING":
+        return f"Group {group} broadcasts: each member keeps its progress to itself."
+    members = "a member is" if len(found.members) == 1 else f"{len(found.members)} members are"
+    return (
+        f"Group {group} has not committed anything yet, though {members} connected. Consumers commit every 5 s unless "
+        "told otherwise (persist_interval): ask again in a moment, or with --watch."
+    )
 
 
 def _progress_data(item: QueueProgress) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from gimbalmq import __version__
 from gimbalmq.cli import nouns
 from gimbalmq.cli.output import LEVELS, complain, start_logging
+from gimbalmq.cli.parsing import CommandParser, command_first
 from gimbalmq.errors import ConfigError, RocketMQError
 
 if TYPE_CHECKING:
@@ -121,12 +122,13 @@ def _addresses(text: str) -> str:
 
 def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     """The command line: every command by name, the options of the servers and of the one chosen."""
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = CommandParser(
         prog="gimbalmq",
         description=_ABOUT,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        also_known=nouns.MQADMIN,
     )
     parser.add_argument("--version", action="version", version=f"gimbalmq {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
@@ -343,6 +345,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain("does not run under python -O: its checks of broken invariants are assert statements")
         return MISUSED
     words = sys.argv[1:] if argv is None else list(argv)
+    if words and words[0].startswith("-"):
+        words = _command_first(words)
     args = build_parser(words[0] if words else None).parse_args(words)
     try:
         start_logging("debug" if args.debug else args.log_level, args.log_file)
@@ -367,6 +371,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.debug:
             raise
         return FAILED
+
+
+def _command_first(words: list[str]) -> list[str]:
+    from gimbalmq.cli.asking import connection_options
+
+    shared = argparse.ArgumentParser(add_help=False)
+    connection_options(shared)
+    return command_first(build_parser(), shared, nouns.NOUNS, words)
 
 
 def _failed(error: Exception, code: int, debug: bool) -> int:

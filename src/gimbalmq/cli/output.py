@@ -12,6 +12,7 @@ from gimbalmq.errors import (
     NoWritableQueueError,
     RequestTimeoutError,
     ResponseError,
+    StoreLockedError,
     SubscriptionGroupNotExistError,
     TopicNotExistError,
     TopicRouteNotFoundError,
@@ -26,6 +27,7 @@ _REMEDIES: dict[type[Exception], str] = {
     ConsumerNotOnlineError: "gimbalmq group list shows the groups and their members",
     SubscriptionGroupNotExistError: "gimbalmq group list shows the groups there are",
     RequestTimeoutError: "--timeout SECONDS waits longer",
+    StoreLockedError: "stop that process, or give this one a folder of its own: --store DIR",
     ConnectError: "gimbalmq server starts one, --namesrv HOST:PORT asks another",
 }
 """What a person may do next, where the error itself cannot know that a command was typed."""

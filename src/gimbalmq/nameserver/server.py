@@ -68,7 +68,7 @@ class NameServer:
 
         Raises:
             ConfigError: the KV file is broken, or a certificate cannot be loaded.
-            ConnectError: the port is taken.
+            ListenError: the port is taken.
         """
         if self._remoting is not None or self._closed:
             raise StateError("the name server was started before")

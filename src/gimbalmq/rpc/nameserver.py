@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import zlib
 
-from gimbalmq.errors import ResponseError, TopicRouteNotFoundError
+from gimbalmq.errors import (
+    NotANameServerError,
+    RequestCodeNotSupportedError,
+    ResponseError,
+    TopicRouteNotFoundError,
+)
 from gimbalmq.protocol.bodies import (
     ClusterInfo,
     DataVersion,
@@ -14,14 +19,26 @@ from gimbalmq.protocol.bodies import (
     TopicRoute,
 )
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
+from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers import nameserver as headers
+from gimbalmq.protocol.headers.base import Header
 from gimbalmq.rpc.call import Caller, ask
+
+
+async def _ask_first(
+    caller: Caller, address: str, code: int, header: Header | None = None, *, timeout: float
+) -> RemotingCommand:
+    """A request that every name server knows, one of those that clients make first; the peer may be none."""
+    try:
+        return await ask(caller, address, code, header, timeout=timeout)
+    except RequestCodeNotSupportedError as error:
+        raise NotANameServerError(address, code) from error
 
 
 async def route(caller: Caller, address: str, topic: str, *, timeout: float = 3.0) -> TopicRoute:
     """Who serves a topic; raises TopicRouteNotFoundError where nobody does."""
     try:
-        answer = await ask(
+        answer = await _ask_first(
             caller,
             address,
             RequestCode.GET_ROUTEINFO_BY_TOPIC,
@@ -36,12 +53,14 @@ async def route(caller: Caller, address: str, topic: str, *, timeout: float = 3.
 
 
 async def cluster_info(caller: Caller, address: str, *, timeout: float = 3.0) -> ClusterInfo:
-    answer = await ask(caller, address, RequestCode.GET_BROKER_CLUSTER_INFO, timeout=timeout)
+    answer = await _ask_first(caller, address, RequestCode.GET_BROKER_CLUSTER_INFO, timeout=timeout)
     return ClusterInfo.parse(answer.body)
 
 
 async def all_topics(caller: Caller, address: str, *, timeout: float = 3.0) -> TopicList:
-    answer = await ask(caller, address, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, timeout=timeout)
+    answer = await _ask_first(
+        caller, address, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, timeout=timeout
+    )
     return TopicList.parse(answer.body)
 
 

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register"]
+    from gimbalmq.spark.java import ensure_java as ensure_java
+
+__all__ = ["ensure_java", "register"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "ensure_java":  # on demand: workers import this package, too, and start no Java
+        from gimbalmq.spark.java import ensure_java
+
+        return ensure_java
+    raise AttributeError(f"module 'gimbalmq.spark' has no attribute {name!r}")
 
 
 def register(spark: SparkSession) -> None:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gimbalmq.errors import ConnectError
+from gimbalmq.errors import ConnectError, ListenError
 
 RESEND_SECONDS = 0.2
 LONGEST_RESEND_SECONDS = 3.2
@@ -130,7 +130,7 @@ class HostNetwork:
         port = port or self._whole.free_port()
         address = (self.name, port)
         if address in self._whole._listeners:
-            raise ConnectError(f"cannot listen on {self.name}:{port}: address already in use")
+            raise ListenError(f"cannot listen on {self.name}:{port}: address already in use")
         listener = _MemoryListener(self._whole, address, factory)
         self._whole._listeners[address] = listener
         return listener

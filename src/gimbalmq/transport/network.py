@@ -6,10 +6,11 @@ Everything above asks a ``Network``; the system's is asyncio's, tests have one i
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import Protocol
 
-from gimbalmq.errors import ConfigError, ConnectError
+from gimbalmq.errors import ConfigError, ConnectError, ListenError
 
 
 class Listener(Protocol):
@@ -31,7 +32,7 @@ class Network(Protocol):
         ...
 
     async def listen(self, factory: Callable[[], asyncio.Protocol], host: str, port: int) -> Listener:
-        """Accepts connections; port 0 takes a free one."""
+        """Accepts connections; port 0 takes a free one; raises ListenError."""
         ...
 
 
@@ -41,6 +42,13 @@ def split_address(address: str) -> tuple[str, int]:
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError("address", address, "use host:port with a port of 0 to 65535")
     return host.strip("[]"), int(port)
+
+
+def _reason(error: OSError) -> str:
+    """The system's words; event loops put words of their own around them."""
+    if error.errno is not None and error.errno > 0:  # a name that cannot be resolved has a negative number
+        return os.strerror(error.errno).lower()
+    return error.strerror or str(error)
 
 
 class _AsyncioListener:
@@ -68,7 +76,7 @@ class AsyncioNetwork:
         except TimeoutError as error:
             raise ConnectError(f"{host}:{port} did not accept a connection within {timeout:g} s") from error
         except OSError as error:
-            raise ConnectError(f"cannot connect to {host}:{port}: {error.strerror or error}") from error
+            raise ConnectError(f"cannot connect to {host}:{port}: {_reason(error)}") from error
         return protocol
 
     async def listen(self, factory: Callable[[], asyncio.Protocol], host: str, port: int) -> Listener:
@@ -80,8 +88,8 @@ class AsyncioNetwork:
                 factory, host or None, port, backlog=backlog, reuse_address=True
             )
         except OSError as error:
-            raise ConnectError(
-                f"cannot listen on {host}:{port}: {error.strerror or error}; "
+            raise ListenError(
+                f"cannot listen on {host}:{port}: {_reason(error)}; "
                 "choose another port or stop the process that has it"
             ) from error
         return _AsyncioListener(server, server.sockets[0].getsockname()[1])

@@ -170,7 +170,7 @@ class Outcome:
     def failed_by_exception(self, messages: Sequence[MessageView], context: ConsumeContext) -> None:
         self.error = traceback.format_exc()
         log.warning(
-            "the handler of %s raised; %d message(s) from offset %d come again:\n%s",
+            "the handler of %s raised; %d message(s) from offset %d failed:\n%s",
             context.queue,
             len(messages),
             messages[0].queue_offset,

@@ -10,7 +10,7 @@ from gimbalmq.client import events
 from gimbalmq.client.consuming.balancer import Balancer, QueueListener
 from gimbalmq.client.consuming.duplicates import Duplicates
 from gimbalmq.client.consuming.ground import Ground
-from gimbalmq.client.consuming.group_check import GroupCheck
+from gimbalmq.client.consuming.group_check import FIRST_LOOK, GroupCheck
 from gimbalmq.client.consuming.held_queue import HeldQueue
 from gimbalmq.client.consuming.holdings import Holdings
 from gimbalmq.client.consuming.leases import Leases
@@ -119,7 +119,8 @@ class Member:
         elif ground.locks is not None:
             every(config.lock_interval, self.renew_locks, "renew locks", first=config.lock_first_delay)
         if config.check_group_interval and not config.broadcasting:
-            every(config.check_group_interval, self.group_check.run, "check group")
+            first = min(FIRST_LOOK, config.check_group_interval)
+            every(config.check_group_interval, self.group_check.run, "check group", first=first)
 
     async def renew_locks(self) -> None:
         """Ordered consumers without leases."""

@@ -55,6 +55,8 @@ class Returns:
         address = self._instance.master_address(queue.broker_name) or f"{host}:{port}"
         try:
             await message_calls.send_back(self._instance, address, header)
+            if delay_level < 0 or message.reconsume_times >= self.max_times:
+                self._tell_dead(message)
             return True
         except RocketMQError as error:
             log.warning(
@@ -64,7 +66,22 @@ class Returns:
 
     async def resend(self, message: MessageView) -> bool:
         """Sends an ordered message to the retry topic, from where the broker moves it to the dead letters."""
-        return await self._retry_topic.send(message, message.reconsume_times)
+        sent = await self._retry_topic.send(message, message.reconsume_times)
+        if sent:
+            self._tell_dead(message)
+        return sent
+
+    def _tell_dead(self, message: MessageView) -> None:
+        group = self._config.group
+        log.error(
+            "message %s of topic %s is a dead letter of group %s after %d tries; `gimbalmq deadletter show %s` lists "
+            "them all",
+            message.msg_id,
+            message.topic,
+            group,
+            message.reconsume_times + 1,
+            group,
+        )
 
     def close(self) -> None:
         self._retry_topic.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from gimbalmq.client.consumer_config import TAG, subscription_for
 from gimbalmq.client.instance import ClientInstance
@@ -71,11 +71,11 @@ class Subscriptions:
         }
 
 
-def expressions(by_topic: Mapping[str, Subscription]) -> dict[str, str]:
+def expressions(subscriptions: Iterable[Subscription]) -> dict[str, str]:
     """Topic to expression, tags in one order, without the retry topic."""
     return {
         data.topic: " || ".join(sorted(data.tags_set)) or data.sub_string or "*"
-        for data in by_topic.values()
+        for data in subscriptions
         if not data.topic.startswith(RETRY_PREFIX)
     }
 
