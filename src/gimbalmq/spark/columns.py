@@ -33,6 +33,12 @@ TYPES: Final[dict[str, pa.DataType]] = {
 
 DEFAULT: Final = tuple(TYPES)[:11]
 
+
+def names_for(*, properties: bool, decode_error: bool) -> tuple[str, ...]:
+    """The columns of a reader that was given no schema."""
+    return (*DEFAULT, *(["properties"] if properties else []), *(["decodeError"] if decode_error else []))
+
+
 _ALWAYS_THERE: Final = frozenset({"topic", "broker", "queueId", "offset", "body", "msgId", "reconsumeTimes"})
 """What every sound record has. Times are not among them: what has no microseconds in 64 bits is null."""
 
