@@ -333,9 +333,12 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         end = {queue: high for queue, high in end.items() if queue in begun or high > begin[queue]}
         # Queues whose broker is away keep their place.
         end.update((queue, place) for queue, place in begun.items() if queue not in end)
-        if end == begun:
+        if end != begun:
+            self._last_batch = SYSTEM_CLOCK.monotonic()
+        elif start != self._initial:
             return start
-        self._last_batch = SYSTEM_CLOCK.monotonic()
+        # The first end also says where the stream began, and is told even if nothing has come yet. An empty batch is
+        # its price. Without it the checkpoint would hold nothing, and a restart would begin at another "latest".
         return offsets.to_json(end, begun if start == self._initial else None)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Topics of one cluster to another: body, key, tags and the application's properties as they were."""
+"""Topics of one cluster to another: body, key, tags, sharding key and the application's properties as they were."""
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
@@ -27,7 +27,10 @@ def mirror() -> DataFrame:
         .option("consumerGroup", spark.conf.get("gimbalmq.group"))
         .option("maxOffsetsPerTrigger", spark.conf.get("gimbalmq.batch"))
         .option("includeProperties", "true")
+        .option("onDecodeError", spark.conf.get("gimbalmq.damaged"))
         .load()
     )
     topic = concat(lit(spark.conf.get("gimbalmq.prefix")), col("topic"))
-    return messages.select(topic.alias("topic"), "key", "tags", "body", "properties")
+    # The sharding key decides the queue on the other side, too: each key's messages stay in their order.
+    sharding_key = col("properties")["__SHARDINGKEY"].alias("shardingKey")
+    return messages.select(topic.alias("topic"), "key", "tags", sharding_key, "body", "properties")

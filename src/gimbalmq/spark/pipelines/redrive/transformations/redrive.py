@@ -36,4 +36,7 @@ def redrive() -> DataFrame:
         .where(spark.conf.get("gimbalmq.where"))
     )
     topic = lit(TOPIC) if TOPIC else col("original")
-    return letters.select(topic.alias("topic"), "key", "tags", col("bytes").alias("body"), "properties")
+    # The sharding key decides the queue again, so each key's letters stay in their order.
+    sharding_key = col("properties")["__SHARDINGKEY"].alias("shardingKey")
+    body = col("bytes").alias("body")
+    return letters.select(topic.alias("topic"), "key", "tags", sharding_key, body, "properties")
