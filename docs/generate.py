@@ -323,6 +323,12 @@ def spark_store_options() -> str:
     return _spark_options(StoreSettings)
 
 
+def spark_archive_options() -> str:
+    from gimbalmq.spark.archive.source import ArchiveSettings
+
+    return _spark_options(ArchiveSettings)
+
+
 TABLES = {
     "broker-options": broker_options,
     "nameserver-options": nameserver_options,
@@ -331,6 +337,7 @@ TABLES = {
     "spark-source-options": spark_source_options,
     "spark-sink-options": spark_sink_options,
     "spark-store-options": spark_store_options,
+    "spark-archive-options": spark_archive_options,
 }
 _MARK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -152,6 +152,25 @@ def test_a_first_batch_that_is_repeated_begins_where_it_began(topic: Topic, driv
     assert second.batch() == [8, 9, 10, 11]
 
 
+@pytest.mark.parametrize("start", ["latest", "group"])
+def test_a_stream_restarted_before_its_first_message_begins_where_it_first_began(
+    topic: Topic, driver: MakeDriver, start: str
+) -> None:
+    """Its first end is told although nothing has come, so that the checkpoint holds where it began."""
+    topic.send(4)
+    first = driver(topic, startingOffsets=start, consumerGroup="restarted").begin()
+    if start == "group":
+        first.batch()
+        first = driver(topic, startingOffsets=start, consumerGroup="restarted").begin()
+    end = first.latest()
+    assert first.batch() == ([] if start == "latest" else [0, 1, 2, 3])
+    assert first.latest() == first.position, "one empty batch is enough"
+    topic.send(4)
+    second = driver(topic, startingOffsets=start, consumerGroup="restarted").begin()
+    second.position = end  # from the checkpoint
+    assert second.batch() == [4, 5, 6, 7]
+
+
 def test_nothing_new_is_the_same_text(topic: Topic, driver: MakeDriver) -> None:
     topic.send(4)
     stream = driver(topic, startingOffsets="earliest").begin()
@@ -513,6 +532,23 @@ def test_a_query_goes_on_from_its_checkpoint(spark: SparkSession, topic: Topic, 
     run_once(frame, checkpoint, again)
     assert again
     assert set(again) < set(range(10, 20))
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_query_that_began_at_the_end_and_found_nothing_misses_nothing(
+    spark: SparkSession, topic: Topic, checkpoint: str
+) -> None:
+    topic.send(5)
+    found: list[int] = []
+    frame = stream_of(spark, topic, startingOffsets="latest")
+    run_once(frame, checkpoint, found)
+    assert found == []
+    topic.send(5)  # while nothing runs
+    run_once(frame, checkpoint, found)
+    topic.send(5)
+    run_once(frame, checkpoint, found)
+    assert sorted(found) == list(range(5, 15))
 
 
 @pytest.mark.spark
