@@ -240,7 +240,7 @@ def _stamp(text: str) -> str:
     return f"2026-11-15 12:00:00: {text}"
 
 
-def _told(*lines: str, terminal: bool = False) -> tuple[Progress, str]:
+def _told(*lines: str, terminal: bool = False, step: float = 1.0) -> tuple[Progress, str]:
     class Out(io.StringIO):
         def isatty(self) -> bool:
             return terminal
@@ -249,7 +249,7 @@ def _told(*lines: str, terminal: bool = False) -> tuple[Progress, str]:
     clock = ManualClock()
     told = Progress(out, clock)
     for line in lines:
-        clock.advance(1.0)
+        clock.advance(step)
         told.take(line)
     told.rest()
     return told, out.getvalue()
@@ -314,6 +314,17 @@ def test_flow_that_failed_is_explained_by_its_innermost_error() -> None:
     assert "copy: failed, to be tried again" in shown and "counts: skipped" in shown
 
 
+def test_flow_that_has_failed_is_never_said_to_have_completed() -> None:
+    """Spark says that every query has completed which has ended, and a moment later that it failed."""
+    completed = _stamp("Flow spark_catalog.default.copy has COMPLETED.")
+    told, shown = _told(_stamp("Flow spark_catalog.default.copy is RUNNING."), completed, *FAILED, step=0.1)
+    assert "completed" not in shown and told.flows["copy"].state == "failed, to be tried again"
+    assert told.failures
+    # Only what nothing else is heard of has completed, and at the time it was said.
+    told, shown = _told(_stamp("Flow spark_catalog.default.copy is RUNNING."), completed, step=0.1)
+    assert shown.splitlines()[-1] == "  0.2 s  copy: completed in 0.1 s"
+
+
 def test_flow_that_succeeds_the_second_time_has_not_failed() -> None:
     told, _ = _told(*FAILED, _stamp("Flow spark_catalog.default.copy has COMPLETED."))
     assert not told.failures and told.flows["copy"].state == "completed"
@@ -350,6 +361,10 @@ def test_failure_before_any_flow_names_the_line() -> None:
 
 def test_known_troubles_get_a_remedy() -> None:
     told, _ = _told()
+    assert explain(told, "x.AnalysisException: Table does not support truncates: rocketmq-archive.") == [
+        "an archive only grows, and no refresh empties it: name the other tables with --full-refresh, or begin anew "
+        "by removing tables/, metastore/ and storage/"
+    ]
     assert (
         "keep metastore/ together with tables/" in explain(told, "[LOCATION_ALREADY_EXISTS] Cannot name")[-1]
     )

@@ -21,8 +21,9 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
 )
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
-from gimbalmq.errors import DataLossError
+from gimbalmq.errors import ConfigError, DataLossError
 from gimbalmq.protocol.bodies import GroupConfig
 from gimbalmq.rpc import groups, management
 from gimbalmq.spark.source import RocketMQDataSource, StreamReader, TopicPartition
@@ -169,6 +170,15 @@ def test_a_stream_restarted_before_its_first_message_begins_where_it_first_began
     second = driver(topic, startingOffsets=start, consumerGroup="restarted").begin()
     second.position = end  # from the checkpoint
     assert second.batch() == [4, 5, 6, 7]
+
+
+def test_a_stream_that_cannot_be_made_says_why_when_it_is_first_asked(topic: Topic) -> None:
+    """Spark's runner would bury an error that comes earlier under one of its own."""
+    given = {"namesrv": topic.cluster.namesrv, "subscribe": topic.name, "startingOffsets": "yesterday"}
+    reader = RocketMQDataSource(CaseInsensitiveDict(given)).streamReader(schema=StructType([]))
+    with pytest.raises(ConfigError, match="startingOffsets='yesterday' cannot be used"):
+        reader.initialOffset()
+    reader.stop()
 
 
 def test_nothing_new_is_the_same_text(topic: Topic, driver: MakeDriver) -> None:

@@ -382,7 +382,7 @@ class Sender:
             queue_id=queue.queue_id,
             sys_flag=request.sys_flag,
             born_timestamp=instance.clock.wall_ms(),
-            flag=0,
+            flag=request.flag,
             properties=request.properties,
             reconsume_times=0,
             unit_mode=False,

@@ -146,6 +146,7 @@ _ROLES: Final[dict[str, tuple[type[DataType], ...]]] = {
     "delayMs": _WHOLE,
     "shardingKey": _TEXT,
     "queueId": _WHOLE,
+    "flag": _WHOLE,
 }
 _ALIASES: Final = {"value": "body"}
 _IGNORED: Final = frozenset(name.lower() for name in columns.TYPES) - {name.lower() for name in _ROLES}

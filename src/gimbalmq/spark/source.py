@@ -39,6 +39,7 @@ from gimbalmq.spark.option_values import nearest
 from gimbalmq.spark.options import Place, SourceSettings
 from gimbalmq.spark.planning import Partition, QueueRange, plan, ranges_between
 from gimbalmq.spark.pushdown import Limit, filters_may_be_pushed, limit_of
+from gimbalmq.spark.refusal import or_refused
 from gimbalmq.spark.wire import Wire
 from gimbalmq.spark.worker import settle
 
@@ -65,7 +66,9 @@ class RocketMQDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         settle()
-        return StreamReader(SourceSettings.read(self.options, streaming=True), checked_schema(schema))
+        return or_refused(
+            lambda: StreamReader(SourceSettings.read(self.options, streaming=True), checked_schema(schema))
+        )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from gimbalmq.spark import sink

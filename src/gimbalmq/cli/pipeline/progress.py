@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from gimbalmq._clock import Clock
 
 _SAY_ROWS: Final = 5.0
+_BELIEVE: Final = 1.0
+"""Seconds until a flow that is said to have completed is believed. Spark says so of every query that has ended, and
+only then that it failed."""
 _EVENT: Final = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d: (.*)$")
 _STATE: Final = re.compile(r"^Flow '?([^' ]+)'? (?:is|has) ([A-Z]+)(.*)$")
 _PROGRESS: Final = "Streaming query made progress: "
@@ -60,6 +63,8 @@ class Progress:
     _drawn: int = 0
     _continues: str | None = None
     _said_rows: float = 0.0
+    _ended: dict[str, float] = field(default_factory=dict)
+    """Flows that are said to have completed, with the time, and that are not believed yet."""
 
     def __post_init__(self) -> None:
         self._begun = self.clock.monotonic()
@@ -108,13 +113,27 @@ class Progress:
             if "will not be restarted" not in rest:
                 state = "failed, to be tried again"
         elif state == "completed":
-            self.failures.pop(name, None)
-        ended = state in ("completed", "failed", "skipped")
+            self._ended[name] = now
+            return
+        self._ended.pop(name, None)
+        ended = state in ("failed", "skipped")
         flow.seconds = now - (flow.begun or now) if ended else None
         if state != flow.state:
             flow.state = state
             if state not in ("queued", "starting") and not self._in_place:
                 self._say(f"{name}: {self._state_of(flow)}")
+
+    def _believe(self, *, all_of_them: bool = False) -> None:
+        """Takes flows for completed that nothing else was heard of since."""
+        now = self.clock.monotonic()
+        for name, at in list(self._ended.items()):
+            if all_of_them or now - at >= _BELIEVE:
+                del self._ended[name]
+                self.failures.pop(name, None)
+                flow = self.flows[name]
+                flow.state, flow.seconds = "completed", at - (at if flow.begun is None else flow.begun)
+                if not self._in_place:
+                    self._say(f"{name}: {self._state_of(flow)}", at)
 
     def _take_progress(self, text: str) -> None:
         try:
@@ -134,8 +153,9 @@ class Progress:
             self._say(step)
         self._step = step
 
-    def _say(self, text: str) -> None:
-        print(f"{self.clock.monotonic() - self._begun:5.1f} s  {text}", file=self.out, flush=True)
+    def _say(self, text: str, at: float | None = None) -> None:
+        seconds = (self.clock.monotonic() if at is None else at) - self._begun
+        print(f"{seconds:5.1f} s  {text}", file=self.out, flush=True)
 
     @staticmethod
     def _state_of(flow: Flow) -> str:
@@ -147,6 +167,7 @@ class Progress:
 
     def draw(self) -> None:
         """The block, over the last one."""
+        self._believe()
         if not self._in_place:
             return
         import shutil
@@ -165,6 +186,7 @@ class Progress:
 
     def rest(self) -> None:
         """The last drawing stays; what comes next goes below it."""
+        self._believe(all_of_them=True)
         self.draw()
         self._drawn = 0
 

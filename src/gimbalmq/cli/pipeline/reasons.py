@@ -42,7 +42,12 @@ def explain(told: Progress, log: str) -> list[str]:
             else f"{kind}: {cause}"
         )
         lines = [f"{shown}{where}"]
-    if "LOCATION_ALREADY_EXISTS" in log:
+    if "does not support truncates: rocketmq-archive" in log:
+        lines = [
+            "an archive only grows, and no refresh empties it: name the other tables with --full-refresh, or begin "
+            "anew by removing tables/, metastore/ and storage/"
+        ]
+    elif "LOCATION_ALREADY_EXISTS" in log:
         lines.append(
             "a table's folder is there, but this catalog does not know it: keep metastore/ together with tables/, "
             "or remove both and run again"

@@ -26,6 +26,7 @@ from gimbalmq.spark.archive.reader import ArchiveReader, ArchiveStreamReader
 from gimbalmq.spark.archive.writer import ArchiveStreamWriter, ArchiveWriter
 from gimbalmq.spark.declared import Given, option, options_of, read_values
 from gimbalmq.spark.option_values import BOOLEAN, LISTED, Kind, integer
+from gimbalmq.spark.refusal import or_refused
 from gimbalmq.spark.worker import settle
 
 
@@ -107,13 +108,17 @@ class ArchiveDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         settle()
-        settings = ArchiveSettings.read(self.options, schema)
-        return ArchiveStreamReader(
-            settings.path,
-            _arrow(schema),
-            ordered=settings.ordered,
-            batches=settings.max_batches_per_trigger,
-        )
+
+        def make() -> DataSourceStreamReader:
+            settings = ArchiveSettings.read(self.options, schema)
+            return ArchiveStreamReader(
+                settings.path,
+                _arrow(schema),
+                ordered=settings.ordered,
+                batches=settings.max_batches_per_trigger,
+            )
+
+        return or_refused(make)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         settle()

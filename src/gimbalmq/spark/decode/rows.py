@@ -162,7 +162,7 @@ def _with_damaged(
 
 # --- columns -------------------------------------------------------------------------------------
 
-_NUMBERS: Final = {"queueId": "queueId", "offset": "offset", "reconsumeTimes": "reconsume"}
+_NUMBERS: Final = {"queueId": "queueId", "offset": "offset", "reconsumeTimes": "reconsume", "flag": "flag"}
 _TIMES: Final = {"bornTimestamp": "born", "storeTimestamp": "store"}
 _PROPERTIES: Final = {
     "key": property_names.KEYS,

@@ -8,6 +8,11 @@ from gimbalmq.spark.archive.source import archived_at
 
 spark = SparkSession.active()
 
+COLUMNS = """
+    topic STRING, broker STRING, queueId INT, offset BIGINT, key STRING, tags STRING, body BINARY, flag INT,
+    bornTimestamp TIMESTAMP, storeTimestamp TIMESTAMP, msgId STRING, reconsumeTimes INT,
+    properties MAP<STRING, STRING>, decodeError STRING
+"""
 FOLDERS = {"day": ["topic", "date"], "hour": ["topic", "date", "hour"]}
 PARTITION_BY = FOLDERS[spark.conf.get("gimbalmq.partition")]
 
@@ -18,12 +23,12 @@ PARTITION_BY = FOLDERS[spark.conf.get("gimbalmq.partition")]
 def messages() -> DataFrame:
     source = (
         spark.readStream.format("rocketmq")
+        .schema(COLUMNS)
         .option("namesrv", spark.conf.get("gimbalmq.namesrv"))
         .option("subscribe", spark.conf.get("gimbalmq.topics"))
         .option("startingOffsets", spark.conf.get("gimbalmq.start"))
         .option("consumerGroup", spark.conf.get("gimbalmq.group"))
         .option("maxOffsetsPerTrigger", spark.conf.get("gimbalmq.batch"))
-        .option("includeProperties", "true")
         .option("onDecodeError", "keep")  # damaged messages are archived too, with the reason
     )
     rows = source.load().withColumn("date", to_date("storeTimestamp"))

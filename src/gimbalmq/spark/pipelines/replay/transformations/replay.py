@@ -11,7 +11,7 @@ TOPIC = spark.conf.get("gimbalmq.topic")
 
 ARCHIVED = """
     topic STRING, date DATE, broker STRING, queueId INT, offset BIGINT, key STRING, tags STRING, body BINARY,
-    bornTimestamp TIMESTAMP, storeTimestamp TIMESTAMP, msgId STRING, properties MAP<STRING, STRING>,
+    flag INT, bornTimestamp TIMESTAMP, storeTimestamp TIMESTAMP, msgId STRING, properties MAP<STRING, STRING>,
     decodeError STRING
 """
 
@@ -40,6 +40,8 @@ def replay() -> DataFrame:
     topic = lit(TOPIC) if TOPIC else col("topic")
     # The sharding key decides the queue again, so each key's messages stay in their order.
     sharding_key = col("properties")["__SHARDINGKEY"].alias("shardingKey")
-    messages = archived.select(topic.alias("topic"), "key", "tags", sharding_key, "body", "properties")
+    messages = archived.select(
+        topic.alias("topic"), "key", "tags", sharding_key, "body", "flag", "properties"
+    )
     # One task, because a rate that several share is kept by none.
     return messages.coalesce(1) if RATE else messages
