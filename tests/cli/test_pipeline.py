@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -472,8 +473,8 @@ _RUNNER = """
 import signal, subprocess, sys, time
 child = "import signal, time; signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN); time.sleep(600)"
 jvm = subprocess.Popen([sys.executable, "-c", child])
-print("2026-11-15 12:00:00: Creating Spark session...", flush=True)
 print(f"jvm {jvm.pid}", file=sys.stderr, flush=True)
+print("2026-11-15 12:00:00: Creating Spark session...", flush=True)
 if sys.argv[1] == "wait":
     time.sleep(600)
 """
@@ -508,20 +509,28 @@ def _is_running(process: int) -> bool:
     return state != "Z"
 
 
-def _front(log: Path, mode: str, seconds: float) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextmanager
+def _front(log: Path, mode: str, seconds: float) -> Iterator[subprocess.Popen[str]]:
+    """The command's own process, with a runner that stands for Spark; nothing is left of it afterwards."""
+    log.touch()
+    with subprocess.Popen(
         [sys.executable, "-c", _FRONT, mode, str(log), str(seconds), _RUNNER],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
         start_new_session=True,
-    )
+    ) as front:
+        try:
+            yield front
+        finally:
+            front.kill()
+            if "jvm " in log.read_text() and _is_running(_jvm_of(log)):
+                os.kill(_jvm_of(log), signal.SIGKILL)
 
 
 def test_ctrl_c_says_so_and_leaves_no_process(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
-    log.touch()
     with _front(log, "wait", 600.0) as front:
         assert front.stdout is not None and front.stderr is not None
         assert "starting Spark" in front.stdout.readline()
@@ -530,16 +539,15 @@ def test_ctrl_c_says_so_and_leaves_no_process(tmp_path: Path) -> None:
         assert "interrupted: ending Spark" in front.stderr.readline()
         assert _is_running(_jvm_of(log)), "it passes over signals, and there are 600 seconds for it"
         os.killpg(front.pid, signal.SIGINT)
-        assert front.wait(60) == 130
-    assert not _is_running(_jvm_of(log))
+        assert front.wait(30) == 130
+        assert not _is_running(_jvm_of(log))
 
 
 def test_a_process_that_outlives_the_run_is_ended_with_it(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
-    log.touch()
     with _front(log, "end", 0.2) as front:
-        assert front.wait(60) == 0
-    assert not _is_running(_jvm_of(log))
+        assert front.wait(30) == 0
+        assert not _is_running(_jvm_of(log))
 
 
 # -- compaction ------------------------------------------------------------------------
