@@ -238,6 +238,26 @@ def test_a_stream_does_not_notice_that_files_were_joined(log: ArchiveLog) -> Non
     assert len(seen) == len(set(seen)) == 66
 
 
+def test_a_stream_at_rest_does_not_read_the_log_again_and_sees_what_comes(
+    log: ArchiveLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(log, 0, rows(0, range(1)))
+    folder = log.root / "_gimbalmq" / "log"
+    os.utime(folder, (1_700_000_000, 1_700_000_000))  # long ago
+    stream = ArchiveStreamReader(log.root, SCHEMA, ordered=False, batches=None)
+    position = stream.latestOffset(stream.initialOffset(), stream.getDefaultReadLimit())
+    with monkeypatch.context() as patch:
+        patch.setattr(ArchiveLog, "state", lambda self: pytest.fail("the log was read again"))
+        assert stream.latestOffset(position, stream.getDefaultReadLimit()) == position
+    add(log, 1, rows(0, range(1, 2)))
+    assert stream.latestOffset(position, stream.getDefaultReadLimit()) == {"batch": 2}
+    # Twice at one moment: the folder's time is the same, and yet it is seen.
+    moment = os.stat(folder).st_mtime_ns
+    add(log, 2, rows(0, range(2, 3)))
+    os.utime(folder, ns=(moment, moment))
+    assert stream.latestOffset(position, stream.getDefaultReadLimit()) == {"batch": 3}
+
+
 def test_only_small_files_of_one_folder_are_joined_up_to_the_target() -> None:
     def file(name: str, size: int, batch: int) -> DataFile:
         return DataFile(name, size, (archive_log.Piece(batch, 0, 1),))

@@ -10,7 +10,7 @@ from typing import Any
 
 from gimbalmq.admin.texts import cell
 from gimbalmq.cli.output import announce, complain
-from gimbalmq.cli.pipeline.run import tables_folder
+from gimbalmq.cli.pipeline.run import INTERRUPTED, tables_folder
 from gimbalmq.cli.terminal import Progress, table
 from gimbalmq.errors import ConfigError
 from gimbalmq.spark.archive.log import LONGEST_KEEP, ArchiveLog
@@ -21,7 +21,11 @@ def compact(args: argparse.Namespace) -> int:
     """The command; its exit code."""
     target = size(1 << 10, 1 << 40).read("--target-size", args.target_size)
     keep = duration(0.0, LONGEST_KEEP).read("--keep", args.keep)
-    told = [_one(log, target, keep, args) for log in _archives(args.folder.expanduser().absolute())]
+    try:
+        told = [_one(log, target, keep, args) for log in _archives(args.folder.expanduser().absolute())]
+    except KeyboardInterrupt:
+        complain("interrupted; what was joined stays joined, and the command can be repeated")
+        return INTERRUPTED
     if args.json:
         print(json.dumps(told, indent=2))
     return 0

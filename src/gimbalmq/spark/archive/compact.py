@@ -41,11 +41,13 @@ def plan(state: State, target_bytes: int) -> list[Join]:
     joins: list[Join] = []
     for folder, files in groupby(small, key=lambda file: file.folder):
         taken: list[DataFile] = []
+        total = 0
         for file in files:
-            if taken and sum(each.size for each in taken) + file.size > target_bytes:
+            if taken and total + file.size > target_bytes:
                 joins.append(Join(folder, tuple(taken)))
-                taken = []
+                taken, total = [], 0
             taken.append(file)
+            total += file.size
         joins.append(Join(folder, tuple(taken)))
     return [join for join in joins if len(join.files) > 1]
 

@@ -178,6 +178,10 @@ class ArchiveLog:
             return state
         raise ConfigError("path", str(missing), "this change of the archive's log is missing; restore it")
 
+    def changed_at(self) -> int:
+        """When the log last changed, in nanoseconds; two changes at one moment have the same."""
+        return os.stat(self._log).st_mtime_ns
+
     def _numbers(self) -> tuple[list[int], list[int]]:
         changes: list[int] = []
         states: list[int] = []

@@ -11,11 +11,13 @@ from pyarrow import parquet
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
+from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.errors import RemoteProtocolError
 from gimbalmq.spark.archive.log import ArchiveLog, DataFile, Piece, State
 from gimbalmq.spark.worker import settle
 
 _STEP_ROWS: Final = 10_000
+_RESTS_MS: Final = 2000
 _PLACE: Final = ("topic", "broker", "queueId", "offset")
 
 
@@ -177,6 +179,10 @@ class ArchiveStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvail
         super().__init__(root, schema, ordered=ordered)
         self.batches = batches
         self._target: int | None = None
+        self._known: tuple[int, list[int]] = (0, [])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_known": (0, [])}  # executors only read
 
     def initialOffset(self) -> dict[str, Any]:
         return {"batch": 0}
@@ -199,8 +205,17 @@ class ArchiveStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvail
         return {"batch": ahead[-1] if self.batches is None else ahead[: self.batches][-1]}
 
     def _there(self) -> list[int]:
+        """The batches there are. Spark asks a hundred times a second, so a log that rests is not read again."""
         log = ArchiveLog(self.root)
-        return log.state().batches if log.exists() else []
+        if not log.exists():
+            return []
+        changed = log.changed_at()
+        if changed != self._known[0]:
+            batches = log.state().batches
+            # What changed a moment ago may change once more without a sign of it.
+            rests = SYSTEM_CLOCK.wall_ms() - changed // 10**6 > _RESTS_MS
+            self._known = (changed if rests else 0, batches)
+        return self._known[1]
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return self._planned(slices_of(ArchiveLog(self.root).state(), _batch(start), _batch(end)))

@@ -130,10 +130,8 @@ class TaskFiles:
 
 def _folder_part(name: str, column: pa.Array) -> pa.Array:
     """``name=value`` as Hive writes it; each value is put into words once."""
-    encoded = column.dictionary_encode()
-    words = [
-        f"{name}={_NULL if value is None else quote(str(value))}" for value in encoded.dictionary.to_pylist()
-    ]
+    encoded = column.dictionary_encode()  # nulls are no part of the dictionary
+    words = [f"{name}={quote(str(value))}" for value in encoded.dictionary.to_pylist()]
     words.append(f"{name}={_NULL}")
     return pa.array(words, pa.string()).take(encoded.indices.fill_null(len(words) - 1))
 
