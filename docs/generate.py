@@ -10,7 +10,9 @@ import asyncio
 import dataclasses
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from gimbalmq.broker.config import _FIXED_AT_START, BrokerConfig, property_name
 from gimbalmq.client.broker_requests import BrokerRequests
@@ -285,26 +287,46 @@ async def _handled() -> tuple[set[int], set[int], set[int]]:
         return set(cluster.broker.handlers.by_code), set(remoting._handlers.by_code), set(clients.by_code)
 
 
-def spark_source_options() -> str:
-    from gimbalmq.spark.options import OPTIONS
+def _spark_options(settings: type[Any], *, without: Iterable[Any] = (), use: bool = False) -> str:
+    """The options that a class of settings declares, what is needed first."""
+    from gimbalmq.spark.declared import options_of
 
-    rows = ["| option | default | for | meaning |", "|---|---|---|---|"]
-    for option in OPTIONS:
-        meaning = option.meaning.replace("|", "\\|")
-        rows.append(f"| `{option.name}` | {_code(option.default)} | {option.use} | {meaning} |")
+    left_out = set(without)
+    rows = ["| option | type | default | meaning |", "|---|---|---|---|"]
+    if use:
+        rows = ["| option | type | default | for | meaning |", "|---|---|---|---|---|"]
+    for option in sorted(options_of(settings), key=lambda each: not each.needed):
+        if option in left_out:
+            continue
+        cells = [f"`{option.name}`", option.kind.type, _code(option.shown_default)]
+        cells += [option.use] if use else []
+        rows.append(f"| {' | '.join([*cells, option.meaning.replace('|', chr(92) + '|')])} |")
     return "\n".join(rows)
+
+
+def spark_source_options() -> str:
+    from gimbalmq.spark.options import SourceSettings
+
+    return _spark_options(SourceSettings, use=True)
 
 
 def spark_sink_options() -> str:
-    from gimbalmq.spark.option_values import CONNECTION_OPTIONS
-    from gimbalmq.spark.sink_options import TABLE
+    from gimbalmq.spark.connection import CONNECTION_OPTIONS
+    from gimbalmq.spark.sink_options import SinkSettings
 
-    rows = ["| option | default | meaning |", "|---|---|---|"]
-    for option in TABLE:
-        if option.name not in CONNECTION_OPTIONS:
-            meaning = option.meaning.replace("|", "\\|")
-            rows.append(f"| `{option.name}` | {_code(option.default)} | {meaning} |")
-    return "\n".join(rows)
+    return _spark_options(SinkSettings, without=CONNECTION_OPTIONS)
+
+
+def spark_store_options() -> str:
+    from gimbalmq.spark.store_source import StoreSettings
+
+    return _spark_options(StoreSettings)
+
+
+def spark_archive_options() -> str:
+    from gimbalmq.spark.archive.source import ArchiveSettings
+
+    return _spark_options(ArchiveSettings)
 
 
 TABLES = {
@@ -314,6 +336,8 @@ TABLES = {
     "request-codes": request_codes,
     "spark-source-options": spark_source_options,
     "spark-sink-options": spark_sink_options,
+    "spark-store-options": spark_store_options,
+    "spark-archive-options": spark_archive_options,
 }
 _MARK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

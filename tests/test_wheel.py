@@ -44,7 +44,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     yield folder / "bin"
 
 
-SPARK_FINDS_US_BY = {"pyspark_gimbalmq", "pyspark_gimbalmq_store"}
+SPARK_FINDS_US_BY = {"pyspark_gimbalmq", "pyspark_gimbalmq_archive", "pyspark_gimbalmq_store"}
 
 
 def test_wheel_holds_the_package_and_its_licence_only(wheel: Path) -> None:

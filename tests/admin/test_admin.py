@@ -334,3 +334,74 @@ def test_dead_letters_are_counted_shown_and_driven_back_to_their_group_only() ->
             assert audited[3] == b"m0"
 
     run(work)
+
+
+async def bury(admin: Admin, count: int) -> None:
+    """Dead letters of the group billing, as a broker leaves them: three sharding keys, one after the other."""
+    await admin.topics.create("orders", queues=8)
+    await admin.topics.create("%DLQ%billing", queues=1)
+    for number in range(count):
+        letter = Message(
+            "%DLQ%billing", f"{number}", keys=f"k{number}", sharding_key=f"key-{number % 3}", flag=7
+        )
+        letter.system_properties["DLQ_ORIGIN_TOPIC"] = "orders"
+        await admin.messages.send(letter)
+
+
+async def read_by_key(admin: Admin, topic: str) -> dict[str | None, list[tuple[int, int]]]:
+    """Queue and number of each message, by sharding key, in the order they were stored."""
+    found: dict[str | None, list[tuple[int, int]]] = {}
+    views = [view async for view in admin.messages.read(topic, dict(await admin.messages.ranges(topic)))]
+    for view in sorted(views, key=lambda view: view.commitlog_offset):
+        assert view.flag == 7
+        found.setdefault(view.sharding_key, []).append((view.queue_id, int(view.body)))
+    return found
+
+
+def test_a_redrive_keeps_the_sharding_key_and_the_order_of_each_key() -> None:
+    async def work(cluster: LocalCluster, admin: Admin) -> None:
+        await bury(admin, 30)
+        outcome = await admin.dead_letters.redrive("billing", to_topic=True)
+        assert outcome.sent == 30
+        by_key = await read_by_key(admin, "orders")
+        assert set(by_key) == {"key-0", "key-1", "key-2"}
+        for remainder in range(3):
+            places = by_key[f"key-{remainder}"]
+            assert len({queue for queue, _ in places}) == 1, "one queue for each key"
+            assert [number for _, number in places] == list(range(remainder, 30, 3))
+        # To the group itself: the key travels along.
+        await admin.dead_letters.redrive("billing", everything=True)
+        retried = await read_by_key(admin, "%RETRY%billing")
+        assert {key: [number for _, number in places] for key, places in retried.items()} == {
+            f"key-{remainder}": list(range(remainder, 30, 3)) for remainder in range(3)
+        }
+
+    run(work)
+
+
+@pytest.mark.parametrize("ends_by", ["an error", "Ctrl-C"])
+def test_a_redrive_that_was_broken_off_goes_on_where_it_was(ends_by: str) -> None:
+    async def work(cluster: LocalCluster, admin: Admin) -> None:
+        await bury(admin, 10)
+        seen = 0
+        task = asyncio.current_task()
+        assert task is not None
+
+        def keep(view: MessageView) -> bool:
+            nonlocal seen
+            seen += 1
+            if seen == 5 and ends_by == "an error":
+                raise ConfigError("where", "x", "cannot be judged")
+            if seen == 5:
+                task.cancel()
+            return True
+
+        with pytest.raises((ConfigError, asyncio.CancelledError)):
+            await admin.dead_letters.redrive("billing", to_topic=True, keep=keep)
+        task.uncancel()
+        rest = await admin.dead_letters.redrive("billing", to_topic=True)
+        assert rest.sent == 6, "what was sent is not sent again"
+        numbers = [number for places in (await read_by_key(admin, "orders")).values() for _, number in places]
+        assert sorted(set(numbers)) == list(range(10))
+
+    run(work)

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import yaml  # type: ignore[import-untyped]
 
 from gimbalmq import Message, sync
-from gimbalmq.cli.pipeline import Progress, explain, root_cause
+from gimbalmq.cli.pipeline.checks import check_places
+from gimbalmq.cli.pipeline.progress import Progress
+from gimbalmq.cli.pipeline.reasons import explain, root_cause
+from gimbalmq.errors import ConfigError
 from gimbalmq.spark import pipelines
+from gimbalmq.spark.archive.log import ArchiveLog
+from gimbalmq.spark.archive.writer import TaskFiles
 from gimbalmq.spark.pipelines import copy_out, find_spec, template, templates
 from gimbalmq.spark.pipelines.schema import infer
 from gimbalmq.testing import LocalCluster
-from tests.cli.commands import gimbalmq
+from gimbalmq.testing.cluster import ThreadCluster
+from tests.cli.commands import environment, gimbalmq
 from tests.support import ManualClock
 
 NAMES = ["archive", "replay", "mirror", "redrive", "balance-report", "blank"]
@@ -147,7 +160,7 @@ def test_places_are_meant_from_where_the_user_is(tmp_path: Path, monkeypatch: py
         (("init", "archve"), "TEMPLATE='archve' cannot be used: did you mean archive?"),
         (("init", "zzz"), "there are archive, replay, mirror, redrive, balance-report, blank"),
         (("init", "archive", "DIR", "--set", "topcs=a"), "archive has no such setting; did you mean topics?"),
-        (("init", "blank", "DIR", "--set", "zzz=a"), "blank has no such setting; it has namesrv, topic"),
+        (("init", "blank", "DIR", "--set", "zzz=a"), "blank has no such setting; it has namesrv, topics"),
         (("init", "blank", "DIR", "--set", "topic"), "'topic' is not KEY=VALUE"),
         (("init", "blank", "FULL"), "it is there already; name a folder that is new or empty"),
         (("run", "NONE"), "there is no such folder; `gimbalmq pipeline init TEMPLATE DIR` makes one"),
@@ -228,7 +241,7 @@ def _stamp(text: str) -> str:
     return f"2026-11-15 12:00:00: {text}"
 
 
-def _told(*lines: str, terminal: bool = False) -> tuple[Progress, str]:
+def _told(*lines: str, terminal: bool = False, step: float = 1.0) -> tuple[Progress, str]:
     class Out(io.StringIO):
         def isatty(self) -> bool:
             return terminal
@@ -237,7 +250,7 @@ def _told(*lines: str, terminal: bool = False) -> tuple[Progress, str]:
     clock = ManualClock()
     told = Progress(out, clock)
     for line in lines:
-        clock.advance(1.0)
+        clock.advance(step)
         told.take(line)
     told.rest()
     return told, out.getvalue()
@@ -302,6 +315,17 @@ def test_flow_that_failed_is_explained_by_its_innermost_error() -> None:
     assert "copy: failed, to be tried again" in shown and "counts: skipped" in shown
 
 
+def test_flow_that_has_failed_is_never_said_to_have_completed() -> None:
+    """Spark says that every query has completed which has ended, and a moment later that it failed."""
+    completed = _stamp("Flow spark_catalog.default.copy has COMPLETED.")
+    told, shown = _told(_stamp("Flow spark_catalog.default.copy is RUNNING."), completed, *FAILED, step=0.1)
+    assert "completed" not in shown and told.flows["copy"].state == "failed, to be tried again"
+    assert told.failures
+    # Only what nothing else is heard of has completed, and at the time it was said.
+    told, shown = _told(_stamp("Flow spark_catalog.default.copy is RUNNING."), completed, step=0.1)
+    assert shown.splitlines()[-1] == "  0.2 s  copy: completed in 0.1 s"
+
+
 def test_flow_that_succeeds_the_second_time_has_not_failed() -> None:
     told, _ = _told(*FAILED, _stamp("Flow spark_catalog.default.copy has COMPLETED."))
     assert not told.failures and told.flows["copy"].state == "completed"
@@ -338,6 +362,10 @@ def test_failure_before_any_flow_names_the_line() -> None:
 
 def test_known_troubles_get_a_remedy() -> None:
     told, _ = _told()
+    assert explain(told, "x.AnalysisException: Table does not support truncates: rocketmq-archive.") == [
+        "an archive only grows, and no refresh empties it: name the other tables with --full-refresh, or begin anew "
+        "by removing tables/, metastore/ and storage/"
+    ]
     assert (
         "keep metastore/ together with tables/" in explain(told, "[LOCATION_ALREADY_EXISTS] Cannot name")[-1]
     )
@@ -348,3 +376,225 @@ def test_known_troubles_get_a_remedy() -> None:
     assert explain(told, "[JAVA_GATEWAY_EXITED] Java gateway") == [
         "Java did not start; its own words are in the log"
     ]
+
+
+# -- before Spark has started ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ThreadCluster]:
+    with LocalCluster.in_thread() as cluster:
+        with sync.Producer("p", cluster.namesrv) as producer:
+            producer.send(Message("orders", b"{}"))
+        yield cluster
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "code", "told"),
+    [
+        (
+            "archive",
+            {"topics": "orders, ordrs"},
+            2,
+            "gimbalmq.topics='ordrs' cannot be used: the name server",
+        ),
+        ("archive", {"topics": "ordrs"}, 2, "knows no such topic; did you mean orders?"),
+        ("blank", {"topics": "zzz"}, 2, "`gimbalmq topic list` shows those there are"),
+        ("mirror", {"topics": "zzz"}, 2, "gimbalmq.topics='zzz'"),
+        ("mirror", {"target": "127.0.0.1:9"}, 2, "gimbalmq.target='127.0.0.1:9' cannot be used"),
+        ("archive", {"namesrv": "127.0.0.1:9"}, 2, "start it, or change it in spark-pipeline.yml"),
+        ("redrive", {"group": "nobody"}, 1, "group nobody has no dead letters"),
+        ("replay", {}, 2, "gimbalmq.archive="),
+    ],
+)
+def test_what_is_not_there_is_said_before_spark_starts(
+    name: str, settings: dict[str, str], code: int, told: str, cluster: ThreadCluster, tmp_path: Path
+) -> None:
+    known = {"namesrv": cluster.namesrv, "target": cluster.namesrv} if name == "mirror" else {}
+    values = {"namesrv": cluster.namesrv, **known, **settings}
+    copy_out(template(name), tmp_path / "p", list(values.items()))
+    done = gimbalmq("pipeline", "run", tmp_path / "p")
+    assert done.returncode == code, done.stdout + done.stderr
+    assert told in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "p" / "run.log").exists(), "Spark was not started"
+
+
+def test_on_a_cluster_only_an_answer_counts(cluster: ThreadCluster, tmp_path: Path) -> None:
+    copy_out(template("blank"), tmp_path / "p", [("namesrv", "127.0.0.1:9")])
+    check_places(tmp_path / "p" / "spark-pipeline.yml", from_here=False)
+    copy_out(template("blank"), tmp_path / "q", [("namesrv", cluster.namesrv), ("topics", "ordrs")])
+    with pytest.raises(ConfigError, match="did you mean orders"):
+        check_places(tmp_path / "q" / "spark-pipeline.yml", from_here=False)
+
+
+_WITHOUT_PYSPARK = """
+import importlib.machinery as machinery
+real = machinery.PathFinder.find_spec
+def find_spec(name, path=None, target=None):
+    return None if name.partition(".")[0] == "pyspark" else real(name, path, target)
+machinery.PathFinder.find_spec = staticmethod(find_spec)
+"""
+
+
+def test_without_the_extra_the_command_and_the_imports_say_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(_WITHOUT_PYSPARK)
+    copy_out(template("blank"), tmp_path / "p", [])
+    variables = environment()
+    variables["PYTHONPATH"] = f"{tmp_path / 'site'}{os.pathsep}{variables['PYTHONPATH']}"
+
+    def python(*words: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=60, env=variables
+        )
+
+    for verb in ("run", "compact"):
+        done = python("-m", "gimbalmq", "pipeline", verb, tmp_path / "p")
+        assert done.returncode == 1
+        assert done.stderr == (
+            "gimbalmq: this needs pyspark, which is not installed: pip install 'gimbalmq[spark]'\n"
+        )
+    assert python("-m", "gimbalmq", "pipeline", "list").returncode == 0
+    for line in (
+        "from gimbalmq.spark.java import ensure_java",
+        "import gimbalmq.spark as s; s.register(None)",
+    ):
+        done = python("-c", line)
+        assert done.stderr.splitlines()[-1] == (
+            "ModuleNotFoundError: gimbalmq.spark needs pyspark, which is not installed: "
+            "pip install 'gimbalmq[spark]'"
+        )
+
+
+# -- Spark's processes -----------------------------------------------------------------
+
+# Stands for the runner; its child stands for the JVM, which passes over signals and holds the pipe.
+_RUNNER = """
+import signal, subprocess, sys, time
+child = "import signal, time; signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+jvm = subprocess.Popen([sys.executable, "-c", child])
+print(f"jvm {jvm.pid}", file=sys.stderr, flush=True)
+print("2026-11-15 12:00:00: Creating Spark session...", flush=True)
+if sys.argv[1] == "wait":
+    time.sleep(600)
+"""
+
+_FRONT = """
+import os, sys
+from pathlib import Path
+from gimbalmq._clock import SYSTEM_CLOCK
+from gimbalmq.cli.pipeline import spark
+from gimbalmq.cli.pipeline.checks import check_places
+from gimbalmq.cli.pipeline.progress import Progress
+spark._END_SECONDS = float(sys.argv[3])
+with open(sys.argv[2], "a") as log:
+    command = [sys.executable, "-c", sys.argv[4], sys.argv[1]]
+    try:
+        code = spark.run_spark(command, dict(os.environ), Path.cwd(), log, Progress(sys.stdout, SYSTEM_CLOCK))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(code)
+"""
+
+
+def _jvm_of(log: Path) -> int:
+    return int(log.read_text().partition("jvm ")[2].split()[0])
+
+
+def _is_running(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@contextmanager
+def _front(log: Path, mode: str, seconds: float) -> Iterator[subprocess.Popen[str]]:
+    """The command's own process, with a runner that stands for Spark; nothing is left of it afterwards."""
+    log.touch()
+    with subprocess.Popen(
+        [sys.executable, "-c", _FRONT, mode, str(log), str(seconds), _RUNNER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    ) as front:
+        try:
+            yield front
+        finally:
+            front.kill()
+            if "jvm " in log.read_text() and _is_running(_jvm_of(log)):
+                os.kill(_jvm_of(log), signal.SIGKILL)
+
+
+def test_ctrl_c_says_so_and_leaves_no_process(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    with _front(log, "wait", 600.0) as front:
+        assert front.stdout is not None and front.stderr is not None
+        assert "starting Spark" in front.stdout.readline()
+        # As a terminal does it: the whole foreground gets the signal.
+        os.killpg(front.pid, signal.SIGINT)
+        assert "interrupted: ending Spark" in front.stderr.readline()
+        assert _is_running(_jvm_of(log)), "it passes over signals, and there are 600 seconds for it"
+        os.killpg(front.pid, signal.SIGINT)
+        assert front.wait(30) == 130
+        assert not _is_running(_jvm_of(log))
+
+
+def test_a_process_that_outlives_the_run_is_ended_with_it(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    with _front(log, "end", 0.2) as front:
+        assert front.wait(30) == 0
+        assert not _is_running(_jvm_of(log))
+
+
+# -- compaction ------------------------------------------------------------------------
+
+
+def _archive(folder: Path, batches: int) -> ArchiveLog:
+    log = ArchiveLog(folder)
+    log.prepare()
+    for batch in range(batches):
+        files = TaskFiles(log, ["topic"])
+        files.write(pa.RecordBatch.from_pydict({"topic": ["orders", "mails"], "n": [batch, batch]}))
+        log.add(files.close(), query="q", batch=batch)
+    return log
+
+
+def test_compact_previews_joins_and_can_be_repeated(tmp_path: Path) -> None:
+    copy_out(template("archive"), tmp_path / "p", [])
+    log = _archive(tmp_path / "p" / "tables" / "messages", 5)
+    done = gimbalmq("pipeline", "compact", tmp_path / "p", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[:2] for line in done.stdout.splitlines()[2:4]] == [
+        ["topic=mails", "5"],
+        ["topic=orders", "5"],
+    ]
+    assert done.stdout.splitlines()[-1] == f"{log.root}: 10 files would become 2; nothing was changed"
+    assert len(log.state().files) == 10
+    done = gimbalmq("pipeline", "compact", tmp_path / "p", "--keep", "0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{log.root}: 10 files are now 2; 10 old ones removed")
+    assert sum(file.rows for file in log.state().files.values()) == 10
+    done = gimbalmq("pipeline", "compact", log.root, "--dry-run", "--json")
+    (told,) = json.loads(done.stdout)
+    assert (told["files"], told["files_after"], told["folders"]) == (2, 2, [])
+    assert gimbalmq("pipeline", "compact", log.root).stdout == f"{log.root}: 2 files are now 2\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("NONE",), "there is no such folder; name a project that was run"),
+        (("PROJECT",), "it is no archive and has none among its tables"),
+        (("PROJECT", "--target-size", "big"), "--target-size='big' cannot be used: use a number of bytes"),
+        (("PROJECT", "--keep", "soon"), "--keep='soon' cannot be used: use a time such as"),
+    ],
+)
+def test_mistakes_of_compact_are_named(words: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    copy_out(template("archive"), tmp_path / "PROJECT", [])
+    done = gimbalmq("pipeline", "compact", tmp_path / words[0], *words[1:])
+    assert done.returncode == 2
+    assert told in done.stderr and "Traceback" not in done.stderr

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.rpc import groups
-from gimbalmq.spark.option_values import Connection
+from gimbalmq.spark.connection import Connection
 from gimbalmq.spark.wire import Wire
 from tests.interop.apache_cluster import NEWEST, OLDEST, ApacheServer
 from tests.interop.conftest import create_topic

@@ -19,7 +19,7 @@ from gimbalmq.model.message import Message
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.rpc import management
-from gimbalmq.spark.option_values import Connection
+from gimbalmq.spark.connection import Connection
 from gimbalmq.spark.wire import Wire, close_process_wires
 from gimbalmq.testing import LocalCluster
 from gimbalmq.testing.cluster import ThreadCluster

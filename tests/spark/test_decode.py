@@ -105,6 +105,7 @@ def as_view_says(view: MessageView) -> dict[str, Any]:
         "storeTimestamp": time(view.store_timestamp),
         "msgId": view.msg_id,
         "reconsumeTimes": view.reconsume_times,
+        "flag": view.flag,
         "rowId": view.get(ROW_ID_PROPERTY),
         "properties": list(view.all_properties.items()),
         "decodeError": None,

@@ -24,7 +24,7 @@ from gimbalmq import sync
 from gimbalmq.model.message import Message
 from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.rpc import management
-from gimbalmq.spark.option_values import Connection
+from gimbalmq.spark.connection import Connection
 from gimbalmq.spark.wire import Wire
 from gimbalmq.testing import LocalCluster
 from gimbalmq.testing.cluster import ThreadCluster

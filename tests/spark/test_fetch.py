@@ -21,9 +21,9 @@ from gimbalmq.model.queues import MessageQueue
 from gimbalmq.rpc import groups, management
 from gimbalmq.spark import columns
 from gimbalmq.spark.cluster import Cluster
+from gimbalmq.spark.connection import Connection
 from gimbalmq.spark.decode import decode
 from gimbalmq.spark.fetch import FetchError, PartitionReader
-from gimbalmq.spark.option_values import Connection
 from gimbalmq.spark.options import SourceSettings
 from gimbalmq.spark.planning import QueueRange
 from gimbalmq.spark.wire import Wire, process_wire

@@ -1,4 +1,4 @@
-"""Every option of the source: what it becomes, and what is said of a wrong one."""
+"""Every option: what it becomes, and what is said of a wrong one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import pytest
 
 from gimbalmq.errors import ConfigError
 from gimbalmq.model.queues import MessageQueue
-from gimbalmq.spark.options import OPTIONS, Place, SourceSettings, Topics
+from gimbalmq.spark.archive.source import ArchiveSettings
+from gimbalmq.spark.connection import Connection
+from gimbalmq.spark.declared import Given, options_of
+from gimbalmq.spark.options import Place, SourceSettings, TopicChoice
+from gimbalmq.spark.sink_options import NEVER, SinkSettings
+from gimbalmq.spark.store_source import StoreSettings
 
 A0 = MessageQueue("t", "a", 0)
 A1 = MessageQueue("t", "a", 1)
@@ -74,7 +79,7 @@ ELSEWHERE = {
 
 
 def test_every_option_has_an_example_here() -> None:
-    assert {option.name for option in OPTIONS} == set(EXAMPLES) | ELSEWHERE
+    assert {option.name for option in options_of(SourceSettings)} == set(EXAMPLES) | ELSEWHERE
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -104,12 +109,12 @@ def test_settings_travel_to_executors() -> None:
 
 
 def test_topics_by_any_of_their_names() -> None:
-    assert only(subscribe="b, a,b").topics == Topics(named=("b", "a"))
-    assert only(topic="t").topics == Topics(named=("t",))
-    assert only(path="t").topics == Topics(named=("t",))
-    assert only(topic="t", path="t").topics == Topics(named=("t",))
-    assert only(subscribepattern="or.*").topics == Topics(pattern="or.*")
-    assert only(assign='{"t": {"a": [1, 0]}}').topics == Topics(assigned=(A0, A1))
+    assert only(subscribe="b, a,b").topics == TopicChoice(named=("b", "a"))
+    assert only(topic="t").topics == TopicChoice(named=("t",))
+    assert only(path="t").topics == TopicChoice(named=("t",))
+    assert only(topic="t", path="t").topics == TopicChoice(named=("t",))
+    assert only(subscribepattern="or.*").topics == TopicChoice(pattern="or.*")
+    assert only(assign='{"t": {"a": [1, 0]}}').topics == TopicChoice(assigned=(A0, A1))
 
 
 @pytest.mark.parametrize(
@@ -234,3 +239,67 @@ def test_columns_follow_the_options() -> None:
         "properties",
         "decodeError",
     )
+
+
+# --- declarations --------------------------------------------------------------------------------
+
+SETTINGS: list[type[Any]] = [SourceSettings, SinkSettings, StoreSettings, ArchiveSettings]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_default_is_said_once_and_means_what_the_settings_hold(settings: type[Any]) -> None:
+    given = Given({}, options_of(settings), what="it")
+    values = {option.name: given.value(option) for option in options_of(settings) if not option.needed}
+    names = [option.name for option in options_of(settings)]
+    assert len(names) == len(set(names))
+    assert all(option.meaning and option.kind.type for option in options_of(settings))
+    for option in options_of(settings):
+        if option.default:
+            assert values[option.name] is not None or option.kind.type == "tags"
+
+
+def test_the_settings_of_a_sink_hold_the_defaults_of_its_options() -> None:
+    read_from_nothing = SinkSettings.read({"namesrv": "h:9876"})
+    assert read_from_nothing == SinkSettings(connection=Connection(namesrv="h:9876"))
+    assert (read_from_nothing.batch_bytes, read_from_nothing.send_timeout) == (1 << 20, 10.0)
+    assert (read_from_nothing.compress_over, read_from_nothing.drop_reserved) == (4096, False)
+    told = SinkSettings.read({"namesrv": "h:9876", "compressover": "off", "reservedproperties": "DROP"})
+    assert (told.compress_over, told.drop_reserved) == (NEVER, True)
+    assert SinkSettings.read({"namesrv": "h:9876", "maxrowspersecond": "50"}).batch_size == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "told"),
+    [
+        (
+            SinkSettings,
+            {"namesrv": "h:9876", "batchsizes": "1"},
+            "the sink has no such option; did you mean batchSize",
+        ),
+        (SinkSettings, {"topic": "t"}, "namesrv=None cannot be used: it is needed: host:9876"),
+        (SinkSettings, {"PATH": "t"}, r"option\('topic', NAME\)"),
+        (
+            SinkSettings,
+            {"namesrv": "h:9876", "sendtimeout": "soon"},
+            "sendTimeout='soon' cannot be used: use a time",
+        ),
+        (StoreSettings, {"paths": "/x"}, "the store source has no such option; did you mean path"),
+        (StoreSettings, {"path": "/x", "readthrough": "air"}, "use one of auto, log, queues"),
+        (StoreSettings, {"path": "/x", "topic": "a", "subscribe": "b"}, "says the same thing"),
+        (ArchiveSettings, {"path": "s3a://lake/x"}, "a folder that all workers see"),
+        (ArchiveSettings, {}, "path=None cannot be used: it is needed: the archive's folder"),
+    ],
+)
+def test_errors_come_from_the_declaration(settings: Any, options: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        settings.read(options)
+
+
+def test_options_of_sparks_own_are_passed_over() -> None:
+    own = {"checkpointLocation": "/c", "__queryname": "q", "spark.x": "1"}
+    assert SinkSettings.read({"namesrv": "h:9876", **own}) == SinkSettings.read({"namesrv": "h:9876"})
+
+
+def test_a_secret_is_not_shown() -> None:
+    connection = Connection(namesrv="h:9876", access_key="a", secret_key="hidden", security_token="too")
+    assert "hidden" not in repr(connection) and "too" not in repr(connection)

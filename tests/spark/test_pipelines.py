@@ -5,7 +5,10 @@ The archive starts a Spark of its own, twice; the others share one Spark Connect
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,10 +16,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
 from gimbalmq import ConsumeFromWhere, Message, MessageView, sync
+from gimbalmq.spark.archive import compact
+from gimbalmq.spark.archive.log import OWN, ArchiveLog
+from gimbalmq.spark.archive.writer import TaskFiles
 from gimbalmq.testing import LocalCluster
 from gimbalmq.testing.cluster import ThreadCluster
 from tests.cli.commands import environment
@@ -97,7 +104,9 @@ def pipeline(*words: object, code: int = 0) -> list[str]:
 
 
 def rows(table: Path) -> list[dict[str, Any]]:
-    return [row for file in sorted(table.rglob("*.parquet")) for row in parquet.read_table(file).to_pylist()]
+    """What anything sees that lists Parquet files and passes over names that begin with an underscore."""
+    files = [file for file in sorted(table.rglob("*.parquet")) if OWN not in file.parts]
+    return [row for file in files for row in parquet.ParquetFile(file).read().to_pylist()]
 
 
 def send(namesrv: str, topic: str, numbers: range) -> None:
@@ -108,8 +117,31 @@ def send(namesrv: str, topic: str, numbers: range) -> None:
             body = json.dumps(told) if number % 10 else f"<order {number}>"
             tag = "new" if number % 2 else "old"
             producer.send(
-                Message(topic, body.encode(), tags=tag, keys=f"k{number}", properties={"colour": "red"})
+                Message(
+                    topic,
+                    body.encode(),
+                    tags=tag,
+                    keys=f"k{number}",
+                    sharding_key=f"s{number % 7}",
+                    properties={"colour": "red"},
+                    flag=number,
+                )
             )
+
+
+def check_keys(found: list[MessageView]) -> None:
+    """Each sharding key is there, in one queue, in the order it was sent; the flags are the numbers."""
+    by_key: dict[str | None, list[MessageView]] = {}
+    for message in found:
+        by_key.setdefault(message.sharding_key, []).append(message)
+    assert None not in by_key and len(by_key) > 1
+    for key, messages in by_key.items():
+        assert len({message.queue_id for message in messages}) == 1, key
+        messages.sort(key=lambda message: message.queue_offset)
+        numbers = [int(message.keys[0][1:]) for message in messages]
+        assert {f"s{number % 7}" for number in numbers} == {key}
+        assert numbers == sorted(numbers), key
+        assert [message.flag for message in messages] == numbers
 
 
 def receive(namesrv: str, topic: str, count: int) -> list[MessageView]:
@@ -149,7 +181,10 @@ def archive(brokers: ThreadCluster, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_archive_decodes_what_it_can_and_puts_the_rest_aside(archive: Path) -> None:
-    messages = rows(archive / "tables" / "messages")
+    table = archive / "tables" / "messages"
+    days = {path.parent.relative_to(table) for path in table.glob("topic=*/*/*.parquet")}
+    assert days and all(str(day).startswith("topic=orders/date=20") for day in days), days
+    messages = rows(table)
     assert sorted(row["key"] for row in messages) == sorted(f"k{number}" for number in range(60))
     assert {row["topic"] for row in messages} == {"orders"}
     assert dict(messages[0]["properties"])["colour"] == "red"
@@ -164,6 +199,40 @@ def test_archive_decodes_what_it_can_and_puts_the_rest_aside(archive: Path) -> N
     assert (counts["topic"], counts["messages"], counts["without_key"]) == ("orders", 60, 0)
 
 
+def test_ctrl_c_says_so_and_the_next_run_goes_on(archive: Path) -> None:
+    """The next run is that of the next test."""
+    words = [sys.executable, "-m", "gimbalmq", "pipeline", "run", str(archive), *QUICK]
+    with subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    ) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            if line.rstrip().endswith("working out the flows"):  # the catalog is open
+                break
+        os.killpg(run.pid, signal.SIGINT)
+        _, errors = run.communicate(timeout=200)
+    assert run.returncode == 130
+    assert "interrupted: ending Spark" in errors
+    assert (
+        errors.splitlines()[-1]
+        == "gimbalmq: interrupted, and Spark has ended; the next run goes on from there"
+    )
+    left = [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if _names(path, str(archive))]
+    assert not left, "no JVM holds the catalog"
+
+
+def _names(cmdline: Path, place: str) -> bool:
+    try:
+        return place.encode() in cmdline.read_bytes()
+    except OSError:
+        return False
+
+
 def test_second_run_takes_only_what_is_new(archive: Path, brokers: ThreadCluster) -> None:
     send(brokers.namesrv, "orders", range(60, 75))
     told = pipeline("run", archive, *QUICK)
@@ -171,6 +240,29 @@ def test_second_run_takes_only_what_is_new(archive: Path, brokers: ThreadCluster
     assert len(rows(archive / "tables" / "messages")) == 75
     (counts,) = rows(archive / "tables" / "daily_counts")
     assert counts["messages"] == 75
+
+
+def test_compaction_leaves_every_row_and_every_stream_where_it_was(archive: Path) -> None:
+    table = ArchiveLog(archive / "tables" / "messages")
+    before = rows(table.root)
+    files = len(table.state().files)
+    told = pipeline("compact", archive)
+    assert told[-1].startswith(f"{table.root}: {files} files are now"), told
+    assert len(table.state().files) < files
+    assert not compact.plan(table.state(), 128 << 20)
+
+    def by_key(row: dict[str, Any]) -> str:
+        return str(row["key"])
+
+    assert sorted(rows(table.root), key=by_key) == sorted(before, key=by_key)
+    told = pipeline("run", archive, *QUICK)
+    assert "rows now: messages 75" in told[-1] and "decoded 67" in told[-1], "nothing was read again"
+
+
+def test_what_a_refresh_cannot_empty_is_explained(archive: Path) -> None:
+    told = pipeline("run", archive, *QUICK, "--full-refresh", "messages", code=1)
+    assert any("an archive only grows, and no refresh empties it" in line for line in told), told
+    assert len(rows(archive / "tables" / "messages")) == 75
 
 
 def test_replay_sends_what_the_condition_meets_at_the_rate(
@@ -182,6 +274,7 @@ def test_replay_sends_what_the_condition_meets_at_the_rate(
     told = pipeline("run", tmp_path / "p", *remote.words)
     assert "1 flow completed" in told[-1]
     found = receive(brokers.namesrv, "again", 30)
+    check_keys(found)
     numbers = {int(message.keys[0][1:]) for message in found}
     assert numbers in ({n for n in range(60) if n % 2}, {n for n in range(75) if n % 2})
     assert len(found) == len(numbers)
@@ -189,6 +282,56 @@ def test_replay_sends_what_the_condition_meets_at_the_rate(
     assert {message.get("colour") for message in found} == {"red"}
     times = [message.store_timestamp for message in found]
     assert max(times) - min(times) >= 1300, "30 messages at 20 a second"
+
+
+def test_replay_sends_in_order_what_is_whole_and_goes_on_after_a_compaction(
+    brokers: ThreadCluster, remote: Remote, tmp_path: Path
+) -> None:
+    """An archive whose files cut each queue into pieces, with damaged rows as ``onDecodeError=keep`` gives them."""
+    log = ArchiveLog(tmp_path / "messages")
+    log.prepare()
+    for batch in range(3):
+        _archive_batch(log, batch)
+    settings = {"namesrv": brokers.namesrv, "archive": log.root, "topic": "in-order", "rate": 0}
+    pipeline("init", "replay", tmp_path / "p", *_set(settings))
+    pipeline("run", tmp_path / "p", *remote.words)
+    found = receive(brokers.namesrv, "in-order", 60)
+    assert len(found) == 60
+    check_keys(found)
+    for join in compact.plan(log.state(), 1 << 20):
+        assert compact.do(log, join)
+    _archive_batch(log, 3)
+    pipeline("run", tmp_path / "p", *remote.words)
+    found += receive(brokers.namesrv, "in-order", 20)
+    assert sorted(int(message.keys[0][1:]) for message in found) == list(range(80)), "each once"
+    check_keys(found)
+
+
+def _archive_batch(log: ArchiveLog, batch: int) -> None:
+    """20 messages, number by number into two files, and a damaged one in each."""
+    kind = pa.map_(pa.string(), pa.string())
+    for_date = pa.date32()
+    tasks = [TaskFiles(log, ["topic", "date"]) for _ in range(2)]
+    for number in range(batch * 20, batch * 20 + 20):
+        whole = {
+            "topic": "orders",
+            "broker": "a",
+            "queueId": number % 7,
+            "offset": number // 7,
+            "date": datetime.date(2026, 11, 15 + number % 2),
+            "key": f"k{number}",
+            "body": b"whole",
+            "flag": number,
+            "properties": [("__SHARDINGKEY", f"s{number % 7}"), ("UNIQ_KEY", "old")],
+        }
+        fields = [("date", for_date), ("properties", kind), ("decodeError", pa.string()), ("body", pa.binary()),
+                  *((name, pa.string()) for name in ("topic", "broker", "key", "tags")),
+                  ("queueId", pa.int32()), ("flag", pa.int32()), ("offset", pa.int64())]  # fmt: skip
+        tasks[number // 3 % 2].write(pa.RecordBatch.from_pylist([whole], pa.schema(fields)))
+    for task in tasks:
+        damaged = {"broker": "a", "decodeError": "magic is 0", "body": b"what was readable"}
+        task.write(pa.RecordBatch.from_pylist([damaged, {**damaged, "body": None}], pa.schema(fields)))
+    log.add([file for task in tasks for file in task.close()], query="q", batch=batch)
 
 
 def test_mirror_keeps_keys_tags_and_properties(
@@ -205,6 +348,7 @@ def test_mirror_keeps_keys_tags_and_properties(
         pipeline("init", "mirror", tmp_path / "p", *_set(settings))
         pipeline("run", tmp_path / "p", *remote.words)
         found = receive(other.namesrv, "eu-mirrored", 20)
+        check_keys(found)
         assert sorted(message.keys[0] for message in found) == sorted(f"k{n}" for n in range(20))
         for message in found:
             number = int(message.keys[0][1:])
@@ -213,11 +357,32 @@ def test_mirror_keeps_keys_tags_and_properties(
             assert str(number) in bytes(message.body).decode()
 
 
+def test_mirror_from_now_on_copies_what_comes_after_its_first_run(
+    brokers: ThreadCluster, remote: Remote, tmp_path: Path
+) -> None:
+    send(brokers.namesrv, "later", range(5))
+    with LocalCluster.in_thread() as other:
+        settings = {"namesrv": brokers.namesrv, "target": other.namesrv, "topics": "later", "start": "latest"}
+        pipeline("init", "mirror", tmp_path / "p", *_set(settings))
+        pipeline("run", tmp_path / "p", *remote.words)
+        send(brokers.namesrv, "later", range(5, 20))
+        pipeline("run", tmp_path / "p", *remote.words)
+        found = receive(other.namesrv, "later", 15)
+        assert sorted(int(message.keys[0][1:]) for message in found) == list(range(5, 20))
+
+
 def test_redrive_sends_dead_letters_home(brokers: ThreadCluster, remote: Remote, tmp_path: Path) -> None:
     with sync.Producer("shop", brokers.namesrv) as producer:
         for name in ("ada", "bob"):
             producer.send(
-                Message("mails", f"to {name}".encode(), tags="mail", keys=name, properties={"n": "1"})
+                Message(
+                    "mails",
+                    f"to {name}".encode(),
+                    tags="mail",
+                    keys=name,
+                    sharding_key=f"of {name}",
+                    properties={"n": "1"},
+                )
             )
     failed = threading.Semaphore(0)
 
@@ -244,11 +409,14 @@ def test_redrive_sends_dead_letters_home(brokers: ThreadCluster, remote: Remote,
     assert sorted(bytes(message.body) for message in found) == [b"to ada", b"to ada", b"to bob"]
     again = max(found, key=lambda message: message.store_timestamp)
     assert (again.keys, again.tags, again.get("n"), again.reconsume_times) == (("ada",), "mail", "1", 0)
+    (first,) = (message for message in found if message.keys == ("ada",) and message is not again)
+    assert again.sharding_key == first.sharding_key == "of ada"
+    assert again.queue_id == first.queue_id
 
 
 def test_blank_is_a_pipeline(brokers: ThreadCluster, remote: Remote, tmp_path: Path) -> None:
     send(brokers.namesrv, "blank", range(5))
-    pipeline("init", "blank", tmp_path / "p", *_set({"namesrv": brokers.namesrv, "topic": "blank"}))
+    pipeline("init", "blank", tmp_path / "p", *_set({"namesrv": brokers.namesrv, "topics": "blank"}))
     told = pipeline("run", tmp_path / "p", "--dry-run", *remote.words)
     assert told[-1].startswith("all fits together: nothing was moved")
     assert not (remote.warehouse / "messages").exists() or not rows(remote.warehouse / "messages")
@@ -258,7 +426,8 @@ def test_blank_is_a_pipeline(brokers: ThreadCluster, remote: Remote, tmp_path: P
 
 def test_failures_are_explained(brokers: ThreadCluster, remote: Remote, tmp_path: Path) -> None:
     project = tmp_path / "p"
-    words = _set({"namesrv": brokers.namesrv, "start": "yesterday"})
+    send(brokers.namesrv, "failing", range(1))
+    words = _set({"namesrv": brokers.namesrv, "topics": "failing", "start": "yesterday"})
     pipeline("init", "mirror", project, *words, "--set", "spark.sql.pipelines.maxFlowRetryAttempts=0")
     told = pipeline("run", project, *remote.words, code=1)
     assert "startingOffsets='yesterday' cannot be used" in told[-2], told

@@ -108,6 +108,7 @@ def table(**columns: Any) -> pa.RecordBatch:
         "delayMs": pa.int64(),
         "shardingKey": pa.string(),
         "queueId": pa.int32(),
+        "flag": pa.int64(),
     }
     return pa.record_batch([pa.array(v, types[k]) for k, v in columns.items()], names=list(columns))
 
@@ -358,9 +359,27 @@ def test_delayed_rows_travel_alone() -> None:
     assert later[3]["TIMER_DELAY_MS"] == "1500"
 
 
+def test_flags_travel_with_their_rows_in_batches_and_alone() -> None:
+    batch = table(
+        body=[b"a", b"b", b"c", b"d"],
+        flag=[1, None, -3, 4],
+        delayLevel=[None, None, None, 2],
+        queueId=[1, 0, 1, 0],
+    )
+    found: dict[int, int] = {}
+    for request in encode(batch):
+        rows = request.rows.tolist()
+        if request.batch:
+            found |= dict(zip(rows, (item.flag for item in split_batch(bytes(request.body))), strict=True))
+        else:
+            found[rows[0]] = request.flag
+    assert found == {0: 1, 1: 0, 2: -3, 3: 4}
+
+
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
+        ({"body": [b"x", b"y"], "flag": [1, 2**31]}, "row 1 .*flag does not fit 32 bits"),
         ({"body": [b"x", None]}, r"row 1 \(SPARK_ROW_ID query-3-1-1\) .* null or empty"),
         ({"body": [b"x", b"", b""]}, r"rows 1 to 2 \(.*query-3-1-1 to query-3-1-2\)"),
         ({"body": [b"x", b"y" * 2000]}, r"row 1 .*too large \(2000 bytes, maxMessageSize is 1024\)"),

@@ -401,7 +401,7 @@ def test_spark_honours_a_schema_and_refuses_a_wrong_one(spark: SparkSession, top
         frame(spark, topic, startingOffset="earliest").collect()
 
 
-def test_registering_by_hand_names_both_sources() -> None:
+def test_registering_by_hand_names_all_sources() -> None:
     from gimbalmq.spark import register
 
     class Session:
@@ -416,4 +416,4 @@ def test_registering_by_hand_names_both_sources() -> None:
 
     session = Session()
     register(session)  # type: ignore[arg-type]
-    assert session.registered == ["rocketmq", "rocketmq-store"]
+    assert session.registered == ["rocketmq", "rocketmq-archive", "rocketmq-store"]

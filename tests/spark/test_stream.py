@@ -21,8 +21,9 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
 )
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
-from gimbalmq.errors import DataLossError
+from gimbalmq.errors import ConfigError, DataLossError
 from gimbalmq.protocol.bodies import GroupConfig
 from gimbalmq.rpc import groups, management
 from gimbalmq.spark.source import RocketMQDataSource, StreamReader, TopicPartition
@@ -150,6 +151,32 @@ def test_a_first_batch_that_is_repeated_begins_where_it_began(topic: Topic, driv
     assert second.rows(second.position, end) == [4, 5, 6, 7]
     second.position = end
     assert second.batch() == [8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("start", ["latest", "earliest"])
+def test_a_stream_restarted_before_its_first_message_begins_where_it_first_began(
+    topic: Topic, driver: MakeDriver, start: str
+) -> None:
+    sent = 0 if start == "earliest" else 4
+    topic.send(sent)
+    first = driver(topic, startingOffsets=start).begin()
+    end = first.latest()
+    assert end != first.position, "or Spark plans no batch, and the checkpoint holds nothing"
+    assert first.batch() == []
+    assert first.latest() == first.position, "one empty batch is enough"
+    topic.send(4)
+    second = driver(topic, startingOffsets=start)
+    second.position = end  # from the checkpoint
+    assert second.batch() == list(range(sent, sent + 4))
+
+
+def test_a_stream_that_cannot_be_made_says_why_when_it_is_first_asked(topic: Topic) -> None:
+    """Spark's runner would bury an error that comes earlier under one of its own."""
+    given = {"namesrv": topic.cluster.namesrv, "subscribe": topic.name, "startingOffsets": "yesterday"}
+    reader = RocketMQDataSource(CaseInsensitiveDict(given)).streamReader(schema=StructType([]))
+    with pytest.raises(ConfigError, match="startingOffsets='yesterday' cannot be used"):
+        reader.initialOffset()
+    reader.stop()
 
 
 def test_nothing_new_is_the_same_text(topic: Topic, driver: MakeDriver) -> None:
@@ -513,6 +540,23 @@ def test_a_query_goes_on_from_its_checkpoint(spark: SparkSession, topic: Topic, 
     run_once(frame, checkpoint, again)
     assert again
     assert set(again) < set(range(10, 20))
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_query_that_began_at_the_end_and_found_nothing_misses_nothing(
+    spark: SparkSession, topic: Topic, checkpoint: str
+) -> None:
+    topic.send(5)
+    found: list[int] = []
+    frame = stream_of(spark, topic, startingOffsets="latest")
+    run_once(frame, checkpoint, found)
+    assert found == []
+    topic.send(5)  # while nothing runs
+    run_once(frame, checkpoint, found)
+    topic.send(5)
+    run_once(frame, checkpoint, found)
+    assert sorted(found) == list(range(5, 15))
 
 
 @pytest.mark.spark

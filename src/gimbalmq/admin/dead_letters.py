@@ -135,21 +135,28 @@ class DeadLetters:
         pause = 1 / rate if rate else 0.0
         for queue, span in ranges.items():
             done = span[0]
-            async for view in self._messages.read(queue.topic, {queue: span}):
-                if limit is not None and sent >= limit:
-                    break
-                if keep(view):
-                    await self._messages.send(revived(view, group, to_topic=to_topic))
-                    sent += 1
-                    if pause:
+            try:
+                async for view in self._messages.read(queue.topic, {queue: span}):
+                    if limit is not None and sent >= limit:
+                        break
+                    wanted = keep(view)
+                    if wanted:
+                        # One after the other: letters of one sharding key stay in their order.
+                        await self._messages.send(revived(view, group, to_topic=to_topic))
+                        sent += 1
+                    else:
+                        skipped += 1
+                    done = view.queue_offset + 1
+                    if on_progress is not None:
+                        on_progress(sent + skipped, total)
+                    if pause and wanted:
                         await asyncio.sleep(pause)
-                else:
-                    skipped += 1
-                done = view.queue_offset + 1
-                if on_progress is not None:
-                    on_progress(sent + skipped, total)
-            if done > span[0]:
-                await group_calls.update_offset(self._at.caller, addresses[queue], REDRIVE_GROUP, queue, done)
+            finally:
+                # Also if the run ends here, by an error or by Ctrl-C: what was sent must not be sent again.
+                if done > span[0]:
+                    await group_calls.update_offset(
+                        self._at.caller, addresses[queue], REDRIVE_GROUP, queue, done
+                    )
         return Redriven(sent, skipped)
 
 

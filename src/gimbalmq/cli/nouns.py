@@ -16,7 +16,7 @@ NOUNS = {
     "message": ("messages", "messages: send, find, tail, print, export, import"),
     "deadletter": ("dead_letters", "dead letters: list, show, redrive"),
     "balance": ("balance", "preview and simulate who owns which queue"),
-    "pipeline": ("pipeline", "Spark pipelines: list, init, run"),
+    "pipeline": ("pipeline", "Spark pipelines: list, init, run, compact"),
     "dashboard": ("dashboard", "the cluster in a browser, live"),
     "completion": ("completion", "print a shell's completion script"),
 }

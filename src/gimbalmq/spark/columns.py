@@ -27,13 +27,22 @@ TYPES: Final[dict[str, pa.DataType]] = {
     "reconsumeTimes": pa.int32(),
     # Only when asked for: by option, or by name in a schema of the user's.
     "properties": pa.map_(pa.string(), pa.string()),
+    "flag": pa.int32(),  # the application's own number, which travels outside the properties
     "rowId": pa.string(),  # what our sink wrote beside each row, the same when the row is written again
     "decodeError": pa.string(),
 }
 
 DEFAULT: Final = tuple(TYPES)[:11]
 
-_ALWAYS_THERE: Final = frozenset({"topic", "broker", "queueId", "offset", "body", "msgId", "reconsumeTimes"})
+
+def names_for(*, properties: bool, decode_error: bool) -> tuple[str, ...]:
+    """The columns of a reader that was given no schema."""
+    return (*DEFAULT, *(["properties"] if properties else []), *(["decodeError"] if decode_error else []))
+
+
+_ALWAYS_THERE: Final = frozenset(
+    {"topic", "broker", "queueId", "offset", "body", "msgId", "reconsumeTimes", "flag"}
+)
 """What every sound record has. Times are not among them: what has no microseconds in 64 bits is null."""
 
 ROW_ID_PROPERTY: Final = "SPARK_ROW_ID"

@@ -28,7 +28,7 @@ from gimbalmq.rpc.messages import PULL_ANSWERS, PULL_SUBSCRIPTION
 from gimbalmq.spark.cluster import Cluster, backoff
 from gimbalmq.spark.decode import decode
 from gimbalmq.spark.offsets import Bounds, Loss, loss_error
-from gimbalmq.spark.options import MAX_PULL_BYTES, SourceSettings, Topics
+from gimbalmq.spark.options import MAX_PULL_BYTES, SourceSettings, TopicChoice
 from gimbalmq.spark.planning import Partition, QueueRange
 from gimbalmq.spark.wire import Wire, process_wire
 
@@ -412,7 +412,7 @@ class PartitionReader:
     def _look_up(self) -> None:
         """Asks where the brokers are now; who is nowhere is looked for where it was."""
         queues = [cursor.queue for cursor in self._cursors]
-        topics = Topics(named=tuple(dict.fromkeys(queue.topic for queue in queues)))
+        topics = TopicChoice(named=tuple(dict.fromkeys(queue.topic for queue in queues)))
         # One attempt: the pull that failed is what is tried again.
         cluster = Cluster(replace(self._settings, topics=topics, fetch_retries=0), self._wire)
         try:

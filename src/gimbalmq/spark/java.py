@@ -21,6 +21,9 @@ from pathlib import Path
 from typing import Final
 
 from gimbalmq.errors import ConfigError
+from gimbalmq.spark import need_extra
+
+need_extra()  # the first thing that a job imports of ours, so the place to say what is missing
 
 OLDEST, NEWEST = 17, 21
 """What Spark is tested with. A newer JAVA_HOME is taken at its word, a newer ``java`` on PATH is not."""

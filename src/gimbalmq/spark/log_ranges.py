@@ -75,7 +75,7 @@ class ScanRange:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueRange:
+class EntryRange:
     """Entries [first, last) of a consume queue whose records lie at physical offsets [low, high)."""
 
     folder: str
@@ -343,7 +343,7 @@ class Queue:
             for fd in opened.values():
                 os.close(fd)
 
-    def between(self, low: int, high: int) -> QueueRange:
+    def between(self, low: int, high: int) -> EntryRange:
         """The entries whose records lie at physical offsets [low, high)."""
 
         def reaches(place: int, size: int) -> bool:
@@ -354,9 +354,9 @@ class Queue:
 
         first = self._first_where(self.first, self.last, reaches)
         last = self._first_where(first, self.last, exceeds)
-        return QueueRange(self.folder, first, last, low, high)
+        return EntryRange(self.folder, first, last, low, high)
 
-    def mean_size(self, wanted: QueueRange) -> float:
+    def mean_size(self, wanted: EntryRange) -> float:
         """Bytes of a record, about: of a few entries spread over the range."""
         numbers = np.linspace(wanted.first, wanted.last - 1, min(_SAMPLES, wanted.last - wanted.first))
         with self._reading() as entry:
@@ -364,7 +364,7 @@ class Queue:
         return sum(sizes) / len(sizes) if sizes else 0.0
 
 
-def read_entries(wanted: QueueRange) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def read_entries(wanted: EntryRange) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Places and sizes of the records a range of entries stands for."""
     queue = Queue(wanted.folder, 0)
     places: list[NDArray[np.int64]] = []

@@ -59,6 +59,7 @@ class Request:
         rows: indices of the rows in their task, ascending.
         bound: whether it must not go to any other queue (sharding key, queue id).
         properties: of the request's header.
+        flag: the application's own number of a row that travels alone; those of a batch lie in its body.
     """
 
     queue: MessageQueue
@@ -68,6 +69,7 @@ class Request:
     bound: bool
     sys_flag: int
     properties: str
+    flag: int = 0
 
 
 class RowEncoder:
@@ -156,10 +158,26 @@ class RowEncoder:
         head = np.zeros((rows, _HEAD_BYTES // 4), ">i4")
         head[:, 0] = totals
         head[:, 4] = lengths
+        flags = self._flags(batch, first)
+        if flags is not None:
+            head[:, 3] = flags
         items = pc.binary_join_element_wise(
             _fixed(head, _HEAD_BYTES), body, _fixed(property_bytes.astype(">u2"), 2), *pieces, _EMPTY
         )
-        yield from self._cut(items, body, pieces, totals, kinds, lanes, first)
+        yield from self._cut(items, body, pieces, totals, kinds, lanes, first, flags)
+
+    def _flags(self, batch: pa.RecordBatch, first: int) -> NDArray[np.int64] | None:
+        """The application's own number of each row; None if no row has one."""
+        column = self._column(batch, "flag")
+        if column is None or column.null_count == len(column):
+            return None
+        numbers = np.asarray(column.cast(pa.int64()).fill_null(0))
+        self._check(
+            (numbers < -(2**31)) | (numbers >= 2**31),
+            first,
+            "their flag does not fit 32 bits: use a smaller number",
+        )
+        return numbers
 
     def _column(self, batch: pa.RecordBatch, role: str) -> pa.Array | None:
         index = self._roles.get(role)
@@ -440,6 +458,7 @@ class RowEncoder:
         kinds: NDArray[np.uint8] | None,
         lanes: _Lanes,
         first: int,
+        flags: NDArray[np.int64] | None,
     ) -> Iterator[Request]:
         """Groups rows by queue and kind, and cuts the groups where a request is full."""
         rows = len(items)
@@ -476,7 +495,8 @@ class RowEncoder:
                     source = at if order is None else int(order[at])
                     text = properties[source].as_py().decode("utf-8", "replace") + self._wait
                     plain = body[source].as_py()
-                    yield Request(queue, plain, numbers[at : at + 1], False, held, sys_flag, text)
+                    flag = 0 if flags is None else int(flags[source])
+                    yield Request(queue, plain, numbers[at : at + 1], False, held, sys_flag, text, flag)
                 continue
             for low, high in self._full(places, totals, start, end, len(queue.topic)):
                 piece = data[int(places[low]) : int(places[high])]

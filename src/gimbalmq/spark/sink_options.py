@@ -7,7 +7,7 @@ fails the query at once, not on an executor an hour later.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pyspark.sql.types import (
@@ -27,63 +27,11 @@ from pyspark.sql.types import (
 from gimbalmq.errors import ConfigError, MessageIllegalError
 from gimbalmq.model.compression import Compression
 from gimbalmq.model.message import MAX_BODY_BYTES
-from gimbalmq.model.topics import FORBIDDEN_TO_SEND, group_problem, topic_problem
+from gimbalmq.model.topics import FORBIDDEN_TO_SEND, topic_problem
 from gimbalmq.spark import columns
-from gimbalmq.spark.option_values import (
-    CONNECTION_OPTIONS,
-    Connection,
-    OptionReader,
-    check_names,
-    is_sparks_own,
-    nearest,
-)
-from gimbalmq.spark.options import OPTIONS as SOURCE_OPTIONS
-from gimbalmq.spark.options import Option
-
-TABLE: Final = (
-    *(option for option in SOURCE_OPTIONS if option.name in CONNECTION_OPTIONS),
-    Option("topic", "", "where rows go that have no column `topic`, or a null in it"),
-    Option("producerGroup", "spark_sink", "producer group of the tasks"),
-    Option(
-        "batchSize",
-        "4000",
-        "rows for one queue before the next has its turn; a row's queue follows from it, so keep it between "
-        "restarts of a query",
-    ),
-    Option("batchBytes", "1m", "bytes of one request at most"),
-    Option("sendsInFlight", "8", "requests of one task that wait for their answer at a time"),
-    Option(
-        "maxRowsPerSecond",
-        "",
-        "rows a second that each task sends at most; `coalesce(1)` makes it the rate of the whole write",
-    ),
-    Option("compressOver", "4096", "compress bodies of this many bytes and more; `off` for none"),
-    Option("compression", "zlib", "`zlib`, `lz4` or `zstd`"),
-    Option("compressionLevel", "5", "0 to 9"),
-    Option(
-        "maxMessageSize", "4m", "bytes of a body at most, before compression; the broker has the same limit"
-    ),
-    Option("sendTimeout", "10s", "how long each attempt of a request may take"),
-    Option(
-        "retries",
-        "5",
-        "further attempts of a request that failed, at another broker where rows are not bound",
-    ),
-    Option("waitStore", "true", "answers wait for the flush and replication the broker is set to"),
-    Option(
-        "retryNotStoreOk",
-        "false",
-        "send again what was stored, but not flushed or replicated in the broker's time",
-    ),
-    Option("uniqueKeys", "false", "give each message a UNIQ_KEY too; without, its id is its place"),
-    Option(
-        "reservedProperties",
-        "fail",
-        "a row whose `properties` have names RocketMQ keeps for itself: `fail`, or `drop` these properties",
-    ),
-)
-
-OPTIONS: Final = tuple(option.name for option in TABLE)
+from gimbalmq.spark.connection import Connection
+from gimbalmq.spark.declared import Given, nested, option, options_of, read_values
+from gimbalmq.spark.option_values import BOOLEAN, GROUP, Kind, choice, duration, integer, nearest, size
 
 NEVER: Final = 2**31 - 1
 """As ``compressOver``: no body is compressed."""
@@ -91,85 +39,88 @@ NEVER: Final = 2**31 - 1
 _LARGEST_FRAME_BODY: Final = 15 << 20
 
 
+def _topic(name: str, text: str) -> str:
+    check_topic(name, text)
+    return text
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkSettings:
-    """A sink's options (the user's names are their camelCase).
+    """A sink's options, checked. Travels to executors."""
 
-    Attributes:
-        topic: where rows go that name no topic of their own.
-        producer_group: the group the tasks' producers belong to.
-        batch_size: rows that go to one queue before the next has its turn. The queue of a row without
-            sharding key follows from its index and this number, so keep it between restarts of a query.
-        batch_bytes: bytes of one request at most.
-        sends_in_flight: requests of a task that wait for their answer at a time.
-        max_rows_per_second: of each task; None is as fast as it goes.
-        compress_over: bodies of this many bytes or more are compressed.
-        max_message_size: bytes of a body, before compression.
-        send_timeout: seconds for each attempt of a request.
-        retries: further attempts of a request that failed.
-        wait_store: whether answers wait for the flush and replication the broker is set to.
-        retry_not_store_ok: whether "stored, but not flushed or replicated in time" is a failure.
-        unique_keys: whether each message also gets a UNIQ_KEY.
-        drop_reserved: whether properties under RocketMQ's own names are left out instead of refused.
-    """
-
-    connection: Connection
-    topic: str | None = None
-    producer_group: str = "spark_sink"
-    batch_size: int = 4000
-    batch_bytes: int = 1 << 20
-    sends_in_flight: int = 8
-    max_rows_per_second: int | None = None
-    compress_over: int = 4096
-    compression: Compression = Compression.ZLIB
-    compression_level: int = 5
-    max_message_size: int = MAX_BODY_BYTES
-    send_timeout: float = 10.0
-    retries: int = 5
-    wait_store: bool = True
-    retry_not_store_ok: bool = False
-    unique_keys: bool = False
-    drop_reserved: bool = False
+    topic: str | None = option(
+        Kind("topic", _topic), "where rows go that have no column `topic`, or a null in it"
+    )
+    producer_group: str = option(GROUP, "producer group of the tasks", default="spark_sink")
+    batch_size: int = option(
+        integer(1, 1_000_000),
+        "rows for one queue before the next has its turn; a row's queue follows from it, so keep it between "
+        "restarts of a query",
+        default="4000",
+    )
+    batch_bytes: int = option(size(1024, _LARGEST_FRAME_BODY), "bytes of one request at most", default="1m")
+    sends_in_flight: int = option(
+        integer(1, 1000), "requests of one task that wait for their answer at a time", default="8"
+    )
+    max_rows_per_second: int | None = option(
+        integer(1, 1_000_000_000),
+        "rows a second that each task sends at most; `coalesce(1)` makes it the rate of the whole write",
+    )
+    compress_over: int = option(
+        size(1, NEVER, off=NEVER),
+        "compress bodies of this many bytes and more; `off` for none",
+        default="4096",
+    )
+    compression: Compression = option(
+        Kind("choice", lambda _name, text: Compression.named(text)),
+        "`zlib`, `lz4` or `zstd`",
+        default="zlib",
+    )
+    compression_level: int = option(integer(0, 9), "0 to 9", default="5")
+    max_message_size: int = option(
+        size(1, _LARGEST_FRAME_BODY),
+        "bytes of a body at most, before compression; the broker has the same limit",
+        default=f"{MAX_BODY_BYTES >> 20}m",
+    )
+    send_timeout: float = option(duration(), "how long each attempt of a request may take", default="10s")
+    retries: int = option(
+        integer(0, 1000),
+        "further attempts of a request that failed, at another broker where rows are not bound",
+        default="5",
+    )
+    wait_store: bool = option(
+        BOOLEAN, "answers wait for the flush and replication the broker is set to", default="true"
+    )
+    retry_not_store_ok: bool = option(
+        BOOLEAN,
+        "send again what was stored, but not flushed or replicated in the broker's time",
+        default="false",
+    )
+    unique_keys: bool = option(
+        BOOLEAN, "give each message a UNIQ_KEY too; without, its id is its place", default="false"
+    )
+    drop_reserved: bool = option(
+        choice({"fail": False, "drop": True}),
+        "a row whose `properties` have names RocketMQ keeps for itself: `fail`, or `drop` these properties",
+        default="fail",
+        name="reservedProperties",
+    )
+    connection: Connection = nested(Connection)
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> SinkSettings:
         """Raises ConfigError naming the option, its value and what would do."""
         # Spark adds `path` when save() or start() is given one.
-        if any(name.lower() == "path" for name in options):
-            raise ConfigError("path", options["path"], "a topic is written with option('topic', NAME).save()")
-        own = [name for name in options if not is_sparks_own(name)]
-        check_names(own, OPTIONS, what="the sink")
-        reader = OptionReader(options)
-        topic = reader.text("topic")
-        if topic is not None:
-            check_topic("topic", topic)
-        group = reader.text("producerGroup", "spark_sink") or "spark_sink"
-        problem = group_problem(group)
-        if problem is not None:
-            raise ConfigError("producerGroup", group, problem)
-        rate = reader.optional_integer("maxRowsPerSecond", 1, 1_000_000_000)
-        batch_size = reader.integer("batchSize", 4000, 1, 1_000_000)
-        off = (reader.text("compressOver") or "").lower() in ("off", "never", "none")
-        return cls(
-            connection=Connection.read(reader),
-            topic=topic,
-            producer_group=group,
-            # A rate is kept in steps of a tenth of a second's rows.
-            batch_size=batch_size if rate is None else min(batch_size, max(1, rate // 10)),
-            batch_bytes=reader.size("batchBytes", 1 << 20, 1024, _LARGEST_FRAME_BODY),
-            sends_in_flight=reader.integer("sendsInFlight", 8, 1, 1000),
-            max_rows_per_second=rate,
-            compress_over=NEVER if off else reader.size("compressOver", 4096, 1, NEVER),
-            compression=Compression.named(reader.text("compression", "zlib") or "zlib"),
-            compression_level=reader.integer("compressionLevel", 5, 0, 9),
-            max_message_size=reader.size("maxMessageSize", MAX_BODY_BYTES, 1, _LARGEST_FRAME_BODY),
-            send_timeout=reader.duration("sendTimeout", 10.0),
-            retries=reader.integer("retries", 5, 0, 1000),
-            wait_store=reader.boolean("waitStore", True),
-            retry_not_store_ok=reader.boolean("retryNotStoreOk", False),
-            unique_keys=reader.boolean("uniqueKeys", False),
-            drop_reserved=reader.choice("reservedProperties", "fail", ("fail", "drop")) == "drop",
-        )
+        path = next((value for name, value in options.items() if name.lower() == "path"), None)
+        if path is not None:
+            raise ConfigError("path", path, "a topic is written with option('topic', NAME).save()")
+        given = Given(options, options_of(cls), what="the sink")
+        settings = cls(connection=Connection.read(given), **read_values(cls, given))
+        rate = settings.max_rows_per_second
+        if rate is None:
+            return settings
+        # A rate is kept in steps of a tenth of a second's rows.
+        return replace(settings, batch_size=min(settings.batch_size, max(1, rate // 10)))
 
 
 def check_topic(option: str, topic: str) -> None:
@@ -195,6 +146,7 @@ _ROLES: Final[dict[str, tuple[type[DataType], ...]]] = {
     "delayMs": _WHOLE,
     "shardingKey": _TEXT,
     "queueId": _WHOLE,
+    "flag": _WHOLE,
 }
 _ALIASES: Final = {"value": "body"}
 _IGNORED: Final = frozenset(name.lower() for name in columns.TYPES) - {name.lower() for name in _ROLES}

@@ -201,7 +201,7 @@ class Sender:
             body=request.body,  # a view into Arrow's buffer; it is copied once, into the frame
             properties=request.properties,
             sys_flag=request.sys_flag,
-            flag=0,
+            flag=request.flag,
             msg_id="",
             born_ms=self._producer.instance.clock.wall_ms(),
         )

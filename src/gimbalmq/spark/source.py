@@ -39,6 +39,7 @@ from gimbalmq.spark.option_values import nearest
 from gimbalmq.spark.options import Place, SourceSettings
 from gimbalmq.spark.planning import Partition, QueueRange, plan, ranges_between
 from gimbalmq.spark.pushdown import Limit, filters_may_be_pushed, limit_of
+from gimbalmq.spark.refusal import or_refused
 from gimbalmq.spark.wire import Wire
 from gimbalmq.spark.worker import settle
 
@@ -65,7 +66,9 @@ class RocketMQDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         settle()
-        return StreamReader(SourceSettings.read(self.options, streaming=True), checked_schema(schema))
+        return or_refused(
+            lambda: StreamReader(SourceSettings.read(self.options, streaming=True), checked_schema(schema))
+        )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from gimbalmq.spark import sink
@@ -333,9 +336,12 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         end = {queue: high for queue, high in end.items() if queue in begun or high > begin[queue]}
         # Queues whose broker is away keep their place.
         end.update((queue, place) for queue, place in begun.items() if queue not in end)
-        if end == begun:
+        if end != begun:
+            self._last_batch = SYSTEM_CLOCK.monotonic()
+        elif start != self._initial:
             return start
-        self._last_batch = SYSTEM_CLOCK.monotonic()
+        # The first end also says where the stream began, and is told even if nothing has come yet. An empty batch is
+        # its price. Without it the checkpoint would hold nothing, and a restart would begin at another "latest".
         return offsets.to_json(end, begun if start == self._initial else None)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

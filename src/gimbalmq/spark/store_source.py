@@ -30,62 +30,35 @@ from gimbalmq.model.topics import (
     is_system_topic,
 )
 from gimbalmq.spark import columns
+from gimbalmq.spark.declared import Given, Option, made_of, option, options_of, read_values
 from gimbalmq.spark.decode import OnError, decode
 from gimbalmq.spark.log_ranges import (
     QUEUES_BELOW,
+    EntryRange,
     LogFile,
     MappedFile,
-    QueueRange,
     ScanRange,
     StoreFolder,
     read_entries,
     split_scans,
     steps,
 )
-from gimbalmq.spark.option_values import OptionReader, check_names, is_sparks_own
-from gimbalmq.spark.options import Option
+from gimbalmq.spark.option_values import (
+    BOOLEAN,
+    LISTED,
+    PATTERN,
+    TAGS,
+    TIME_MS,
+    Kind,
+    integer,
+    size,
+    word,
+)
+from gimbalmq.spark.options import ON_ERROR
 from gimbalmq.spark.pushdown import Limit, filters_may_be_pushed, limit_of
 from gimbalmq.spark.source import checked_schema
 from gimbalmq.spark.worker import settle
 from gimbalmq.store.vectors import gather
-
-TABLE: Final = (
-    Option("path", "", "store folders (`storePathRootDir`), separated by commas; the argument of `load`"),
-    Option(
-        "brokerName",
-        "",
-        "for the column `broker`, one for each path; else from a broker.conf, or the folder's name",
-    ),
-    Option("subscribe", "", "topics, separated by commas; `topic` does the same; without it, all"),
-    Option("topic", "", "as `subscribe`"),
-    Option("subscribePattern", "", "topics whose whole name matches this regular expression"),
-    Option(
-        "includeInternal",
-        "false",
-        "read what brokers keep for themselves too: retries, dead letters, delays, transactions; a topic that "
-        "is named is read in any case",
-    ),
-    Option("startingTimestamp", "", "messages stored at or after this time: ms since 1970, or ISO"),
-    Option("endingTimestamp", "", "messages stored before this time"),
-    Option("tags", "*", "only messages with these tags, `A || B`"),
-    Option("includeProperties", "false", "add the column `properties`, a map of all message properties"),
-    Option(
-        "onDecodeError",
-        "fail",
-        "a record that is damaged: `fail`, `skip`, or `keep` it with what is readable and the reason in the "
-        "column `decodeError`; a torn end is none",
-    ),
-    Option("checkCrc", "false", "compare each body with the checksum the broker stored"),
-    Option("minPartitions", "", "partitions at least"),
-    Option("maxBytesPerPartition", "64m", "bytes of the log for one partition at most"),
-    Option(
-        "readThrough",
-        "auto",
-        "`log` scans the commit log, `queues` follows the topics' queue entries; `auto` does the cheaper one",
-    ),
-)
-
-OPTIONS: Final = tuple(option.name for option in TABLE)
 
 _STEP_BYTES: Final = 2 << 20
 """About what is decoded at a time: the best RecordBatch has some thousand rows."""
@@ -94,91 +67,104 @@ _CONFIG_PLACES: Final = ("broker.conf", "config/broker.conf", "../conf/broker.co
 _BROKER_NAME: Final = re.compile(r"^\s*brokerName\s*=\s*(\S+)", re.MULTILINE)
 
 
+def _tag_set(name: str, text: str) -> frozenset[str] | None:
+    return parse_tags(TAGS.read(name, text)).tags
+
+
+_PATH: Final = Option(
+    "path",
+    LISTED,
+    "store folders (`storePathRootDir`), separated by commas; the argument of `load`",
+    needed="a broker's storePathRootDir",
+)
+_BROKER_NAMES: Final = Option(
+    "brokerName",
+    LISTED,
+    "for the column `broker`, one for each path; else from a broker.conf, or the folder's name",
+)
+_SUBSCRIBE: Final = Option(
+    "subscribe",
+    LISTED,
+    "topics, separated by commas; `topic` does the same; without it, all",
+    aliases=("topic",),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    """Options of the store source (the user's names are their camelCase).
+    """Options of the store source, checked."""
 
-    Attributes:
-        paths: store folders, one for each broker.
-        brokers: their names, for the column ``broker``.
-        topics: names; None means by pattern, or all.
-        pattern: a regular expression that matches whole names.
-        include_internal: whether topics are read that brokers keep for themselves: retries, dead
-            letters, delays, transactions. One that is named is read in any case.
-        low_ms, high_ms: bounds of the store time, ``low <= time < high``.
-        max_bytes: of the log, for one partition.
-        read_through: ``auto``, or ``log`` or ``queues`` to have it one way.
-    """
-
-    paths: tuple[str, ...]
-    brokers: tuple[str, ...]
-    topics: frozenset[str] | None = None
-    pattern: str | None = None
-    include_internal: bool = False
-    low_ms: int | None = None
-    high_ms: int | None = None
-    tags: frozenset[str] | None = None
-    include_properties: bool = False
-    on_error: OnError = "fail"
-    check_crc: bool = False
-    min_partitions: int | None = None
-    max_bytes: int = 64 << 20
-    read_through: str = "auto"
+    paths: tuple[str, ...] = made_of(_PATH)
+    brokers: tuple[str, ...] = made_of(_BROKER_NAMES)
+    topics: frozenset[str] | None = made_of(_SUBSCRIBE, otherwise=None)
+    """None means by pattern, or all."""
+    pattern: str | None = option(
+        PATTERN, "topics whose whole name matches this regular expression", name="subscribePattern"
+    )
+    include_internal: bool = option(
+        BOOLEAN,
+        "read what brokers keep for themselves too: retries, dead letters, delays, transactions; a topic that "
+        "is named is read in any case",
+        default="false",
+    )
+    low_ms: int | None = option(
+        TIME_MS, "messages stored at or after this time: ms since 1970, or ISO", name="startingTimestamp"
+    )
+    high_ms: int | None = option(TIME_MS, "messages stored before this time", name="endingTimestamp")
+    tags: frozenset[str] | None = option(
+        Kind("tags", _tag_set), "only messages with these tags, `A || B`", default="*"
+    )
+    include_properties: bool = option(
+        BOOLEAN, "add the column `properties`, a map of all message properties", default="false"
+    )
+    on_error: OnError = option(
+        ON_ERROR,
+        "a record that is damaged: `fail`, `skip`, or `keep` it with what is readable and the reason in the "
+        "column `decodeError`; a torn end is none",
+        default="fail",
+        name="onDecodeError",
+    )
+    check_crc: bool = option(
+        BOOLEAN, "compare each body with the checksum the broker stored", default="false"
+    )
+    min_partitions: int | None = option(integer(1, 1_000_000), "partitions at least")
+    max_bytes: int = option(
+        size(4096, 1 << 40),
+        "bytes of the log for one partition at most",
+        default="64m",
+        name="maxBytesPerPartition",
+    )
+    read_through: str = option(
+        word("auto", "log", "queues"),
+        "`log` scans the commit log, `queues` follows the topics' queue entries; `auto` does the cheaper one",
+        default="auto",
+    )
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> StoreSettings:
         """Raises ConfigError naming the option, its value and what would do."""
-        own = [name for name in options if not is_sparks_own(name)]
-        check_names(own, OPTIONS, what="the store source")
-        reader = OptionReader(options)
-        paths = reader.listed("path")
-        if not paths:
-            raise ConfigError("path", reader.text("path"), "it is needed: a broker's storePathRootDir")
-        brokers = reader.listed("brokerName")
+        given = Given(options, options_of(cls), what="the store source")
+        paths = given.value(_PATH) or ()
+        brokers = given.value(_BROKER_NAMES) or ()
+        named = given.value(_SUBSCRIBE) or ()
         if brokers and len(brokers) != len(paths):
             raise ConfigError(
                 "brokerName", ", ".join(brokers), f"give one name for each of {len(paths)} paths"
             )
-        named = reader.listed("subscribe") + reader.listed("topic")
-        pattern = reader.text("subscribePattern")
-        if named and pattern is not None:
-            raise ConfigError("subscribePattern", pattern, "give either topics or a pattern")
-        if pattern is not None:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ConfigError("subscribePattern", pattern, f"no regular expression: {error}") from None
-        try:
-            tags = parse_tags(reader.text("tags", "*") or "*").tags
-        except ValueError as error:
-            raise ConfigError("tags", reader.text("tags"), str(error)) from None
-        on_error = reader.choice("onDecodeError", "fail", ("fail", "skip", "keep"))
-        return cls(
+        settings = cls(
             paths=paths,
             brokers=brokers or tuple(_broker_name(path) for path in paths),
             topics=frozenset(named) or None,
-            pattern=pattern,
-            include_internal=reader.boolean("includeInternal", False),
-            low_ms=reader.time_ms("startingTimestamp"),
-            high_ms=reader.time_ms("endingTimestamp"),
-            tags=tags,
-            include_properties=reader.boolean("includeProperties", False),
-            on_error="fail" if on_error == "fail" else "skip" if on_error == "skip" else "keep",
-            check_crc=reader.boolean("checkCrc", False),
-            min_partitions=reader.optional_integer("minPartitions", 1, 1_000_000),
-            max_bytes=reader.size("maxBytesPerPartition", 64 << 20, 4096, 1 << 40),
-            read_through=reader.choice("readThrough", "auto", ("auto", "log", "queues")),
+            **read_values(cls, given),
         )
+        if settings.topics and settings.pattern is not None:
+            raise ConfigError("subscribePattern", settings.pattern, "give either topics or a pattern")
+        return settings
 
     @property
     def column_names(self) -> tuple[str, ...]:
         """The columns of a reader that was given no schema."""
-        names = columns.DEFAULT
-        if self.include_properties:
-            names += ("properties",)
-        if self.on_error == "keep":
-            names += ("decodeError",)
-        return names
+        return columns.names_for(properties=self.include_properties, decode_error=self.on_error == "keep")
 
     def takes(self, topic: str) -> bool:
         """Whether a topic is asked for."""
@@ -240,7 +226,7 @@ class StorePartition(InputPartition):
         self,
         broker: str,
         scans: tuple[ScanRange, ...] = (),
-        entries: tuple[QueueRange, ...] = (),
+        entries: tuple[EntryRange, ...] = (),
         files: tuple[LogFile, ...] = (),
         topics: frozenset[str] | None = None,
     ) -> None:
@@ -297,7 +283,7 @@ class StoreReader(DataSourceReader):
         log_bytes = sum(scan.high - scan.low for scan in plan.scans)
         first = plan.scans[0].base + plan.scans[0].low
         last = min(plan.scans[-1].base + plan.scans[-1].high, folder.queues_end())
-        found: list[tuple[QueueRange, float]] = []
+        found: list[tuple[EntryRange, float]] = []
         wanted_bytes = 0.0
         for topic in sorted(topics):
             queues = folder.queues(topic)
@@ -466,7 +452,7 @@ class _Plan:
         self,
         broker: str,
         scans: list[ScanRange],
-        entries: list[tuple[QueueRange, float]],
+        entries: list[tuple[EntryRange, float]],
         files: list[LogFile],
         topics: frozenset[str] | None,
     ) -> None:
@@ -486,23 +472,23 @@ class _Plan:
     def cut(self, piece_bytes: int) -> Iterator[StorePartition]:
         for scan in split_scans(self.scans, piece_bytes):
             yield StorePartition(self.broker, scans=(scan,), topics=self.topics)
-        gathered: list[QueueRange] = []
+        gathered: list[EntryRange] = []
         room = float(piece_bytes)
-        for wanted, size in self.entries:
+        for wanted, mean in self.entries:
             first = wanted.first
             while first < wanted.last:
-                count = max(1, int(room / max(size, 1.0)))
+                count = max(1, int(room / max(mean, 1.0)))
                 last = min(wanted.last, first + count)
                 gathered.append(replace(wanted, first=first, last=last))
-                room -= (last - first) * size
+                room -= (last - first) * mean
                 first = last
-                if room < size:
+                if room < mean:
                     yield self._following(gathered)
                     gathered, room = [], float(piece_bytes)
         if gathered:
             yield self._following(gathered)
 
-    def _following(self, entries: list[QueueRange]) -> StorePartition:
+    def _following(self, entries: list[EntryRange]) -> StorePartition:
         return StorePartition(
             self.broker, entries=tuple(entries), files=tuple(self.files), topics=self.topics
         )

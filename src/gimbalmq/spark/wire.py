@@ -30,7 +30,7 @@ from gimbalmq.protocol.command import ONEWAY_FLAG, RemotingCommand
 from gimbalmq.protocol.frames import MAX_FRAME_BYTES
 from gimbalmq.protocol.serializers import decode_command, encode_frame
 from gimbalmq.protocol.signing import Signer
-from gimbalmq.spark.option_values import Connection
+from gimbalmq.spark.connection import Connection
 from gimbalmq.transport.network import split_address
 
 T = TypeVar("T")

@@ -163,7 +163,12 @@ def _with_damaged(
 
 # --- columns -------------------------------------------------------------------------------------
 
-_NUMBERS: Final = {"queueId": "queue_id", "offset": "queue_offset", "reconsumeTimes": "reconsume_times"}
+_NUMBERS: Final = {
+    "queueId": "queue_id",
+    "offset": "queue_offset",
+    "reconsumeTimes": "reconsume_times",
+    "flag": "flag",
+}
 _TIMES: Final = {"bornTimestamp": "born_timestamp", "storeTimestamp": "store_timestamp"}
 _PROPERTIES: Final = {
     "key": property_names.KEYS,

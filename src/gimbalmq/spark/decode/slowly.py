@@ -320,6 +320,8 @@ def _value(name: str, view: MessageView, reading: Reading, fault: str | None) ->
             return view.queue_id
         case "offset":
             return view.queue_offset
+        case "flag":
+            return view.flag
         case "key":
             return view.get(property_names.KEYS)
         case "tags":

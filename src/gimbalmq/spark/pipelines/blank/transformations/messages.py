@@ -12,5 +12,5 @@ def messages() -> DataFrame:
         spark.readStream.format("rocketmq")
         .option("namesrv", spark.conf.get("gimbalmq.namesrv"))
         .option("startingOffsets", "earliest")
-        .load(spark.conf.get("gimbalmq.topic"))
+        .load(spark.conf.get("gimbalmq.topics"))
     )

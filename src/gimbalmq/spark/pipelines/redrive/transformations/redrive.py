@@ -8,6 +8,12 @@ spark = SparkSession.active()
 
 TOPIC = spark.conf.get("gimbalmq.topic")
 
+COLUMNS = """
+    topic STRING, broker STRING, queueId INT, offset BIGINT, key STRING, tags STRING, body BINARY, flag INT,
+    bornTimestamp TIMESTAMP, storeTimestamp TIMESTAMP, msgId STRING, reconsumeTimes INT,
+    properties MAP<STRING, STRING>
+"""
+
 # RocketMQ has several names for it, by version and by the way the letter took.
 ORIGINAL = "coalesce(properties['DLQ_ORIGIN_TOPIC'], properties['RETRY_TOPIC'], properties['REAL_TOPIC'])"
 
@@ -25,10 +31,10 @@ dp.create_sink(
 def redrive() -> DataFrame:
     letters = (
         spark.readStream.format("rocketmq")
+        .schema(COLUMNS)
         .option("namesrv", spark.conf.get("gimbalmq.namesrv"))
         .option("subscribe", f"%DLQ%{spark.conf.get('gimbalmq.group')}")
         .option("startingOffsets", "earliest")
-        .option("includeProperties", "true")
         .load()
         .selectExpr("*", f"{ORIGINAL} AS original", "body AS bytes")
         # So that a condition can say body LIKE '%...%'.
@@ -36,4 +42,7 @@ def redrive() -> DataFrame:
         .where(spark.conf.get("gimbalmq.where"))
     )
     topic = lit(TOPIC) if TOPIC else col("original")
-    return letters.select(topic.alias("topic"), "key", "tags", col("bytes").alias("body"), "properties")
+    # The sharding key decides the queue again, so each key's letters stay in their order.
+    sharding_key = col("properties")["__SHARDINGKEY"].alias("shardingKey")
+    body = col("bytes").alias("body")
+    return letters.select(topic.alias("topic"), "key", "tags", sharding_key, body, "flag", "properties")
