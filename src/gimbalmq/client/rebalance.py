@@ -31,7 +31,7 @@ from gimbalmq.client.process_queue import ProcessQueue
 from gimbalmq.errors import RocketMQError
 from gimbalmq.model.queues import MessageQueue, sort_client_ids, sort_queues
 from gimbalmq.model.topics import RETRY_PREFIX
-from gimbalmq.transport.tasks import Tasks
+from gimbalmq.transport.tasks import Tasks, ends_task
 
 log = logging.getLogger(__name__)
 
@@ -534,10 +534,7 @@ class Rebalancer:
                 continue
             if not (item.dropped or item.draining):
                 self.mark_dropped(item, "its topic is no longer subscribed")
-            if item.draining:
-                await self._remove(item)  # others may still want it
-            else:
-                del self.table[queue]
+            await self._remove(item)  # others may still want it
         for topic in [topic for topic in self._allotted if topic not in topics]:
             del self._allotted[topic]
             self._all.pop(topic, None)
@@ -647,7 +644,9 @@ class RebalanceLoop:
                 await consumer.rebalance(reason)
             except AssertionError:
                 raise
-            except Exception:
+            except BaseException as error:
+                if ends_task(error):
+                    raise
                 log.exception("rebalance of group %s failed; the next round tries again", consumer.group)
 
 
