@@ -376,19 +376,22 @@ def test_plain_functions_run_in_threads_up_to_the_set_number() -> None:
 
 
 def test_a_result_after_the_consume_timeout_still_counts() -> None:
-    """S3-21: judged by its return value, however late."""
+    """S3-21: judged by its return value, however late; the timer that looks for expired ones runs."""
 
     async def scenario(clock: VirtualClock) -> None:
         async def handler(message: MessageView) -> bool:
-            await asyncio.sleep(30 * 60)
-            return True
+            await asyncio.sleep(20 * 60)
+            return message.queue_offset == 1
 
         host = Host(clock, handler=handler)
-        item = host.give(1)
-        await asyncio.sleep(30 * 60 + 1)
+        host.service.start()
+        item = host.give(1, 2)
+        await asyncio.sleep(20 * 60 + 1)
         assert item.is_empty
-        assert host.sent_back == []
-        assert host.progress() == 2
+        assert host.sent_back == [(2, 0)]
+        assert host.progress() == 3
+        await asyncio.sleep(20 * 60)
+        assert host.sent_back == [(2, 0)]
         await host.close()
 
     virtual(scenario)

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 
-from gimbalmq.client.consume import ConsumeContext, Listener, Outcome
+from gimbalmq.client.consume import ConsumeContext, Listener, Outcome, Unfinished
 from gimbalmq.client.consumption import NOBODY, Batch, ConsumeHost, by_listener, wait_quiet
 from gimbalmq.client.handler_threads import HandlerThreads
 from gimbalmq.client.process_queue import ProcessQueue
@@ -45,6 +45,7 @@ class ConcurrentConsumption:
         self._hiring = False
         self._finished: deque[tuple[Batch, Outcome]] = deque()
         self._closed = False
+        self._hurried = asyncio.Event()
 
     def start(self) -> None:
         self._tasks.every(self._host.config.consume_timeout, self.send_back_expired, "expired messages")
@@ -71,7 +72,7 @@ class ConcurrentConsumption:
             process_queue.begin(batch)
             self._settle([batch], messages)
             return
-        size = self._batch_size
+        size = self._batch_size if listener.batch else 1
         shared = None if listener.wants_context else ConsumeContext(process_queue.queue)
         batches = [
             Batch(process_queue, messages[start : start + size], listener, shared)
@@ -84,6 +85,9 @@ class ConcurrentConsumption:
             for batch in batches:
                 self._threads.submit(self._thread_done, self._run_in_thread, batch)
             return
+        self._wait(batches)
+
+    def _wait(self, batches: list[Batch]) -> None:
         self._waiting.extend(batches)
         if not self._hiring:
             self._hire()
@@ -111,7 +115,13 @@ class ConcurrentConsumption:
         """Begins what was held back while the queue's lease was in doubt."""
         shelved, process_queue.shelved = process_queue.shelved, []
         for batch in shelved:
+            self._begin_again(batch)
+
+    def _begin_again(self, batch: Batch) -> None:
+        if batch.unfinished is None:
             self._enqueue([batch], batch.listener)
+        else:
+            self._wait([batch])
 
     async def _work(self) -> None:
         waiting = self._waiting
@@ -123,6 +133,7 @@ class ConcurrentConsumption:
                 batch = waiting.popleft()
                 process_queue = batch.process_queue
                 if process_queue.dropped or process_queue.draining or self._closed:
+                    batch.give_up()
                     continue
                 if now > process_queue.holds_until:
                     process_queue.shelved.append(batch)
@@ -131,10 +142,15 @@ class ConcurrentConsumption:
                 process_queue.begin(batch)
                 outcome = None
                 try:
-                    outcome = await batch.listener.run_async(batch.messages, batch.own_context())
+                    if batch.unfinished is None:
+                        outcome = await batch.listener.run_async(batch.messages, batch.own_context())
+                    else:
+                        outcome = await batch.listener.finish(
+                            batch.unfinished, batch.messages, batch.own_context()
+                        )
                 finally:
-                    if outcome is None:  # cancelled
-                        process_queue.end(batch)
+                    if outcome is None:
+                        self._cut_short(batch)
                 now = batch.ended = monotonic()
                 self._done(batch, outcome)
                 turns += 1
@@ -143,6 +159,17 @@ class ConcurrentConsumption:
                     now = monotonic()
         finally:
             self._workers -= 1
+
+    def _cut_short(self, batch: Batch) -> None:
+        """The task that ran a handler was cancelled: by close(), at the loop's end, or by the handler itself.
+
+        Nothing new is begun for that, for the loop may be ending. If it goes on, the next batch that comes
+        brings this one along.
+        """
+        batch.process_queue.end(batch)
+        batch.unfinished = batch.context = None
+        if not self._closed:
+            self._waiting.appendleft(batch)
 
     def _run_in_thread(self, batch: Batch) -> tuple[Batch, Outcome | None]:
         batch.started = self._monotonic()
@@ -156,17 +183,18 @@ class ConcurrentConsumption:
 
     def _thread_done(self, done: tuple[Batch, Outcome | None]) -> None:
         batch, outcome = done
-        if outcome is not None:
+        if outcome is not None and not isinstance(outcome, Unfinished):
             self._done(batch, outcome)
             return
         process_queue = batch.process_queue
         process_queue.end(batch)
+        batch.unfinished = outcome
         if process_queue.dropped or process_queue.draining or self._closed:
-            return
-        if self._monotonic() > process_queue.holds_until:
+            batch.give_up()
+        elif self._monotonic() > process_queue.holds_until:
             process_queue.shelved.append(batch)
-        else:  # the lease was confirmed meanwhile
-            self._enqueue([batch], batch.listener)
+        else:  # its awaitable is to be awaited, or the lease was confirmed meanwhile
+            self._begin_again(batch)
 
     # -- settling --------------------------------------------------------------------
 
@@ -275,6 +303,11 @@ class ConcurrentConsumption:
     async def close(self) -> None:
         """Begins nothing more and waits a while for what runs."""
         self._closed = True
-        self._waiting.clear()
+        while self._waiting:
+            self._waiting.popleft().give_up()
         self._settle_finished()
-        await wait_quiet(self._host)
+        await wait_quiet(self._host, self._hurried)
+
+    def hurry(self) -> None:
+        """What runs is not waited for any longer."""
+        self._hurried.set()

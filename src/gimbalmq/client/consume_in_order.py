@@ -29,6 +29,7 @@ class OrderedConsumption:
         self._batch_size = host.config.consume_message_batch_max_size
         self._mutexes: dict[MessageQueue, asyncio.Lock] = {}
         self._closed = False
+        self._hurried = asyncio.Event()
 
     def start(self) -> None:
         pass
@@ -111,14 +112,12 @@ class OrderedConsumption:
             batch = Batch(process_queue, messages, listener or NOBODY)
             batch.started = self._host.clock.monotonic()
             process_queue.begin(batch)
+            outcome: Outcome | None = None
             try:
                 if listener is None:
-                    outcome = Outcome()
-                    outcome.result = ConsumeResult.LATER
-                elif listener.is_async:
-                    outcome = await listener.run_async(messages, context)
+                    outcome = Outcome(ConsumeResult.LATER, messages)
                 else:
-                    outcome = await self._threads.run(listener.run, messages, context)
+                    outcome = await self._threads.handle(listener, messages, context)
                 now = process_queue.last_consume = self._host.clock.monotonic()
                 failed = len(outcome.failed)
                 self._host.count_consumed(
@@ -128,6 +127,11 @@ class OrderedConsumption:
                 return await self._settle(process_queue, messages, outcome, context)
             finally:
                 process_queue.end(batch)
+                if outcome is None and not self._closed:
+                    # The handler has cancelled its own task, or the loop is ending. If the loop goes on, the next
+                    # message that comes starts a new run.
+                    process_queue.put_back(messages)
+                    process_queue.consuming = False
 
     async def _settle(
         self,
@@ -136,36 +140,36 @@ class OrderedConsumption:
         outcome: Outcome,
         context: ConsumeContext,
     ) -> bool:
-        go_on = True
-        offset = -1
-        result = outcome.result
-        if result is ConsumeResult.LATER:
-            remaining = await self._count_again(messages)
-            if remaining:
-                process_queue.put_back(messages)
-                self._spawn(process_queue, self._suspend_seconds(context))
-                go_on = False
-            elif context.auto_commit:
-                offset = process_queue.commit()
-        elif context.auto_commit or result is ConsumeResult.COMMIT:
-            offset = process_queue.commit()
-        elif result is ConsumeResult.ROLLBACK:
+        if outcome.result is ConsumeResult.ROLLBACK and not context.auto_commit:
             process_queue.rollback()
             self._spawn(process_queue, self._suspend_seconds(context))
-            go_on = False
-        if offset >= 0 and not process_queue.dropped:
-            self._host.offsets.update(process_queue.queue, offset, increase_only=False)
-        return go_on
+            return False
+        done = len(messages) - len(outcome.failed)
+        done += await self._resend_used_up(outcome.failed)
+        again = messages[done:]
+        process_queue.put_back(again)
+        if done and (context.auto_commit or outcome.result is ConsumeResult.COMMIT):
+            offset = process_queue.commit()
+            if offset >= 0 and not process_queue.dropped:
+                self._host.offsets.update(process_queue.queue, offset, increase_only=False)
+        if again:
+            self._spawn(process_queue, self._suspend_seconds(context))
+        return not again
 
-    async def _count_again(self, messages: list[MessageView]) -> bool:
-        """Counts a failure of each message; whether any of them must come again here."""
-        remaining = False
-        for message in messages:
+    async def _resend_used_up(self, failed: list[MessageView]) -> int:
+        """Counts a failure of each message, and gives those to the broker that have failed too often.
+
+        Returns:
+            How many from the first on need not come again. Those behind one that must come again do so too:
+            progress is an offset, it cannot leave out a message.
+        """
+        resent = 0
+        for number, message in enumerate(failed):
             if message.reconsume_times >= self._host.max_reconsume_times and await self._host.resend(message):
-                continue
-            message.reconsume_times += 1
-            remaining = True
-        return remaining
+                resent += resent == number
+            else:
+                message.reconsume_times += 1
+        return resent
 
     def _suspend_seconds(self, context: ConsumeContext) -> float:
         seconds = self._host.config.suspend_current_queue if context.suspend is None else context.suspend
@@ -184,5 +188,10 @@ class OrderedConsumption:
             self._spawn(process_queue, self._host.config.relock_delay)
 
     async def close(self) -> None:
+        """Begins nothing more and waits a while for what runs."""
         self._closed = True
-        await wait_quiet(self._host)
+        await wait_quiet(self._host, self._hurried)
+
+    def hurry(self) -> None:
+        """What runs is not waited for any longer."""
+        self._hurried.set()

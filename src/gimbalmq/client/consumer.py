@@ -50,7 +50,7 @@ from gimbalmq.protocol.fastjson import queue_text
 from gimbalmq.protocol.status_bodies import ConsumeDirectlyResult, ConsumeRates, ConsumerRunningInfo
 from gimbalmq.rpc import groups as group_calls
 from gimbalmq.rpc import management as management_calls
-from gimbalmq.transport.tasks import Tasks
+from gimbalmq.transport.tasks import Ending, Tasks, ends_task
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,8 @@ QueueListener = Callable[
 """Called with the topic, all its queues, our queues of it, and why they changed."""
 
 _HEARTBEAT_TRIES = 200
+_CANCEL_SECONDS = 3.0
+"""How long close() waits for a handler that takes no notice of its cancellation."""
 _ROUTE_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0)
 
 
@@ -77,8 +79,10 @@ class Consumer(ConsumerCalls[C]):
         self.group = config.group
         self._instance: ClientInstance | None = None
         self._closed = False
+        self._left_by_error = False
         self._ready = False
         self._suspended = False
+        self._ending = Ending()
         self._tasks = Tasks(f"consumer {config.group}")
         self._events = Events()
         self._queue_listeners: list[QueueListener] = []
@@ -226,7 +230,7 @@ class Consumer(ConsumerCalls[C]):
             await self._after_start()
             self._tasks.spawn(self._find_missing_routes(), "missing routes")
         except BaseException:
-            await self._undo_start(joined)
+            await self._ending.run(lambda: self._undo_start(joined), self._hurry)
             raise
 
     def _start_timers(self) -> None:
@@ -255,27 +259,34 @@ class Consumer(ConsumerCalls[C]):
         self._closed = self._ready = False
 
     async def close(self) -> None:
-        """Lets running handlers finish, commits, leaves the group; the next owner goes on exactly there."""
-        if self._instance is None or self._closed:
+        """Lets running handlers finish, commits, leaves the group; the next owner goes on exactly there.
+
+        If it is cancelled, handlers are not waited for any longer, and the rest is done in the background; a
+        repeated call waits for its end.
+        """
+        await self._ending.run(self._end, self._hurry)
+
+    async def _end(self) -> None:
+        if self._instance is None:
             return
         self._closed = True
         await self._leave(self._instance)
         self._events.close()
         self._instance = None
 
+    def _hurry(self) -> None:
+        """Whoever called close() does not want to wait any longer."""
+
     async def _leave(self, instance: ClientInstance) -> None:
         if self._loop is not None:
             self._loop.leave(self)
         self.balance.close()
         await self._stop_consuming()
-        try:
-            await self._persist_at_close()
-        except (RocketMQError, OSError) as error:
-            log.warning("progress of %s could not be committed at close: %s", self.group, error)
+        await self._persist_at_close()
         if self.needs_lock:
             await self.locks.unlock_all(wait=self.config.handover == "lease")
             await asyncio.gather(*(self.locks.unlock(queue) for queue in self._unlocks_due))
-        await self._tasks.close()
+        await self._tasks.close(_CANCEL_SECONDS)
         await self._close_parts()
         await instance.unregister_consumer(self.group)
         self.balance.drop_everything()
@@ -284,17 +295,28 @@ class Consumer(ConsumerCalls[C]):
         await self.start()
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self._left_by_error = kind is not None
         await self.close()
 
     async def _persist_at_close(self) -> None:
         if self.config.broadcasting:
-            await self.persist_offsets()
+            try:
+                await self.persist_offsets()
+            except (RocketMQError, OSError) as error:
+                log.warning("progress of %s could not be written at close: %s", self.group, error)
             return
         # Answered, where Java's goes one-way: brokers work requests off in several threads, and the next
         # owner, told by our leaving, might read its offset before this one is stored.
         queues = [queue for queue in self._queues_with_progress() if not self._in_doubt(queue)]
-        await asyncio.gather(*(self.offsets.persist(queue, wait=True) for queue in queues))
+        await asyncio.gather(*(self._commit_for_good(queue) for queue in queues))
+
+    async def _commit_for_good(self, queue: MessageQueue) -> None:
+        """Commits a queue that is given up, and waits for the answer: the next owner asks for it soon."""
+        try:
+            await self.offsets.persist(queue, wait=True)
+        except (RocketMQError, OSError) as error:
+            log.warning("the offset of %s could not be committed: %s", queue, error)
 
     def _check_start(self) -> None: ...
 
@@ -609,10 +631,7 @@ class Consumer(ConsumerCalls[C]):
                 self._handing_over.add(id(process_queue))
                 self._tasks.spawn(self._hand_over(process_queue), "hand over")
             return False
-        try:
-            await self.offsets.persist(queue)
-        except RocketMQError as error:
-            log.warning("the offset of %s could not be committed: %s", queue, error)
+        await self._commit_for_good(queue)
         self.offsets.forget(queue)
         return True
 
@@ -672,7 +691,9 @@ class Consumer(ConsumerCalls[C]):
                 result = listener(topic, queues, mine, reason)
                 if inspect.isawaitable(result):
                     await result
-            except Exception:
+            except BaseException as error:
+                if ends_task(error):
+                    raise
                 log.exception("a queue listener failed on %s", topic)
 
     def _adjust_limits(self) -> None: ...

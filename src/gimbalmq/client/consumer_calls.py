@@ -75,7 +75,9 @@ class ConsumerCalls(ABC, Generic[C]):
             )
         found = await self.instance.locate_broker(queue.topic, queue.broker_name)
         if wait:
-            await group_calls.update_offset(self.instance, found.address, self.group, queue, offset)
+            await group_calls.update_offset(
+                self.instance, found.address, self.group, queue, offset, timeout=self.config.api_timeout
+            )
         else:
             await group_calls.update_offset_oneway(self.instance, found.address, self.group, queue, offset)
 

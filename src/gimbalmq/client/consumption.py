@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from gimbalmq._clock import Clock
-from gimbalmq.client.consume import ConsumeContext, ConsumeResult, Listener
+from gimbalmq.client.consume import ConsumeContext, ConsumeResult, Listener, Unfinished
 from gimbalmq.client.consumer_config import PushConsumerConfig
 from gimbalmq.client.offsets import OffsetStore
 from gimbalmq.client.process_queue import ProcessQueue
@@ -24,6 +24,7 @@ class Batch(msgspec.Struct, eq=False):
     Attributes:
         context: the call's own; one that no handler sees stays as it was made, and many batches share it.
         started, ended: monotonic times of the call.
+        unfinished: an awaitable that the handler, a plain function, has returned; it waits to be awaited.
     """
 
     process_queue: ProcessQueue
@@ -32,11 +33,17 @@ class Batch(msgspec.Struct, eq=False):
     context: ConsumeContext | None = None
     started: float = 0.0
     ended: float = 0.0
+    unfinished: Unfinished | None = None
 
     def own_context(self) -> ConsumeContext:
         if self.context is None:
             self.context = ConsumeContext(self.process_queue.queue)
         return self.context
+
+    def give_up(self) -> None:
+        """The batch will not be consumed here."""
+        if self.unfinished is not None:
+            self.unfinished.give_up()
 
 
 class ConsumeHost(Protocol):
@@ -86,15 +93,21 @@ def by_listener(
     return runs
 
 
-async def wait_quiet(host: ConsumeHost) -> None:
-    waiting = [asyncio.ensure_future(process_queue.quiet()) for process_queue in host.process_queues()]
-    if not waiting or host.config.await_termination <= 0:
+async def wait_quiet(host: ConsumeHost, hurried: asyncio.Event) -> None:
+    """Waits until no handler is at work, but no longer than the user wants to."""
+
+    async def all_quiet() -> None:
+        for process_queue in host.process_queues():
+            await process_queue.quiet()
+
+    waiting = [asyncio.ensure_future(all_quiet()), asyncio.ensure_future(hurried.wait())]
+    try:
+        await asyncio.wait(
+            waiting, timeout=max(0.0, host.config.await_termination), return_when=asyncio.FIRST_COMPLETED
+        )
+    finally:
         for waiter in waiting:
             waiter.cancel()
-        return
-    _, unfinished = await asyncio.wait(waiting, timeout=host.config.await_termination)
-    for waiter in unfinished:
-        waiter.cancel()
 
 
 def _nobody(message: MessageView) -> ConsumeResult:

@@ -13,7 +13,7 @@ from typing import Any, overload
 
 from gimbalmq.client import events
 from gimbalmq.client.config import check_options
-from gimbalmq.client.consume import ConsumeContext, ConsumeResult, Handler, Listener, Outcome
+from gimbalmq.client.consume import ConsumeContext, ConsumeResult, Handler, Listener
 from gimbalmq.client.consume_concurrently import ConcurrentConsumption
 from gimbalmq.client.consume_in_order import OrderedConsumption
 from gimbalmq.client.consumer import Consumer
@@ -213,6 +213,10 @@ class PushConsumer(Consumer[PushConsumerConfig]):
             task.cancel()
         if self._consumption is not None:
             await self._consumption.close()
+
+    def _hurry(self) -> None:
+        if self._consumption is not None:
+            self._consumption.hurry()
 
     async def _close_parts(self) -> None:
         if self._threads is not None:
@@ -563,12 +567,8 @@ class PushConsumer(Consumer[PushConsumerConfig]):
             raise ResponseError(f"no handler for topic {message.topic} in this consumer")
         context = ConsumeContext(MessageQueue(message.topic, broker_name or "", message.queue_id))
         began = self.clock.monotonic()
-        outcome: Outcome
-        if listener.is_async:
-            outcome = await listener.run_async([message], context)
-        else:
-            assert self._threads is not None
-            outcome = await self._threads.run(listener.run, [message], context)
+        assert self._threads is not None
+        outcome = await self._threads.handle(listener, [message], context)
         return ConsumeDirectlyResult(
             auto_commit=context.auto_commit,
             consume_result="CR_THROW_EXCEPTION" if outcome.error else _DIRECT_RESULTS[outcome.result],
