@@ -13,13 +13,16 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar, TypeVarTuple
 
 from gimbalmq.errors import RemoteProtocolError, RocketMQError
 from gimbalmq.model.queues import MessageQueue, sort_queues
 from gimbalmq.protocol import fastjson
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class ReadFrom(Enum):
@@ -153,14 +156,14 @@ class LocalOffsets(_Table):
         return self._path
 
     async def load(self) -> None:
-        self._table.update(await asyncio.to_thread(self._read_file))
+        self._table.update(await _in_thread(self._read_file))
 
     async def read(self, queue: MessageQueue, source: ReadFrom) -> int | None:
         if source is not ReadFrom.STORE:
             known = self._table.get(queue)
             if known is not None or source is ReadFrom.MEMORY:
                 return known
-        offset = (await asyncio.to_thread(self._read_file)).get(queue)
+        offset = (await _in_thread(self._read_file)).get(queue)
         if offset is not None:
             self._table[queue] = offset
         return offset
@@ -178,7 +181,7 @@ class LocalOffsets(_Table):
 
     async def _merge(self, changed: Mapping[MessageQueue, int]) -> None:
         async with self._lock:
-            await asyncio.to_thread(self._merge_file, dict(changed))
+            await _in_thread(self._merge_file, dict(changed))
 
     def _merge_file(self, changed: dict[MessageQueue, int]) -> None:
         table = self._read_file()
@@ -202,6 +205,16 @@ class LocalOffsets(_Table):
             except (OSError, RemoteProtocolError) as error:
                 log.warning("the offset file %s cannot be used, its backup is tried: %s", path, error)
         return {}
+
+
+async def _in_thread(function: Callable[[*Ts], T], *arguments: *Ts) -> T:
+    """Does the work of a file away from the loop, as long as there are threads for it."""
+    try:
+        done = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+    except RuntimeError:
+        # The program is ending and starts no threads any more; what was not closed is closed now.
+        return function(*arguments)
+    return await done
 
 
 def local_offset_folder(root: str | os.PathLike[str] | None, client_id: str, group: str) -> Path:

@@ -29,6 +29,7 @@ from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.results import SendResult
 from gimbalmq.protocol.bodies import TopicRoute
 from gimbalmq.protocol.headers.messages import CheckTransactionState
+from gimbalmq.transport.tasks import Ending
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class Producer:
         self.group = config.group
         self._instance: ClientInstance | None = None
         self._tracer: Tracer | None = None
+        self._ending = Ending()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # -- life -------------------------------------------------------------------------
@@ -102,13 +104,16 @@ class Producer:
 
     async def close(self) -> None:
         """Lets traces leave, takes leave of the brokers; the last of an instance closes it."""
-        instance, self._instance = self._instance, None
+        await self._ending.run(self._leave)
+
+    async def _leave(self) -> None:
+        instance = self._instance
         if instance is None:
             return
         if self._tracer is not None:
-            self._instance = instance
             await self._tracer.close()
-            self._instance = None
+            self._tracer = None
+        self._instance = None
         for task in list(self._tasks):
             task.cancel()
         self._targets.close()

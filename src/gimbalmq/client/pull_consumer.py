@@ -73,6 +73,7 @@ class PullConsumer(Consumer[PullConsumerConfig]):
         self._fetched: deque[tuple[ProcessQueue, list[MessageView]]] = deque()
         self._arrived: asyncio.Event | None = None
         self._handed: list[Batch] = []
+        self._unconfirmed: dict[MessageQueue, int] = {}
         self._positions: dict[MessageQueue, int] = {}
         self._seeks: dict[MessageQueue, int] = {}
         self._giving_up: set[MessageQueue] = set()
@@ -167,6 +168,9 @@ class PullConsumer(Consumer[PullConsumerConfig]):
             task.cancel()
         if self._arrived is not None:
             self._arrived.set()
+        if self._left_by_error:
+            # What poll() returned last may be what could not be processed.
+            self._positions.update(self._unconfirmed)
         self._finish_handed()
         if self.config.auto_commit:
             self._positions_to_offsets()
@@ -291,25 +295,27 @@ class PullConsumer(Consumer[PullConsumerConfig]):
     async def poll(self, timeout: float | None = None) -> list[MessageView]:
         """The next messages of one queue; an empty list when none came in time.
 
-        Asking again means that what was returned before is done.
+        Asking again means that what was returned before is done, and so does close(). Leaving ``async with``
+        by an exception does not: these messages come again.
 
         Args:
-            timeout: seconds to wait; the config's ``poll_timeout`` where left out.
+            timeout: seconds to wait; left out, it is the config's ``poll_timeout``.
         """
-        entry = await self._next_entry(self.config.poll_timeout if timeout is None else timeout)
-        if entry is None:
+        batch = await self._next_batch(self.config.poll_timeout if timeout is None else timeout)
+        if batch is None:
             return []
-        item, messages = entry
+        item, messages = batch.process_queue, batch.messages
+        self._unconfirmed[item.queue] = messages[0].queue_offset
         self._positions[item.queue] = item.remove(messages)
         return messages
 
     async def __aiter__(self) -> AsyncIterator[MessageView]:
         """Messages one by one, until the consumer is closed."""
         while self.running:
-            entry = await self._next_entry(None)
-            if entry is None:
+            batch = await self._next_batch(None)
+            if batch is None:
                 continue
-            item, messages = entry
+            item, messages = batch.process_queue, batch.messages
             following = item.remove(messages)
             positions = self._positions
             queue = item.queue
@@ -317,15 +323,17 @@ class PullConsumer(Consumer[PullConsumerConfig]):
                 # Fenced: another may have the queue.
                 while self.clock.monotonic() > item.holds_until and not (item.dropped or self._closed):  # noqa: ASYNC110
                     await asyncio.sleep(self.config.flow_control_delay)
-                if item.dropped:
+                if item.dropped or batch not in self._handed:
                     break
                 positions[queue] = message.queue_offset
                 yield message
+                if batch not in self._handed:
+                    break  # a seek has moved the queue elsewhere meanwhile
                 positions[queue] = message.queue_offset + 1
-            if not item.dropped:
+            if not item.dropped and batch in self._handed:
                 positions[queue] = following
 
-    async def _next_entry(self, timeout: float | None) -> tuple[ProcessQueue, list[MessageView]] | None:
+    async def _next_batch(self, timeout: float | None) -> Batch | None:
         if not self.running or self._arrived is None:
             raise StateError(f"consumer {self.group} is not running: use it in `async with`, or call start()")
         self._finish_handed()
@@ -341,12 +349,13 @@ class PullConsumer(Consumer[PullConsumerConfig]):
                         entry = self._take_ready()
             except TimeoutError:
                 return None
-        if entry is not None:
-            batch = Batch(entry[0], entry[1], _POLLED)
-            batch.started = entry[0].last_consume = self.clock.monotonic()
-            entry[0].begin(batch)
-            self._handed.append(batch)
-        return entry
+        if entry is None:
+            return None
+        batch = Batch(entry[0], entry[1], _POLLED)
+        batch.started = entry[0].last_consume = self.clock.monotonic()
+        entry[0].begin(batch)
+        self._handed.append(batch)
+        return batch
 
     def _take_ready(self) -> tuple[ProcessQueue, list[MessageView]] | None:
         now = self.clock.monotonic()
@@ -374,6 +383,14 @@ class PullConsumer(Consumer[PullConsumerConfig]):
                     self.offsets.update(item.queue, position, increase_only=False)
             item.end(batch)
         self._handed.clear()
+        self._unconfirmed.clear()
+
+    def _let_go(self, item: ProcessQueue) -> None:
+        """What was handed out of a queue does not count any more: the queue goes on elsewhere."""
+        for batch in [batch for batch in self._handed if batch.process_queue is item]:
+            self._handed.remove(batch)
+            item.end(batch)
+        self._unconfirmed.pop(item.queue, None)
 
     # -- progress --------------------------------------------------------------------
 
@@ -385,7 +402,10 @@ class PullConsumer(Consumer[PullConsumerConfig]):
             self._next_commit = now + self.config.auto_commit_interval
         elif now >= self._next_commit:
             self._next_commit = now + self.config.auto_commit_interval
-            await self.commit(wait=False)
+            try:
+                await self.commit(wait=False)
+            except RocketMQError as error:
+                log.warning("progress of %s could not be committed, next try soon: %s", self.group, error)
 
     def _positions_to_offsets(self) -> None:
         for queue, position in self._positions.items():
@@ -401,6 +421,7 @@ class PullConsumer(Consumer[PullConsumerConfig]):
             wait: until the brokers have answered.
         """
         if offsets is None:
+            self._unconfirmed.clear()
             self._positions_to_offsets()
             queues: Collection[MessageQueue] = [
                 queue for queue in self._positions if not self._in_doubt(queue)
@@ -408,6 +429,8 @@ class PullConsumer(Consumer[PullConsumerConfig]):
         else:
             for queue, offset in offsets.items():
                 self.offsets.update(queue, offset, increase_only=False)
+                if queue in self._unconfirmed:
+                    self._unconfirmed[queue] = offset
             queues = offsets.keys()
         held = self.balance.table
         await asyncio.gather(*(self.offsets.persist(queue, wait=wait) for queue in queues if queue in held))
@@ -442,6 +465,7 @@ class PullConsumer(Consumer[PullConsumerConfig]):
         if not low <= offset <= high:
             raise ConfigError("offset", offset, f"{queue} reaches from {low} to {high}")
         self.stop(item)
+        self._let_go(item)
         item.clear()
         self._seeks[queue] = offset
         self._positions[queue] = offset
@@ -480,6 +504,7 @@ class PullConsumer(Consumer[PullConsumerConfig]):
             if item is None or queue.topic != topic:
                 continue
             self.stop(item)
+            self._let_go(item)
             item.clear()
             self._seeks[queue] = self._positions[queue] = offset
             self.emit(

@@ -210,10 +210,19 @@ class Tracer:
                     await self._producer.send(message)
                 except RocketMQError as error:
                     log.warning("%d trace lines are lost: %s", len(batch), error)
+                except asyncio.CancelledError:
+                    self._lines[:0] = batch  # another flush may still send them
+                    raise
 
     async def close(self) -> None:
+        """Sends what has gathered, within the time of one send: a silent broker must not hold up the end."""
         self._task.cancel()
-        await self.flush()
+        limit = self._producer.config.send_timeout
+        try:
+            async with asyncio.timeout(limit):
+                await self.flush()
+        except TimeoutError:
+            log.warning("%d trace lines are lost: they did not leave within %g s", len(self._lines), limit)
 
 
 def _take(lines: list[TraceLine]) -> list[TraceLine]:
