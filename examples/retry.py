@@ -17,7 +17,7 @@ from gimbalmq import (
     PullConsumer,
     PushConsumer,
 )
-from gimbalmq.client.consume import ConsumeContext
+from gimbalmq import ConsumeContext
 from gimbalmq.errors import TopicRouteNotFoundError
 
 GROUP = "mailers"

@@ -20,10 +20,7 @@ import pytest
 import gimbalmq
 from gimbalmq import ConsumeFromWhere, ConsumeResult, Message, MessageView, TransactionState, sync
 from gimbalmq.client import events, request_reply
-from gimbalmq.client.consumption import ConsumeHost
-from gimbalmq.client.lease import LeaseHost
-from gimbalmq.client.members import ConsumerMember, ProducerMember
-from gimbalmq.client.rebalance import BalanceHost
+from gimbalmq.client.members import ProducerMember
 from gimbalmq.errors import ConfigError, MessageIllegalError, RequestTimeoutError, StateError
 from gimbalmq.testing import LocalCluster, ThreadCluster
 from tests.client.group_peers import until
@@ -44,12 +41,12 @@ def cluster() -> Iterator[ThreadCluster]:
 # -- the same names ------------------------------------------------------------------
 
 MACHINERY = {
-    *("instance", "clock", "balance", "locks", "emit", "wake", "consume_type", "consumption"),
-    *("computed_start", "is_balanced_by_group"),
+    *("instance", "clock", "member", "offsets", "holdings"),
+    *("pull_threshold_for_queue", "pull_threshold_size_for_queue"),
 }
-"""Public in the async classes because their parts use it, besides what the shapes below ask for."""
+"""Public in the async classes because the other parts of the client use it."""
 
-SHAPES = (ProducerMember, ConsumerMember, BalanceHost, ConsumeHost, LeaseHost)
+SHAPES = (ProducerMember,)
 
 
 def _for_applications(cls: type) -> set[str]:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from gimbalmq.admin.admin import Admin as Admin
     from gimbalmq.broker.broker import Broker as Broker
     from gimbalmq.broker.config import BrokerConfig as BrokerConfig
-    from gimbalmq.client.consume import ConsumeContext as ConsumeContext
-    from gimbalmq.client.consume import ConsumeResult as ConsumeResult
     from gimbalmq.client.consumer_config import ConsumeFromWhere as ConsumeFromWhere
     from gimbalmq.client.consumer_config import MessageModel as MessageModel
+    from gimbalmq.client.consuming.handlers import ConsumeContext as ConsumeContext
+    from gimbalmq.client.consuming.handlers import ConsumeResult as ConsumeResult
     from gimbalmq.client.producer import Producer as Producer
     from gimbalmq.client.pull_consumer import PullConsumer as PullConsumer
     from gimbalmq.client.push_consumer import PushConsumer as PushConsumer
@@ -46,9 +46,9 @@ _HOMES = {
     "BrokerConfig": "gimbalmq.broker.config",
     "client_tls": "gimbalmq.transport.tls",
     "ConfigError": "gimbalmq.errors",
-    "ConsumeContext": "gimbalmq.client.consume",
+    "ConsumeContext": "gimbalmq.client.consuming.handlers",
     "ConsumeFromWhere": "gimbalmq.client.consumer_config",
-    "ConsumeResult": "gimbalmq.client.consume",
+    "ConsumeResult": "gimbalmq.client.consuming.handlers",
     "Message": "gimbalmq.model.message",
     "MessageModel": "gimbalmq.client.consumer_config",
     "MessageQueue": "gimbalmq.model.queues",

@@ -245,7 +245,7 @@ def test_a_lease_given_to_another_is_dropped_without_a_commit() -> None:
         told: list[BalanceEvent] = []
         consumer.on_event(told.append)
         await asyncio.sleep(2)
-        item = consumer.balance.table[Q0]
+        item = consumer.holdings.table[Q0]
         await asyncio.sleep(14)  # the pull that waits carries the progress, and the next one goes out at 15 s
         cluster.broker.locks[("g", "T", 0)] = "somebody"
         await asyncio.sleep(6)
@@ -266,7 +266,7 @@ def test_leases_that_nobody_can_renew_are_given_up_in_time() -> None:
         cluster.topic("T", 1)
         consumer = await joined(cluster, Worker(cluster, "c1#1"))
         await asyncio.sleep(2)
-        item = consumer.balance.table[Q0]
+        item = consumer.holdings.table[Q0]
         assert cluster.network is not None
         cluster.network.cut(cluster.client_host("c1#1"), cluster.broker.address.split(":")[0])
         began = cluster.clock.monotonic()
@@ -448,7 +448,7 @@ def test_a_member_that_cannot_renew_begins_and_commits_nothing_more(ordered: boo
         assert len(worker.begun) == begun
         assert cluster.broker.committed(Q0) == committed
         with pytest.raises(StateError, match="in doubt"):
-            await consumer.offsets.persist(Q0)
+            await consumer.holdings.table[Q0].commit()
         del cluster.broker.overrides[LOCK]
         await until(lambda: of_kind(told, LeaseConfirmed))
         await asyncio.sleep(2)
@@ -471,13 +471,14 @@ def test_fenced_handlers_in_threads_begin_nothing_either() -> None:
         consumer.subscribe("T", "*", lambda message: seen.append(message.body))
         await cluster.launch(consumer)
         cluster.broker.overrides[LOCK] = lambda request: request.reply(1, "no")
-        item = consumer.balance.table[Q0]
+        item = consumer.holdings.table[Q0]
         item.holds_until = cluster.clock.monotonic() - 1.0
         cluster.broker.put("T", 0, "a", "b")
         await until(lambda: len(item.shelved) == 2)
         assert seen == []
         del cluster.broker.overrides[LOCK]
-        await consumer.locks.renew()
+        assert consumer.member.leases is not None
+        await consumer.member.leases.renew()
         await until(lambda: len(seen) == 2)
 
     run(on_sockets(scenario))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gimbalmq.client.consume import ConsumeContext, ConsumeResult
+from gimbalmq.client.consuming.handlers import ConsumeContext, ConsumeResult
 from gimbalmq.client.events import RoundFinished
 from gimbalmq.client.push_consumer import PushConsumer
 from gimbalmq.errors import ConfigError
@@ -494,7 +494,7 @@ def test_consuming_directly_awaits_what_a_plain_function_returns(ordered: bool) 
         consumer = await started(cluster, SHAPES[0](handler), ordered=ordered)
         view = MessageView.build("T", b"bad", queue=Q0, queue_offset=0)
         results: list[ConsumeDirectlyResult] = [
-            await consumer.consume_directly(view, "broker-a") for _ in "12"
+            await consumer.member.consume_directly(view, "broker-a") for _ in "12"
         ]
         assert [result.consume_result for result in results] == ["CR_LATER", "CR_SUCCESS"]
         assert handler.done == ["bad", "bad"]
@@ -510,7 +510,7 @@ def test_consuming_directly_tells_of_exits(error: type[BaseException]) -> None:
 
         consumer = await started(cluster, handler)
         view = MessageView.build("T", b"x", queue=Q0, queue_offset=0)
-        result = await consumer.consume_directly(view, "broker-a")
+        result = await consumer.member.consume_directly(view, "broker-a")
         assert result.consume_result == "CR_THROW_EXCEPTION"
         assert error.__name__ in (result.remark or "")
 

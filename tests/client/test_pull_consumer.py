@@ -144,10 +144,10 @@ def test_a_queue_that_is_not_pulled_is_left_alone() -> None:
 
     async def scenario(cluster: GroupCluster) -> None:
         consumer = await subscribed(cluster)
-        item = consumer.balance.table[Q0]
-        consumer.stop(item)
+        item = consumer.holdings.table[Q0]
+        item.empty()
         await asyncio.sleep(300)
-        assert consumer.balance.table[Q0] is item
+        assert consumer.holdings.table[Q0] is item
 
     in_virtual_time(scenario)
 
@@ -420,11 +420,11 @@ def test_reading_ahead_is_bounded() -> None:
             cluster.broker.put("T", number, *(["x"] * 100))
         consumer = await subscribed(cluster, pull_threshold_for_queue=15)
         await asyncio.sleep(3)
-        assert {item.count for item in consumer.balance.table.values()} == {20}
+        assert {item.window.count for item in consumer.holdings.table.values()} == {20}
         await consumer.close()
         other = await subscribed(cluster, "c2#1", pull_threshold_for_all=25)
         await asyncio.sleep(3)
-        assert 25 < sum(item.count for item in other.balance.table.values()) <= 40
+        assert 25 < sum(item.window.count for item in other.holdings.table.values()) <= 40
 
     in_virtual_time(scenario)
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from gimbalmq.client.consume import ConsumeContext, ConsumeResult
 from gimbalmq.client.consumer_config import MessageModel, PushConsumerConfig
+from gimbalmq.client.consuming.handlers import ConsumeContext, ConsumeResult
+from gimbalmq.client.consuming.offsets import LocalOffsets, RemoteOffsets
 from gimbalmq.client.events import DuplicatesSeen, OffsetReset, QueueStarted, RoundStarted
-from gimbalmq.client.offsets import LocalOffsets, RemoteOffsets
 from gimbalmq.client.push_consumer import PushConsumer
 from gimbalmq.errors import ConfigError, ResponseError, StateError
 from gimbalmq.model.message import MessageView
@@ -366,11 +366,11 @@ def test_missing_subscription_data_delays_the_pull() -> None:
     async def scenario(cluster: GroupCluster) -> None:
         consumer = await started(cluster, Bodies(), exception_delay=3.0)
         await asyncio.sleep(0.1)
-        data = consumer._subscriptions.pop("T")
+        data = consumer._subscriptions.by_topic.pop("T")
         cluster.broker.put("T", 0, "a")
         await asyncio.sleep(0.1)
         pulls = len(cluster.broker.of(PULL))
-        consumer._subscriptions["T"] = data
+        consumer._subscriptions.by_topic["T"] = data
         await asyncio.sleep(2.5)
         assert len(cluster.broker.of(PULL)) == pulls
         await asyncio.sleep(1)
@@ -495,7 +495,9 @@ def test_too_much_cached_postpones_the_pull_by_50_ms(
         assert len(cluster.broker.of(PULL)) == pulls
         looks = []
         for _ in range(100):
-            looks.append((await consumer.running_info(False)).mq_table[queue_text(Q0)].last_pull_timestamp)
+            looks.append(
+                (await consumer.member.running_info(False)).mq_table[queue_text(Q0)].last_pull_timestamp
+            )
             await asyncio.sleep(0.01)
         assert {later - earlier for earlier, later in pairwise(sorted(set(looks)))} <= {49, 50, 51}
         assert len(set(looks)) in (19, 20, 21)
@@ -662,7 +664,7 @@ def test_stopping_finishes_commits_and_only_then_unregisters() -> None:
 
         consumer = await started(cluster, slow, consume_threads=1, persist_interval=1000.0)
         await asyncio.sleep(1)
-        item = consumer.balance.table[Q0]
+        item = consumer.holdings.table[Q0]
         instance = consumer.instance
         await consumer.close()
         assert cluster.broker.committed(Q0) == len(done) == 4
@@ -936,7 +938,7 @@ def test_duplicates_after_a_move_back_are_noticed() -> None:
         told: list[DuplicatesSeen] = []
         consumer.on_event(lambda event: told.append(event) if isinstance(event, DuplicatesSeen) else None)
         await asyncio.sleep(0.5)
-        await consumer.balance.discard(Q0, "test")
+        await consumer.holdings.discard(Q0, "test")
         await asyncio.sleep(0.1)
         cluster.broker.offsets[("g", "T", 0)] = 3
         await consumer.rebalance("test")

@@ -15,6 +15,7 @@ import pytest
 
 from gimbalmq.balance.allocate import Averagely
 from gimbalmq.client.consumer_config import ConsumeFromWhere, MessageModel
+from gimbalmq.client.consuming.offsets import ReadFrom
 from gimbalmq.client.events import (
     BalanceEvent,
     EqualClientIds,
@@ -26,7 +27,6 @@ from gimbalmq.client.events import (
     TopicSkipped,
     UnequalSubscriptions,
 )
-from gimbalmq.client.offsets import ReadFrom
 from gimbalmq.client.push_consumer import PushConsumer
 from gimbalmq.errors import RequestTimeoutError, RouteError, StateError
 from gimbalmq.model.message import MessageView
@@ -743,7 +743,7 @@ def test_the_cached_offset_is_cleared_before_the_start_offset_is_read() -> None:
         consumer = await joined(cluster, "c1#1", persist_interval=1000.0)
         await asyncio.sleep(0.1)
         (queue,) = consumer.assignment["T"]
-        assert await consumer.consumer_status("T") == {queue: 5}
+        assert await consumer.member.consumer_status("T") == {queue: 5}
 
         async def first_pull_after_coming_back() -> tuple[str, str, int]:
             consumer.unsubscribe("T")
@@ -776,7 +776,7 @@ def test_one_window_and_one_pull_per_queue() -> None:
         for _ in range(5):
             await consumer.rebalance("test")
         await asyncio.sleep(1)
-        assert set(consumer.balance.table) == {*queues, MessageQueue("%RETRY%g", "broker-a", 0)}
+        assert set(consumer.holdings.table) == {*queues, MessageQueue("%RETRY%g", "broker-a", 0)}
         waiting = {key: len(found) for key, found in cluster.broker.waiting.items()}
         assert waiting == {("T", 0): 1, ("T", 1): 1, ("T", 2): 1, ("%RETRY%g", 0): 1}
 
@@ -834,7 +834,7 @@ def test_a_lost_queue_is_committed_and_forgotten_and_its_pull_ends() -> None:
         first = await joined(cluster, "c1#1", persist_interval=1000.0)
         log = Log(first)
         await asyncio.sleep(0.5)
-        window = first.balance.table[queues[1]]
+        window = first.holdings.table[queues[1]]
         await joined(cluster, "c2#1")
         await asyncio.sleep(0.2)
         assert held(first) == [0]
@@ -889,7 +889,7 @@ def test_queues_of_topics_no_longer_subscribed_are_dropped() -> None:
         cluster.topic("T", 1)
         cluster.topic("U", 1)
         consumer = await joined(cluster, "c1#1", "T", "U")
-        window = consumer.balance.table[MessageQueue("U", "broker-a", 0)]
+        window = consumer.holdings.table[MessageQueue("U", "broker-a", 0)]
         consumer.unsubscribe("U")
         await asyncio.sleep(0.2)
         assert window.dropped
@@ -906,11 +906,11 @@ def test_a_push_queue_without_a_pull_for_120_seconds_is_dropped_and_taken_again(
         cluster.topic("T", 1)
         consumer = await joined(cluster, "c1#1", unbalanced_delay=None)
         queue = consumer.assignment["T"][0]
-        window = consumer.balance.table[queue]
-        consumer.stop(window)  # its loop dies
+        window = consumer.holdings.table[queue]
+        window.empty()  # its loop dies
         await asyncio.sleep(0.1)
         stuck_at = window.last_pull
-        while consumer.balance.table.get(queue) is window:  # noqa: ASYNC110
+        while consumer.holdings.table.get(queue) is window:  # noqa: ASYNC110
             await asyncio.sleep(1)
         assert 120 < cluster.clock.monotonic() - stuck_at < 145
         assert window.dropped
@@ -941,12 +941,12 @@ def test_an_ordered_queue_is_only_taken_with_its_lock() -> None:
         consumer = await ordered(cluster, "c1#1")
         log = Log(consumer)
         assert held(consumer) == [0]
-        assert queues[1] not in consumer.balance.table
+        assert queues[1] not in consumer.holdings.table
         assert {request.fields["queueId"] for request in cluster.broker.of(PULL)} <= {"0"}
         body = cluster.broker.of(LOCK)[0].body
         assert b'"consumerGroup":"g"' in body
         assert consumer.client_id.encode() in body
-        assert consumer.balance.table[queues[0]].locked
+        assert consumer.holdings.table[queues[0]].locked
         await asyncio.sleep(0.7)
         assert log.of(QueueSkipped)
         del cluster.broker.locks[("g", "T", 1)]
@@ -1055,14 +1055,14 @@ def test_an_ordered_queue_at_work_stays_until_a_later_round() -> None:
 
         for tries in (1, 2):
             assert await round_seconds() == pytest.approx(1.0, abs=0.02)
-            row = (await first.running_info(False)).mq_table[queue_text(queues[1])]
+            row = (await first.member.running_info(False)).mq_table[queue_text(queues[1])]
             assert (row.dropped, row.try_unlock_times) == (True, tries)
             assert cluster.broker.locks[("g", "T", 1)] == first.client_id
             assert held(second) == []
         assert cluster.broker.of(UNLOCK) == []
         asyncio.get_running_loop().call_later(0.4, finish.set)
         assert await round_seconds() == pytest.approx(0.4, abs=0.02)
-        assert queue_text(queues[1]) not in (await first.running_info(False)).mq_table
+        assert queue_text(queues[1]) not in (await first.member.running_info(False)).mq_table
         await asyncio.sleep(0.01)
         assert len(cluster.broker.of(UNLOCK)) == 1
         await asyncio.sleep(0.6)

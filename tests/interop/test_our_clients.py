@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from gimbalmq.client import request_reply
-from gimbalmq.client.consume import ConsumeContext
 from gimbalmq.client.consumer_config import ConsumeFromWhere, MessageModel
+from gimbalmq.client.consuming.handlers import ConsumeContext
 from gimbalmq.client.producer import Producer
 from gimbalmq.client.pull_consumer import PullConsumer
 from gimbalmq.client.push_consumer import PushConsumer

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gimbalmq.client.consumer_config import PushConsumerConfig
-from gimbalmq.client.rebalance import RebalanceLoop
+from gimbalmq.client.consuming.rounds import Rounds
 from gimbalmq.testing import VirtualClock, run_virtual
 from gimbalmq.transport.tasks import Tasks
 from tests.sim.promises import WORLDS, broken, small
@@ -169,12 +169,12 @@ def test_a_member_that_is_woken_while_it_closes_does_close(turns: int) -> None:
         group = "g"
         config = PushConsumerConfig(group="g", namesrv="10.0.0.1:9876")
 
-        async def rebalance(self, reason: str) -> bool:
+        async def run(self, reason: str) -> bool:
             return True
 
     async def main(clock: VirtualClock) -> None:
         tasks = Tasks("member")
-        rounds = RebalanceLoop(tasks, clock)
+        rounds = Rounds(tasks, clock)
         rounds.join(Idle())
         await asyncio.sleep(1)
         rounds.wake("a member joined")

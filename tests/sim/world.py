@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gimbalmq.balance.allocate import shares, strategy_by_name
-from gimbalmq.client.consume import ConsumeContext
 from gimbalmq.client.consumer_config import ConsumeFromWhere, PushConsumerConfig
+from gimbalmq.client.consuming.handlers import ConsumeContext
 from gimbalmq.client.events import BalanceEvent, LeaseLost, LeaseOverridden, QueueTaken
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.producer import Producer
@@ -218,14 +218,14 @@ class Member:
 
     @property
     def held(self) -> list[MessageQueue]:
-        return self.consumer.balance.held if self.alive else []
+        return self.consumer.holdings.held if self.alive else []
 
     def holds(self, queue: MessageQueue) -> bool:
         """Whether it takes itself for the owner, or still has a handler at work as one."""
-        item = self.consumer.balance.table.get(queue) if self.alive else None
+        item = self.consumer.holdings.table.get(queue) if self.alive else None
         if item is None or item.dropped:
             return False
-        resting = item.draining or self.clock.monotonic() > item.holds_until
+        resting = item.draining or item.in_doubt
         return not resting or bool(item.running)
 
     async def start(self) -> None:
@@ -245,7 +245,7 @@ class Member:
         self.consumer._closed = True
         await self.consumer._tasks.close()
         await instance.close()
-        self.consumer._instance = None
+        self.consumer._member = None
 
     async def handle(self, message: MessageView, context: ConsumeContext) -> bool:
         world, queue, offset = self.world, context.queue, message.queue_offset

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 
+from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.transport.tasks import ends_task
 
@@ -194,9 +195,14 @@ Callback = Callable[[BalanceEvent], Awaitable[None] | None]
 
 
 class Events:
-    """Hands events to callbacks and iterators."""
+    """Hands events to callbacks and iterators.
 
-    def __init__(self, backlog: int = 10_000) -> None:
+    Attributes:
+        clock: dates events that have no time yet; a consumer sets that of its client instance.
+    """
+
+    def __init__(self, backlog: int = 10_000, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.clock = clock
         self._backlog = backlog
         self._callbacks: list[Callback] = []
         self._streams: set[asyncio.Queue[BalanceEvent | None]] = set()
@@ -246,6 +252,8 @@ class Events:
             self._streams.discard(waiting)
 
     def emit(self, event: BalanceEvent) -> None:
+        if not event.at_ms:
+            event = msgspec.structs.replace(event, at_ms=self.clock.wall_ms())
         self._remember(event)
         for waiting in self._streams:
             self._offer(waiting, event)

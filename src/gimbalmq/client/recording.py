@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, Self
 import msgspec
 
 from gimbalmq.client.consumer import Consumer
+from gimbalmq.client.consuming.offsets import ReadFrom
 from gimbalmq.client.events import BalanceEvent
-from gimbalmq.client.offsets import ReadFrom
 from gimbalmq.errors import ConfigError, RocketMQError, StateError
 
 log = logging.getLogger(__name__)

@@ -9,11 +9,11 @@ from typing import Any, TypeVar, overload
 
 from gimbalmq.client import pull_consumer as pull_consumers
 from gimbalmq.client import push_consumer as push_consumers
-from gimbalmq.client.consume import Handler
 from gimbalmq.client.consumer import Consumer as AsyncConsumer
 from gimbalmq.client.consumer_config import TAG, PullConsumerConfig, PushConsumerConfig
+from gimbalmq.client.consuming.handlers import Handler
+from gimbalmq.client.consuming.offsets import OffsetStore
 from gimbalmq.client.events import BalanceEvent
-from gimbalmq.client.offsets import OffsetStore
 from gimbalmq.model.message import MessageView
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.sync.bridge import blocking

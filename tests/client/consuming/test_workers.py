@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Collection, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
 
 import pytest
 
 from gimbalmq._clock import Clock
-from gimbalmq.client.consume import ConsumeContext, ConsumeResult, Handler, Listener
-from gimbalmq.client.consume_concurrently import ConcurrentConsumption
-from gimbalmq.client.consume_in_order import OrderedConsumption
 from gimbalmq.client.consumer_config import MessageModel, PushConsumerConfig
-from gimbalmq.client.handler_threads import HandlerThreads
-from gimbalmq.client.offsets import OffsetStore, RemoteOffsets
-from gimbalmq.client.process_queue import ProcessQueue
-from gimbalmq.client.push_consumer import Consumption
+from gimbalmq.client.consuming.concurrent import Concurrent
+from gimbalmq.client.consuming.handlers import (
+    ConsumeContext,
+    ConsumeResult,
+    Handler,
+    Listener,
+    Listeners,
+)
+from gimbalmq.client.consuming.held_queue import HeldQueue, State
+from gimbalmq.client.consuming.offsets import OffsetStore, RemoteOffsets
+from gimbalmq.client.consuming.ordered import Ordered
+from gimbalmq.client.consuming.threads import HandlerThreads
 from gimbalmq.model.message import MessageView
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.testing import VirtualClock, run_virtual
@@ -35,12 +40,9 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def _nothing(queue: MessageQueue) -> int | None:
-    return None
-
-
-async def _no_commit(queue: MessageQueue, offset: int, wait: bool) -> None:
-    return None
+def no_network() -> RemoteOffsets:
+    """Progress that stays in memory."""
+    return RemoteOffsets(cast(Any, None), "g")
 
 
 class Host:
@@ -51,13 +53,11 @@ class Host:
     ) -> None:
         self.config = PushConsumerConfig(namesrv="localhost:1", group="g", **options)
         self.clock = clock
-        self.offsets: OffsetStore = RemoteOffsets(_nothing, _no_commit)
-        self.max_reconsume_times = (
-            16 if self.config.max_reconsume_times == -1 else self.config.max_reconsume_times
-        )
-        self.running = True
-        self.listeners = {"T": Listener(handler, batch=batch, ordered=ordered)}
-        self.table: list[ProcessQueue] = []
+        self.offsets: OffsetStore = no_network()
+        self.max_times = 16 if self.config.max_reconsume_times == -1 else self.config.max_reconsume_times
+        self.listeners = Listeners()
+        self.listeners.set("T", Listener(handler, batch=batch, ordered=ordered))
+        self.table: list[HeldQueue] = []
         self.sent_back: list[tuple[int, int]] = []
         self.resent: list[int] = []
         self.send_back_works = True
@@ -66,15 +66,13 @@ class Host:
         self.counted: list[tuple[str, int, int, float]] = []
         self.tasks = Tasks("test")
         self.threads = HandlerThreads(self.config.consume_threads, "test")
-        kind: type[ConcurrentConsumption] | type[OrderedConsumption]
-        kind = OrderedConsumption if ordered else ConcurrentConsumption
-        self.service: Consumption = kind(self, self.tasks, self.threads)
-
-    def listener_for(self, message: MessageView) -> Listener | None:
-        return self.listeners.get(message.topic)
-
-    def process_queues(self) -> Collection[ProcessQueue]:
-        return self.table
+        me = cast(Any, self)  # failed messages, counts and locks come here
+        parts = (self.config, clock, self.listeners, me, me, self.threads, self.tasks)
+        self.service: Concurrent | Ordered
+        if ordered:
+            self.service = Ordered(*parts, None if self.config.broadcasting else me)
+        else:
+            self.service = Concurrent(*parts)
 
     async def send_back(self, message: MessageView, delay_level: int, queue: MessageQueue) -> bool:
         if self.send_back_works:
@@ -85,32 +83,47 @@ class Host:
         self.resent.append(message.queue_offset)
         return self.send_back_works
 
-    def count_consumed(self, topic: str, ok: int, failed: int, seconds: float) -> None:
+    def consumed(self, topic: str, ok: int, failed: int, seconds: float) -> None:
         self.counted.append((topic, ok, failed, round(seconds, 3)))
 
-    async def lock_queue(self, queue: MessageQueue) -> bool:
+    async def lock(self, held: HeldQueue) -> bool:
         self.lock_asked += 1
         if self.lock_works:
-            for item in self.table:
-                item.locked, item.last_lock = True, self.clock.monotonic()
+            held.lock_granted(self.clock.monotonic())
         return self.lock_works
 
-    def give(self, *offsets: int, queue: MessageQueue = QUEUE) -> ProcessQueue:
+    def give(self, *offsets: int, queue: MessageQueue = QUEUE) -> HeldQueue:
         """A queue with these messages pulled and submitted."""
-        item = ProcessQueue(queue, now=self.clock.monotonic())
+        item = HeldQueue(queue, self.clock, self.offsets)
+        item.lock_granted(self.clock.monotonic())
+        item.start()
         self.table.append(item)
         self.more(item, *offsets)
         return item
 
-    def more(self, item: ProcessQueue, *offsets: int) -> None:
+    def more(self, item: HeldQueue, *offsets: int) -> None:
         messages = [view(offset, item.queue) for offset in offsets]
-        self.service.submit(item, messages, item.put(messages))
+        self.service.submit(item, messages, item.window.put(messages))
 
     def progress(self, queue: MessageQueue = QUEUE) -> int | None:
         return self.offsets.remembered(queue)
 
+    def look_for_expired(self) -> None:
+        """As a push consumer does."""
+        service = self.service
+        assert isinstance(service, Concurrent)
+        self.tasks.every(
+            self.config.consume_timeout, lambda: service.send_back_expired(self.table), "expired"
+        )
+
     async def close(self) -> None:
-        await self.service.close()
+        """As a member closes: no queue begins anything, what runs is waited for."""
+        for item in self.table:
+            if item.state is State.READING:
+                item.drain()
+        self.service.close()
+        if self.config.await_termination:
+            await asyncio.wait([asyncio.ensure_future(item.quiet()) for item in self.table])
         await self.tasks.close()
         self.threads.close()
 
@@ -147,7 +160,7 @@ def test_success_moves_the_offset_on(result: object) -> None:
         handler = Seen(result)
         host = Host(clock, handler=handler)
         item = host.give(5, 6, 7)
-        await until(lambda: item.is_empty)
+        await until(lambda: item.window.is_empty)
         assert handler.given == [5, 6, 7]
         assert host.progress() == 8
         await host.close()
@@ -167,7 +180,7 @@ def test_failed_messages_go_back_to_the_broker_and_the_offset_moves_on(result: o
 
         host = Host(clock, handler=handler)
         item = host.give(5, 6)
-        await until(lambda: item.is_empty)
+        await until(lambda: item.window.is_empty)
         assert sorted(host.sent_back) == [(5, 0), (6, 0)]
         assert host.progress() == 7
         await host.close()
@@ -179,7 +192,7 @@ def test_a_strange_return_value_is_success_and_logged(caplog: pytest.LogCaptureF
     async def scenario(clock: VirtualClock) -> None:
         host = Host(clock, handler=Seen("done"))
         item = host.give(1)
-        await until(lambda: item.is_empty)
+        await until(lambda: item.window.is_empty)
         assert host.progress() == 2
         await host.close()
 
@@ -194,7 +207,7 @@ def test_broadcasting_drops_what_failed() -> None:
     async def scenario(clock: VirtualClock) -> None:
         host = Host(clock, handler=Seen(False), message_model=MessageModel.BROADCASTING)
         item = host.give(5)
-        await until(lambda: item.is_empty)
+        await until(lambda: item.window.is_empty)
         assert host.sent_back == []
         assert host.progress() == 6
         await host.close()
@@ -217,11 +230,11 @@ def test_a_failed_send_back_is_consumed_again_after_5_seconds() -> None:
         host.send_back_works = False
         item = host.give(5, 6, 7)
         await asyncio.sleep(1)
-        assert (host.progress(), item.count) == (6, 1)
+        assert (host.progress(), item.window.count) == (6, 1)
         await asyncio.sleep(4.5)
         assert tries == [(0.0, 0), (5.0, 1)]
         host.send_back_works = True
-        await until(lambda: item.is_empty)
+        await until(lambda: item.window.is_empty)
         assert host.sent_back == [(6, 0)]
         assert host.progress() == 8
         await host.close()
@@ -239,7 +252,7 @@ def test_batches_have_the_set_size_and_a_batch_fails_as_one() -> None:
 
         host = Host(clock, handler=handler, batch=True, consume_message_batch_max_size=3)
         item = host.give(*range(8))
-        await until(lambda: item.is_empty)
+        await until(lambda: item.window.is_empty)
         assert sizes == [3, 3, 2]
         assert [counts[:3] for counts in host.counted] == [("T", 3, 0), ("T", 0, 3), ("T", 2, 0)]
         assert sorted(host.sent_back) == [(3, 0), (4, 0), (5, 0)]
@@ -258,7 +271,7 @@ def test_the_context_sets_ack_index_and_delay_level() -> None:
 
         host = Host(clock, handler=handler, batch=True, consume_message_batch_max_size=8)
         item = host.give(0, 1, 2, 3)
-        await until(lambda: item.is_empty)
+        await until(lambda: item.window.is_empty)
         assert host.sent_back == [(2, -1), (3, -1)]
         await host.close()
 
@@ -272,7 +285,7 @@ def test_a_handler_of_single_messages_is_judged_one_by_one() -> None:
 
         host = Host(clock, handler=handler, consume_message_batch_max_size=8)
         item = host.give(0, 1, 2)
-        await until(lambda: item.is_empty)
+        await until(lambda: item.window.is_empty)
         assert host.sent_back == [(1, 0)]
         await host.close()
 
@@ -286,7 +299,7 @@ def test_what_ends_in_one_turn_is_settled_together_failures_apart() -> None:
 
         host = Host(clock, handler=handler)
         item = host.give(*range(6))
-        await until(lambda: item.is_empty and not item.running)
+        await until(lambda: item.window.is_empty and not item.running)
         assert [(ok, failed) for _, ok, failed, _ in host.counted] == [(2, 0), (0, 1), (3, 0)]
         assert host.sent_back == [(2, 0)]
         assert host.progress() == 6
@@ -308,11 +321,11 @@ def test_an_offset_store_that_raises_does_not_keep_others_from_being_settled() -
             lambda _, context: complaints.append(context.get("exception"))
         )
         host = Host(clock, handler=Seen())
-        host.offsets = Moody(_nothing, _no_commit)
+        host.offsets = Moody(cast(Any, None), "g")
         other = MessageQueue("T", "broker-a", 1)
         host.give(1, 2)
         item = host.give(3, 4, queue=other)
-        await until(lambda: item.is_empty and not item.running)
+        await until(lambda: item.window.is_empty and not item.running)
         assert host.progress(other) == 5
         assert [str(error) for error in complaints] == ["not today"]
         host.table.remove(host.table[0])
@@ -337,7 +350,7 @@ def test_no_more_batches_at_a_time_than_consume_threads() -> None:
         host = Host(clock, handler=handler, consume_threads=4)
         item = host.give(*range(20))
         await asyncio.sleep(0.55)
-        assert item.is_empty
+        assert item.window.is_empty
         assert peak == 4
         await host.close()
 
@@ -365,7 +378,7 @@ def test_plain_functions_run_in_threads_up_to_the_set_number() -> None:
 
         host = Host(Real(), handler=handler, consume_threads=3)
         item = host.give(*range(6))
-        await until(lambda: item.is_empty)
+        await until(lambda: item.window.is_empty)
         assert host.progress() == 6
         assert len(names) == 3
         assert loop_thread not in names
@@ -384,10 +397,10 @@ def test_a_result_after_the_consume_timeout_still_counts() -> None:
             return message.queue_offset == 1
 
         host = Host(clock, handler=handler)
-        host.service.start()
+        host.look_for_expired()
         item = host.give(1, 2)
         await asyncio.sleep(20 * 60 + 1)
-        assert item.is_empty
+        assert item.window.is_empty
         assert host.sent_back == [(2, 0)]
         assert host.progress() == 3
         await asyncio.sleep(20 * 60)
@@ -405,13 +418,13 @@ def test_messages_in_work_for_too_long_are_sent_back_with_level_3() -> None:
             return True
 
         host = Host(clock, handler=handler, await_termination=0)
-        host.service.start()
+        host.look_for_expired()
         item = host.give(1, 2, 3)
         await asyncio.sleep(15 * 60 - 1)
         assert host.sent_back == []
         await asyncio.sleep(15 * 60 + 2)
         assert host.sent_back == [(1, 3)]
-        assert item.is_empty
+        assert item.window.is_empty
         await host.close()
 
     virtual(scenario)
@@ -430,7 +443,7 @@ def test_nothing_of_a_dropped_queue_is_begun_and_its_results_are_ignored() -> No
         host = Host(clock, handler=handler, consume_threads=1)
         item = host.give(1, 2, 3)
         await asyncio.sleep(0.5)
-        item.dropped = True
+        item.drop()
         await asyncio.sleep(5)
         assert given == [1]
         assert host.progress() is None
@@ -452,7 +465,7 @@ def test_a_draining_queue_settles_what_runs_and_begins_nothing() -> None:
         host = Host(clock, handler=handler, consume_threads=2)
         item = host.give(1, 2, 3, 4)
         await asyncio.sleep(0.5)
-        item.draining = True
+        item.drain()
         await item.quiet()
         assert given == [1, 2]
         assert host.progress() == 3
@@ -474,12 +487,12 @@ def test_retried_messages_carry_their_own_topic_and_find_its_handler() -> None:
             seen.append(("other " + message.topic, message.queue_offset))
 
         host = Host(clock, handler=handler)
-        host.listeners["U"] = Listener(other, batch=False)
-        item = ProcessQueue(RETRY)
+        host.listeners.set("U", Listener(other, batch=False))
+        item = host.give(queue=RETRY)
         messages = [view(0, RETRY), view(1, RETRY, "U"), view(2, RETRY, "Gone")]
-        item.put(messages)
+        item.window.put(messages)
         host.service.submit(item, messages)
-        await until(lambda: item.is_empty)
+        await until(lambda: item.window.is_empty)
         assert seen == [("T", 0), ("other U", 1)]
         assert host.sent_back == [(2, 0)]
         await host.close()
@@ -500,11 +513,10 @@ def test_close_waits_for_what_runs() -> None:
         host = Host(clock, handler=handler, consume_threads=1)
         host.give(1, 2)
         await asyncio.sleep(0.5)
-        await host.service.close()
+        await host.close()
         assert clock.monotonic() == pytest.approx(2.0)
         assert given == [1]
         assert host.progress() == 2
-        await host.close()
 
     virtual(scenario)
 
@@ -629,7 +641,7 @@ def test_without_auto_commit_the_handler_decides() -> None:
         await asyncio.sleep(2)
         assert given == [0, 1, 2, 0, 1, 2, 3, 4]
         assert host.progress() == 4
-        assert item.in_work == 1
+        assert item.window.in_work == 1
         await host.close()
 
     virtual(scenario)
@@ -641,7 +653,7 @@ def test_ordered_consumption_stops_without_the_lock_and_asks_for_it_again() -> N
         host = ordered_host(clock, handler)
         host.lock_works = False
         item = host.give()
-        item.locked = False
+        item.lock_refused()
         host.more(item, 0)
         await asyncio.sleep(0.15)
         assert host.lock_asked == 1
@@ -678,7 +690,7 @@ def test_broadcasting_in_order_needs_no_lock() -> None:
         handler = Seen()
         host = ordered_host(clock, handler, message_model=MessageModel.BROADCASTING)
         item = host.give()
-        item.locked = False
+        item.lock_refused()
         host.more(item, 0)
         await asyncio.sleep(0.01)
         assert handler.given == [0]

@@ -1,4 +1,4 @@
-"""What a consumer tells about itself: 307's answer, and whether its group agrees with it."""
+"""What a consumer tells about itself: 307's answer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import traceback
 from collections.abc import Iterable
 
 from gimbalmq.client.consumer_config import ConsumerConfig
-from gimbalmq.model.topics import RETRY_PREFIX
-from gimbalmq.protocol.bodies import Subscription
+from gimbalmq.client.consuming.held_queue import HeldQueue
 from gimbalmq.protocol.codes import OUR_VERSION, version_name
+from gimbalmq.protocol.status_bodies import ProcessQueueInfo
 
 
 def running_properties(
@@ -35,13 +35,29 @@ def running_properties(
     }
 
 
-def expressions(subscriptions: Iterable[Subscription]) -> dict[str, str]:
-    """Topic to expression, tags in one order, without the retry topic."""
-    return {
-        data.topic: " || ".join(sorted(data.tags_set)) or data.sub_string or "*"
-        for data in subscriptions
-        if not data.topic.startswith(RETRY_PREFIX)
-    }
+def row_of(held: HeldQueue, commit_offset: int, now: float, wall_ms: int) -> ProcessQueueInfo:
+    """One row of 307's ``mqTable``."""
+
+    def wall(moment: float) -> int:
+        return wall_ms - int((now - moment) * 1000)
+
+    window, work = held.window, held.window.work_offsets
+    return ProcessQueueInfo(
+        cached_msg_count=window.count - len(work),
+        cached_msg_max_offset=window.max_offset or 0,
+        cached_msg_min_offset=window.min_offset or 0,
+        cached_msg_size_in_mib=window.body_bytes >> 20,
+        commit_offset=commit_offset,
+        dropped=held.dropped,
+        last_consume_timestamp=wall(held.last_consume),
+        last_lock_timestamp=wall(held.last_lock),
+        last_pull_timestamp=wall(held.last_pull),
+        locked=held.locked,
+        transaction_msg_count=len(work),
+        transaction_msg_max_offset=max(work, default=0),
+        transaction_msg_min_offset=min(work, default=0),
+        try_unlock_times=held.give_up_tries,
+    )
 
 
 def stacks() -> str:

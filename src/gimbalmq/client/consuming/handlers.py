@@ -1,4 +1,7 @@
-"""Handlers: what they are called with, what they may say, and what that means for a batch."""
+"""Handlers: what they are called with, what they may say, and what that means for a batch.
+
+``Outcome`` is the one place in which a handler's word becomes "these are done, these come again".
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import Any
 
+from gimbalmq.client.consuming.held_queue import Work
 from gimbalmq.errors import ConfigError
 from gimbalmq.model.message import MessageView
 from gimbalmq.model.queues import MessageQueue
+from gimbalmq.model.topics import RETRY_PREFIX
 from gimbalmq.transport.tasks import ends_task
 
 log = logging.getLogger(__name__)
@@ -265,3 +270,70 @@ _RESULTS: dict[object, ConsumeResult] = {
     False: ConsumeResult.LATER,
     **{result: result for result in ConsumeResult},
 }
+
+
+class Listeners:
+    """The handlers of a consumer, by topic."""
+
+    def __init__(self) -> None:
+        self._by_topic: dict[str, Listener] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_topic)
+
+    def set(self, topic: str, listener: Listener) -> None:
+        self._by_topic[topic] = listener
+
+    def remove(self, topic: str) -> None:
+        self._by_topic.pop(topic, None)
+
+    def of(self, message: MessageView) -> Listener | None:
+        """Whose message it is, by its original topic."""
+        listener = self._by_topic.get(message.topic)
+        if listener is None and len(self._by_topic) == 1:
+            return next(iter(self._by_topic.values()))
+        return listener
+
+    def runs(self, messages: list[MessageView]) -> list[tuple[Listener | None, list[MessageView]]]:
+        """Runs of messages with one handler; retried ones get their own topic back."""
+        runs: list[tuple[Listener | None, list[MessageView]]] = []
+        for message in messages:
+            if message.topic.startswith(RETRY_PREFIX):
+                message.topic = message.original_topic
+            listener = self.of(message)
+            if runs and runs[-1][0] is listener:
+                runs[-1][1].append(message)
+            else:
+                runs.append((listener, [message]))
+        return runs
+
+
+def _nobody(message: MessageView) -> ConsumeResult:
+    return ConsumeResult.LATER
+
+
+NOBODY = Listener(_nobody, batch=False)
+"""Stands for the handler of messages that have none."""
+
+
+class Batch(Work, eq=False):
+    """Messages one handler call gets.
+
+    Attributes:
+        context: the call's own; one that no handler sees stays as it was made, and many batches share it.
+        unfinished: an awaitable that the handler, a plain function, has returned; it waits to be awaited.
+    """
+
+    listener: Listener = NOBODY
+    context: ConsumeContext | None = None
+    unfinished: Unfinished | None = None
+
+    def own_context(self) -> ConsumeContext:
+        if self.context is None:
+            self.context = ConsumeContext(self.held.queue)
+        return self.context
+
+    def leave(self) -> None:
+        """The batch will not be consumed here."""
+        if self.unfinished is not None:
+            self.unfinished.give_up()

@@ -10,12 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from gimbalmq.client.consume import ConsumeContext, Listener, Outcome, Unfinished
-from gimbalmq.client.consumption import NOBODY, Batch, ConsumeHost, by_listener, wait_quiet
-from gimbalmq.client.handler_threads import HandlerThreads
-from gimbalmq.client.process_queue import ProcessQueue
+from gimbalmq._clock import Clock
+from gimbalmq.client.consumer_config import PushConsumerConfig
+from gimbalmq.client.consuming.handlers import (
+    Batch,
+    ConsumeContext,
+    Listener,
+    Listeners,
+    Outcome,
+    Unfinished,
+)
+from gimbalmq.client.consuming.held_queue import READING, HeldQueue
+from gimbalmq.client.consuming.send_back import Returns
+from gimbalmq.client.consuming.threads import HandlerThreads
+from gimbalmq.client.rates import Rates
 from gimbalmq.model.message import MessageView
 from gimbalmq.model.topics import RETRY_PREFIX
 from gimbalmq.transport.tasks import Tasks
@@ -27,55 +37,59 @@ EXPIRED_LIMIT = 16
 _YIELD_AFTER = 64
 
 
-class ConcurrentConsumption:
+class Concurrent:
     """Batches in any order (Java: ConsumeMessageConcurrentlyService)."""
 
-    ordered = False
-
-    def __init__(self, host: ConsumeHost, tasks: Tasks, threads: HandlerThreads) -> None:
-        self._host = host
-        self._tasks = tasks
+    def __init__(
+        self,
+        config: PushConsumerConfig,
+        clock: Clock,
+        listeners: Listeners,
+        returns: Returns,
+        rates: Rates,
+        threads: HandlerThreads,
+        tasks: Tasks,
+    ) -> None:
+        self._config = config
+        self._listeners = listeners
+        self._returns = returns
+        self._rates = rates
         self._threads = threads
-        self._limit = host.config.consume_threads
-        self._batch_size = host.config.consume_message_batch_max_size
-        self._monotonic = host.clock.monotonic
+        self._tasks = tasks
+        self._limit = config.consume_threads
+        self._batch_size = config.consume_message_batch_max_size
+        self._monotonic = clock.monotonic
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Batch] = deque()
         self._workers = 0
         self._hiring = False
         self._finished: deque[tuple[Batch, Outcome]] = deque()
         self._closed = False
-        self._hurried = asyncio.Event()
 
-    def start(self) -> None:
-        self._tasks.every(self._host.config.consume_timeout, self.send_back_expired, "expired messages")
-
-    def submit(self, process_queue: ProcessQueue, messages: list[MessageView], dispatch: bool = True) -> None:
+    def submit(self, held: HeldQueue, messages: list[MessageView], dispatch: bool = True) -> None:
         """Cuts pulled messages into batches and has them consumed."""
-        if process_queue.queue.topic.startswith(RETRY_PREFIX):
-            for listener, run in by_listener(self._host, messages):
-                self._submit_run(process_queue, run, listener)
+        if held.queue.topic.startswith(RETRY_PREFIX):
+            for listener, run in self._listeners.runs(messages):
+                self._submit_run(held, run, listener)
         elif messages:
-            self._submit_run(process_queue, messages, self._host.listener_for(messages[0]))
+            self._submit_run(held, messages, self._listeners.of(messages[0]))
 
-    def _submit_run(
-        self, process_queue: ProcessQueue, messages: list[MessageView], listener: Listener | None
-    ) -> None:
+    def _submit_run(self, held: HeldQueue, messages: list[MessageView], listener: Listener | None) -> None:
         if listener is None:
             log.error(
                 "no handler for messages of topic %s; they are sent back. Subscribe the topic again, or read "
                 "them from the dead letters",
                 messages[0].topic,
             )
-            batch = Batch(process_queue, messages, NOBODY)
+            batch = Batch(held, messages)
             batch.started = batch.ended = self._monotonic()
-            process_queue.begin(batch)
+            held.begin(batch)
             self._settle([batch], messages)
             return
         size = self._batch_size if listener.batch else 1
-        shared = None if listener.wants_context else ConsumeContext(process_queue.queue)
+        shared = None if listener.wants_context else ConsumeContext(held.queue)
         batches = [
-            Batch(process_queue, messages[start : start + size], listener, shared)
+            Batch(held, messages[start : start + size], listener=listener, context=shared)
             for start in range(0, len(messages), size)
         ]
         self._enqueue(batches, listener)
@@ -102,19 +116,18 @@ class ConcurrentConsumption:
 
     # -- running ---------------------------------------------------------------------
 
-    def _may_begin(self, batch: Batch) -> bool:
-        process_queue = batch.process_queue
-        return not (
-            process_queue.dropped
-            or process_queue.draining
-            or batch.started > process_queue.holds_until
-            or self._closed
-        )
+    def _shelve(self, batch: Batch) -> None:
+        """Holds a batch back until the queue's lease is sure again."""
+        shelved = batch.held.shelved
+        shelved.append(batch)
+        if len(shelved) == 1:
+            self._tasks.spawn(self._unshelve(batch.held), "wait for a lease")
 
-    def resume(self, process_queue: ProcessQueue) -> None:
-        """Begins what was held back while the queue's lease was in doubt."""
-        shelved, process_queue.shelved = process_queue.shelved, []
+    async def _unshelve(self, held: HeldQueue) -> None:
+        await held.until_sure()
+        shelved, held.shelved = held.shelved, []
         for batch in shelved:
+            assert isinstance(batch, Batch)
             self._begin_again(batch)
 
     def _begin_again(self, batch: Batch) -> None:
@@ -131,15 +144,15 @@ class ConcurrentConsumption:
         try:
             while waiting:
                 batch = waiting.popleft()
-                process_queue = batch.process_queue
-                if process_queue.dropped or process_queue.draining or self._closed:
-                    batch.give_up()
+                held = batch.held
+                if held.state is not READING:
+                    batch.leave()
                     continue
-                if now > process_queue.holds_until:
-                    process_queue.shelved.append(batch)
+                if now > held.holds_until:
+                    self._shelve(batch)
                     continue
                 batch.started = now
-                process_queue.begin(batch)
+                held.begin(batch)
                 outcome = None
                 try:
                     if batch.unfinished is None:
@@ -163,19 +176,19 @@ class ConcurrentConsumption:
     def _cut_short(self, batch: Batch) -> None:
         """The task that ran a handler was cancelled: by close(), at the loop's end, or by the handler itself.
 
-        Nothing new is begun for that, for the loop may be ending. If it goes on, the next batch that comes
-        brings this one along.
+        Nothing is begun for that, for the loop may be ending. If it goes on, the next batch that comes brings
+        this one along.
         """
-        batch.process_queue.end(batch)
+        batch.held.end(batch)
         batch.unfinished = batch.context = None
         if not self._closed:
             self._waiting.appendleft(batch)
 
     def _run_in_thread(self, batch: Batch) -> tuple[Batch, Outcome | None]:
         batch.started = self._monotonic()
-        batch.process_queue.begin(batch)
+        batch.held.begin(batch)
         # After begin(), and again here: a handover that saw no running batch must not be followed by one.
-        if not self._may_begin(batch):
+        if batch.held.state is not READING or batch.started > batch.held.holds_until:
             return batch, None
         outcome = batch.listener.run(batch.messages, batch.own_context())
         batch.ended = self._monotonic()
@@ -186,13 +199,13 @@ class ConcurrentConsumption:
         if outcome is not None and not isinstance(outcome, Unfinished):
             self._done(batch, outcome)
             return
-        process_queue = batch.process_queue
-        process_queue.end(batch)
+        held = batch.held
+        held.end(batch)
         batch.unfinished = outcome
-        if process_queue.dropped or process_queue.draining or self._closed:
-            batch.give_up()
-        elif self._monotonic() > process_queue.holds_until:
-            process_queue.shelved.append(batch)
+        if held.state is not READING:
+            batch.leave()
+        elif self._monotonic() > held.holds_until:
+            self._shelve(batch)
         else:  # its awaitable is to be awaited, or the lease was confirmed meanwhile
             self._begin_again(batch)
 
@@ -213,7 +226,7 @@ class ConcurrentConsumption:
                 run = [batch]
                 while (
                     finished
-                    and finished[0][0].process_queue is batch.process_queue
+                    and finished[0][0].held is batch.held
                     and finished[0][0].listener is batch.listener
                     and not (outcome.failed or finished[0][1].failed)
                 ):
@@ -225,89 +238,76 @@ class ConcurrentConsumption:
 
     def _settle(self, batches: list[Batch], failed: list[MessageView]) -> None:
         """Settles batches of one queue and handler; where messages failed, it is one batch."""
-        process_queue = batches[0].process_queue
-        process_queue.last_consume = batches[-1].ended
+        held = batches[0].held
+        held.last_consume = batches[-1].ended
         messages = [message for batch in batches for message in batch.messages]
         seconds = sum([batch.ended - batch.started for batch in batches])
-        host = self._host
-        host.count_consumed(messages[0].topic, len(messages) - len(failed), len(failed), seconds)
-        if process_queue.dropped:
-            log.debug(
-                "result of %d messages of %s ignored: it was dropped", len(messages), process_queue.queue
-            )
+        self._rates.consumed(messages[0].topic, len(messages) - len(failed), len(failed), seconds)
+        if held.dropped:
+            log.debug("result of %d messages of %s ignored: it was dropped", len(messages), held.queue)
         elif failed:
             self._tasks.spawn(self._settle_failed(batches[0], failed), "send back")
             return
         else:
-            self._finish(process_queue, messages)
-        process_queue.end(*batches)
-
-    def _finish(self, process_queue: ProcessQueue, messages: Sequence[MessageView]) -> None:
-        offset = process_queue.remove(messages)
-        if offset >= 0 and not process_queue.dropped:
-            self._host.offsets.update(process_queue.queue, offset, increase_only=True)
+            held.settle(messages)
+        held.end(*batches)
 
     async def _settle_failed(self, batch: Batch, failed: list[MessageView]) -> None:
-        process_queue = batch.process_queue
+        held = batch.held
         context = batch.own_context()
         again: list[MessageView] = []
         try:
-            if self._host.config.broadcasting:
+            if self._config.broadcasting:
                 for message in failed:
                     log.warning("broadcasting: message %s failed and is dropped", message.msg_id)
             else:
                 for message in failed:
                     # One that has left the window was sent back by the expiry already.
-                    if message in process_queue and not await self._host.send_back(
-                        message, context.delay_level, process_queue.queue
+                    if message in held.window and not await self._returns.send_back(
+                        message, context.delay_level, held.queue
                     ):
                         message.reconsume_times += 1
                         again.append(message)
             if again:
                 offsets = {message.queue_offset for message in again}
                 done = [message for message in batch.messages if message.queue_offset not in offsets]
-                self._tasks.spawn(self._submit_later(process_queue, again), "consume again")
+                self._tasks.spawn(self._submit_later(held, again), "consume again")
             else:
                 done = batch.messages
-            self._finish(process_queue, done)
+            held.settle(done)
         finally:
-            process_queue.end(batch)
+            held.end(batch)
 
-    async def _submit_later(self, process_queue: ProcessQueue, messages: list[MessageView]) -> None:
-        await asyncio.sleep(self._host.config.resubmit_delay)
-        self.submit(process_queue, messages)
+    async def _submit_later(self, held: HeldQueue, messages: list[MessageView]) -> None:
+        await asyncio.sleep(self._config.resubmit_delay)
+        self.submit(held, messages)
 
-    async def send_back_expired(self) -> None:
+    async def send_back_expired(self, queues: Iterable[HeldQueue]) -> None:
         """Messages a handler has had for longer than the consume timeout go back to the broker."""
-        if self._host.config.broadcasting:
+        if self._config.broadcasting:
             return
-        for process_queue in list(self._host.process_queues()):
-            await self._send_back_expired_of(process_queue)
+        for held in queues:
+            await self._send_back_expired_of(held)
 
-    async def _send_back_expired_of(self, process_queue: ProcessQueue) -> None:
-        oldest = self._host.clock.monotonic() - self._host.config.consume_timeout
+    async def _send_back_expired_of(self, held: HeldQueue) -> None:
+        oldest = self._monotonic() - self._config.consume_timeout
         started = {
             message.queue_offset: batch.started
-            for batch in list(process_queue.running.values())
+            for batch in list(held.running.values())
             for message in batch.messages
         }
-        for message in process_queue.oldest(EXPIRED_LIMIT):
-            if started.get(message.queue_offset, oldest) >= oldest or process_queue.dropped:
+        for message in held.window.oldest(EXPIRED_LIMIT):
+            if started.get(message.queue_offset, oldest) >= oldest or held.dropped:
                 return
-            if not await self._host.send_back(message, EXPIRED_LEVEL, process_queue.queue):
+            if not await self._returns.send_back(message, EXPIRED_LEVEL, held.queue):
                 return
             log.warning("message %s was in work for too long and is sent back", message.msg_id)
             # As in Java the offset moves on only with the next batch that is settled.
-            process_queue.remove([message])
+            held.window.remove([message])
 
-    async def close(self) -> None:
-        """Begins nothing more and waits a while for what runs."""
+    def close(self) -> None:
+        """Settles what has ended; the queues are draining, so nothing more is begun."""
         self._closed = True
         while self._waiting:
-            self._waiting.popleft().give_up()
+            self._waiting.popleft().leave()
         self._settle_finished()
-        await wait_quiet(self._host, self._hurried)
-
-    def hurry(self) -> None:
-        """What runs is not waited for any longer."""
-        self._hurried.set()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from gimbalmq.client.offsets import (
+from gimbalmq.client.config import ClientConfig
+from gimbalmq.client.consuming.offsets import (
     LocalOffsets,
     ReadFrom,
     RemoteOffsets,
@@ -15,8 +17,12 @@ from gimbalmq.client.offsets import (
     local_offset_folder,
     parse_offsets,
 )
+from gimbalmq.client.routes import BrokerAddress
 from gimbalmq.errors import ConnectError, RemoteProtocolError
 from gimbalmq.model.queues import MessageQueue
+from gimbalmq.protocol.codes import RequestCode, ResponseCode
+from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.protocol.headers.groups import QueryConsumerOffset, UpdateConsumerOffset
 
 Q0 = MessageQueue("T", "broker-a", 0)
 Q1 = MessageQueue("T", "broker-a", 1)
@@ -30,21 +36,35 @@ class Shelf:
         self.known: dict[MessageQueue, int] = {}
         self.commits: list[tuple[MessageQueue, int, bool]] = []
         self.broken = False
+        self.config = ClientConfig(namesrv="127.0.0.1:9876")
 
-    async def fetch(self, queue: MessageQueue) -> int | None:
+    async def locate_broker(self, topic: str, broker_name: str) -> BrokerAddress:
         if self.broken:
             raise ConnectError("down")
-        return self.known.get(queue)
+        return BrokerAddress("127.0.0.1:10911", is_slave=False)
 
-    async def commit(self, queue: MessageQueue, offset: int, wait: bool) -> None:
-        if self.broken:
-            raise ConnectError("down")
-        self.commits.append((queue, offset, wait))
-        self.known[queue] = offset
+    async def call(self, address: str, command: RemotingCommand, timeout: float) -> RemotingCommand:
+        if command.code == RequestCode.QUERY_CONSUMER_OFFSET:
+            asked = QueryConsumerOffset.from_ext(command.ext_fields)
+            found = self.known.get(MessageQueue(asked.topic, "broker-a", asked.queue_id))
+            if found is None:
+                return command.reply(ResponseCode.QUERY_NOT_FOUND, "not found")
+            return command.reply(ext_fields={"offset": str(found)})
+        self._commit(command, wait=True)
+        return command.reply()
+
+    async def oneway(self, address: str, command: RemotingCommand) -> None:
+        self._commit(command, wait=False)
+
+    def _commit(self, command: RemotingCommand, *, wait: bool) -> None:
+        told = UpdateConsumerOffset.from_ext(command.ext_fields)
+        queue = MessageQueue(told.topic, "broker-a", told.queue_id)
+        self.commits.append((queue, told.commit_offset, wait))
+        self.known[queue] = told.commit_offset
 
 
 def remote(shelf: Shelf) -> RemoteOffsets:
-    return RemoteOffsets(shelf.fetch, shelf.commit)
+    return RemoteOffsets(cast(Any, shelf), "g")
 
 
 def test_updates_may_be_held_to_growing() -> None:

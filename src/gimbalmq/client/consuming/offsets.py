@@ -10,14 +10,16 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Protocol, TypeVar, TypeVarTuple
 
+from gimbalmq.client.instance import ClientInstance
 from gimbalmq.errors import RemoteProtocolError, RocketMQError
 from gimbalmq.model.queues import MessageQueue, sort_queues
 from gimbalmq.protocol import fastjson
+from gimbalmq.rpc import groups as group_calls
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ class OffsetStore(Protocol):
         """Reads what is to be known before the first queue is taken."""
 
     async def read(self, queue: MessageQueue, source: ReadFrom) -> int | None:
-        """The offset to go on from; None where none was ever kept.
+        """The offset to go on from; None if none was ever kept.
 
         Raises:
             RocketMQError: the store could not be asked; the queue must not be taken now.
@@ -62,7 +64,7 @@ class OffsetStore(Protocol):
         """Removes a queue from memory."""
 
     def clone(self, topic: str) -> dict[MessageQueue, int]:
-        """The remembered offsets of one topic; of all where ``topic`` is empty."""
+        """The remembered offsets of one topic; of all if ``topic`` is empty."""
 
 
 class _Table:
@@ -87,22 +89,12 @@ class _Table:
 
 
 class RemoteOffsets(_Table):
-    """Progress of a clustering group, kept by each queue's broker.
+    """Progress of a clustering group, kept by each queue's broker."""
 
-    Args:
-        fetch: asks the broker (14); None where it says "not found".
-        commit: tells the broker (15); the flag says whether to wait for its answer.
-    """
-
-    def __init__(
-        self,
-        fetch: Callable[[MessageQueue], Awaitable[int | None]],
-        commit: Callable[[MessageQueue, int, bool], Awaitable[None]],
-    ) -> None:
+    def __init__(self, instance: ClientInstance, group: str) -> None:
         super().__init__()
-        self._fetch = fetch
-        self._commit = commit
-        self._sent: dict[MessageQueue, int] = {}
+        self._instance = instance
+        self._group = group
 
     async def load(self) -> None:
         pass
@@ -136,6 +128,20 @@ class RemoteOffsets(_Table):
                 log.warning(
                     "offset %d of %s could not be committed, next try in a while: %s", offset, queue, error
                 )
+
+    async def _fetch(self, queue: MessageQueue) -> int | None:
+        found = await self._instance.locate_broker(queue.topic, queue.broker_name)
+        return await group_calls.query_offset(self._instance, found.address, self._group, queue)
+
+    async def _commit(self, queue: MessageQueue, offset: int, wait: bool) -> None:
+        found = await self._instance.locate_broker(queue.topic, queue.broker_name)
+        if wait:
+            limit = self._instance.config.api_timeout
+            await group_calls.update_offset(
+                self._instance, found.address, self._group, queue, offset, timeout=limit
+            )
+        else:
+            await group_calls.update_offset_oneway(self._instance, found.address, self._group, queue, offset)
 
 
 class LocalOffsets(_Table):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gimbalmq.client.consume import Listener
-from gimbalmq.client.consumption import Batch
-from gimbalmq.client.process_queue import ProcessQueue
+from gimbalmq.client.consuming.window import Window
 from gimbalmq.model.message import MessageView
 from gimbalmq.model.queues import MessageQueue
 
@@ -25,8 +22,8 @@ def views(*offsets: int) -> list[MessageView]:
     return [view(offset) for offset in offsets]
 
 
-def filled(*offsets: int) -> ProcessQueue:
-    window = ProcessQueue(QUEUE)
+def filled(*offsets: int) -> Window:
+    window = Window()
     window.put(views(*offsets))
     return window
 
@@ -41,7 +38,7 @@ def test_progress_is_bound_by_the_oldest_unfinished_message() -> None:
 
 
 def test_removing_from_an_empty_window_says_so() -> None:
-    window = ProcessQueue(QUEUE)
+    window = Window()
     assert window.remove(views(3)) == -1
     window.put(views(3))
     assert window.remove(views(3)) == 4
@@ -50,7 +47,7 @@ def test_removing_from_an_empty_window_says_so() -> None:
 
 def test_messages_are_kept_by_offset_whatever_order_they_come_in() -> None:
     """S3-35: ordered by offset, removed by offset."""
-    window = ProcessQueue(QUEUE)
+    window = Window()
     window.put(views(5, 9))
     window.put(views(7, 2, 9))
     assert [message.queue_offset for message in window.oldest(10)] == [2, 5, 7, 9]
@@ -68,7 +65,7 @@ def test_an_offset_that_is_there_already_is_not_added_again() -> None:
 
 
 def test_cached_bytes_follow_the_messages() -> None:
-    window = ProcessQueue(QUEUE)
+    window = Window()
     window.put([view(0, 100), view(1, 50)])
     assert window.body_bytes == 150
     window.remove([view(0, 100)])
@@ -82,7 +79,7 @@ def test_the_committable_offset_never_passes_an_unfinished_message(
     offsets: list[int], rng: random.Random
 ) -> None:
     """S3-27, any order of finishing."""
-    window = ProcessQueue(QUEUE)
+    window = Window()
     window.put(views(*sorted(offsets)))
     left = set(offsets)
     order = list(offsets)
@@ -93,7 +90,7 @@ def test_the_committable_offset_never_passes_an_unfinished_message(
 
 
 def test_only_an_idle_queue_asks_for_a_run() -> None:
-    window = ProcessQueue(QUEUE)
+    window = Window()
     assert window.put(views(0)) is True
     assert window.put(views(1)) is False
     assert [message.queue_offset for message in window.take(10)] == [0, 1]
@@ -119,35 +116,3 @@ def test_ordered_work_can_be_put_back() -> None:
     window.put_back(views(4))
     assert [message.queue_offset for message in window.take(1)] == [4]
     assert window.commit() == 6
-
-
-def test_pull_and_lock_expire_by_the_clock() -> None:
-    """S2-17 (the 120 s) and the lock's 30 s: strictly later, not at."""
-    window = ProcessQueue(QUEUE, now=100.0)
-    assert not window.pull_expired(220.0)
-    assert window.pull_expired(220.1)
-    assert not window.lock_expired(130.0)
-    assert window.lock_expired(130.1)
-
-
-def test_quiet_waits_for_what_runs() -> None:
-    async def scenario() -> None:
-        window = filled(1)
-        batch = Batch(window, views(1), Listener(lambda message: None, batch=False))
-        window.begin(batch)
-        waiter = asyncio.ensure_future(window.quiet())
-        await asyncio.sleep(0)
-        assert not waiter.done()
-        window.end(batch)
-        await waiter
-
-    asyncio.run(scenario())
-
-
-def test_the_307_row_tells_the_window() -> None:
-    window = filled(4, 5, 6)
-    window.take(1)
-    row = window.info(4, now=10.0, wall_ms=1_000_000)
-    assert (row.cached_msg_count, row.cached_msg_min_offset, row.cached_msg_max_offset) == (2, 5, 6)
-    assert (row.transaction_msg_count, row.transaction_msg_min_offset) == (1, 4)
-    assert row.last_pull_timestamp == 990_000

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from gimbalmq.client.consume import ConsumeContext, Listener, Outcome, Unfinished
+from gimbalmq.client.consuming.handlers import ConsumeContext, Listener, Outcome, Unfinished
 from gimbalmq.model.message import MessageView
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,50 @@
+"""Queues that were assigned by hand: held exactly as told, whoever else reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gimbalmq.client.consuming.held_queue import HeldQueue
+from gimbalmq.client.consuming.member import Member
+from gimbalmq.model.queues import MessageQueue, sort_queues
+
+
+class Assigned:
+    """Makes a member hold the queues that were assigned."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._giving_up: dict[MessageQueue, HeldQueue] = {}
+
+    def apply(self) -> list[HeldQueue]:
+        """Holds what is assigned, from now on; answers what is still to be given up."""
+        ground, holdings = self._member.ground, self._member.holdings
+        wanted = ground.subscriptions.by_hand or {}
+        dropped = []
+        for queue, item in list(holdings.table.items()):
+            if queue not in wanted and not item.dropped:
+                holdings.drop(item, "no longer assigned")
+            if item.dropped:
+                del holdings.table[queue]
+                dropped.append(item)
+                self._giving_up[queue] = item
+        for queue in sort_queues(wanted):
+            if queue not in holdings.table:
+                before = self._giving_up.get(queue)
+                held = holdings.claim(queue)
+                if before is None:
+                    ground.offsets.forget(queue)
+                else:  # its progress here is newer than the broker's
+                    held.position = before.position
+                holdings.take(held, held.position, "assigned", unknown=-1)
+        return dropped
+
+    async def settle(self, dropped: Iterable[HeldQueue]) -> None:
+        """Gives up what is not assigned any more, and has brokers hear of the rest."""
+        member = self._member
+        for item in dropped:
+            if item.queue not in member.holdings.table:
+                await member.holdings.give_up(item)
+            self._giving_up.pop(item.queue, None)
+        await member.ground.announcer.refresh_routes()
+        await member.ground.announcer.announce()
