@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -197,6 +198,108 @@ def test_a_cancelled_start_leaves_nothing_behind_and_can_be_repeated() -> None:
             assert cluster.broker.members.get("g", {}) == {}
         await cluster.launch(consumer)
         assert consumer.assignment == {"T": [Q0]}
+
+    in_virtual_time(scenario)
+
+
+def test_a_close_during_the_start_ends_both() -> None:
+    """At every wait of the start: close() leaves nothing behind, start() says what has happened."""
+
+    def at(moment: float) -> str:
+        told = ""
+
+        async def scenario(cluster: GroupCluster) -> None:
+            nonlocal told
+            cluster.topic("T", 2)
+            cluster.broker.from_start(Q0, Q1)
+            consumer = cluster.push(handover="lease")
+            consumer.subscribe("T", "*", slow)
+            starting = asyncio.ensure_future(cluster.launch(consumer))
+            await asyncio.sleep(moment)
+            await consumer.close()
+            await asyncio.wait([starting])
+            told = str(starting.exception() or "started")
+            assert not consumer.running and consumer.assignment == {}
+            await asyncio.sleep(0.1)
+            assert cluster.broker.members.get("g", {}) == {}
+            assert cluster.broker.locks == {}
+            assert not [task for task in others_than_mine() if "consumer g" in task.get_name()]
+
+        in_virtual_time(scenario)
+        return told
+
+    told = [at(number * 0.0005) for number in range(1, 40)]
+    assert told[0] == "consumer g was closed while it started"
+    assert told[-1] == "started"
+    assert set(told) == {told[0], told[-1]}
+
+
+def test_a_cancelled_start_that_is_closed_too_leaves_nothing_behind() -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1)
+        consumer = cluster.push()
+        consumer.subscribe("T", "*", slow)
+        starting = asyncio.ensure_future(cluster.launch(consumer))
+        await asyncio.sleep(0.002)
+        closing = asyncio.ensure_future(consumer.close())
+        starting.cancel()
+        await asyncio.wait([starting, closing])
+        assert starting.cancelled() and closing.exception() is None
+        await asyncio.sleep(0.1)
+        assert cluster.broker.members.get("g", {}) == {}
+
+    in_virtual_time(scenario)
+
+
+def test_a_handler_that_takes_no_notice_of_its_cancellation_does_not_hold_up_the_close(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1)
+        cluster.broker.put("T", 0, "a")
+        cluster.broker.from_start(Q0)
+        enough = asyncio.Event()
+
+        async def stubborn(message: MessageView) -> None:
+            while not enough.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await enough.wait()
+
+        consumer = cluster.push(await_termination=1.0)
+        consumer.subscribe("T", "*", stubborn)
+        await cluster.launch(consumer)
+        await asyncio.sleep(0.5)
+        began = cluster.clock.monotonic()
+        await consumer.close()
+        assert cluster.clock.monotonic() - began < 1.0 + 3.0 + 0.2
+        assert cluster.broker.members["g"] == {}
+        assert cluster.broker.committed(Q0) == 0
+        enough.set()
+        await asyncio.sleep(0.1)
+
+    in_virtual_time(scenario)
+    assert "consumer g:consume" in caplog.text
+
+
+def test_an_async_handler_may_close_its_consumer() -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1)
+        cluster.broker.put("T", 0, *"ab")
+        cluster.broker.from_start(Q0)
+        began: list[str] = []
+        consumer = cluster.push(await_termination=1.0, consume_threads=1)
+
+        async def last(message: MessageView) -> None:
+            began.append(message.body.decode())
+            await consumer.close()
+
+        consumer.subscribe("T", "*", last)
+        await cluster.launch(consumer)
+        await asyncio.sleep(5)
+        assert began == ["a"]
+        assert not consumer.running
+        assert cluster.broker.members["g"] == {}
+        assert cluster.broker.committed(Q0) == 0
 
     in_virtual_time(scenario)
 

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from gimbalmq.client.consuming.handlers import ConsumeContext, ConsumeResult
+from gimbalmq.client.consuming.offsets import RemoteOffsets
 from gimbalmq.client.events import RoundFinished
+from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.push_consumer import PushConsumer
 from gimbalmq.errors import ConfigError
 from gimbalmq.model.message import MessageView
@@ -557,6 +559,78 @@ def test_a_generator_that_a_handler_returns_is_a_failure(
 
     in_virtual_time(scenario)
     assert "generator" in caplog.text
+
+
+# --- what cannot be settled ------------------------------------------------------------------------
+
+
+class Moody(RemoteOffsets):
+    """An offset store of the application's that fails the first time."""
+
+    failures = 0
+
+    def update(self, queue: MessageQueue, offset: int, *, increase_only: bool) -> None:
+        if self.failures == 0 and offset > 0:
+            self.failures += 1
+            raise RuntimeError("no database")
+        super().update(queue, offset, increase_only=increase_only)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_an_offset_store_that_raises_does_not_stop_the_queue(ordered: bool) -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        tried: list[str] = []
+
+        async def handler(message: MessageView) -> None:
+            tried.append(message.body.decode())
+
+        cluster.topic("T", 1)
+        cluster.broker.put("T", 0, "a")
+        cluster.broker.from_start(Q0)
+        options = cluster.client_options("c1#1")
+        consumer = PushConsumer("g", cluster.nameserver.address, **options)
+        instance = ClientInstance.shared(consumer.config, clock=cluster.clock)
+        store = Moody(instance, "g")
+        consumer = PushConsumer("g", cluster.nameserver.address, offset_store=store, **options)
+        consumer.subscribe("T", "*", handler, ordered=ordered)
+        await cluster.launch(consumer)
+        await asyncio.sleep(3)
+        cluster.broker.put("T", 0, "b")
+        await asyncio.sleep(3)
+        assert store.failures == 1
+        assert sorted(set(tried)) == ["a", "b"]
+        began = cluster.clock.monotonic()
+        await consumer.close()
+        assert cluster.clock.monotonic() - began < 1, "nothing counts as running any more"
+        assert cluster.broker.committed(Q0) == 2
+
+    in_virtual_time(scenario)
+
+
+def test_messages_of_an_unsubscribed_topic_are_not_given_to_the_handler_of_another() -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1)
+        cluster.topic("U", 1)
+        cluster.broker.put("T", 0, *"abcd")
+        cluster.broker.from_start(Q0)
+        others: list[str] = []
+
+        async def other(message: MessageView) -> None:
+            others.append(message.body.decode())
+
+        consumer = cluster.push()
+
+        async def handler(message: MessageView) -> None:
+            consumer.unsubscribe("T")
+            await asyncio.sleep(0.1)
+
+        consumer.subscribe("T", "*", handler, ordered=True)
+        consumer.subscribe("U", "*", other, ordered=True)
+        await cluster.launch(consumer)
+        await asyncio.sleep(5)
+        assert others == []
+
+    in_virtual_time(scenario)
 
 
 # --- other functions of the application's ----------------------------------------------------------

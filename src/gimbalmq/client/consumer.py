@@ -22,7 +22,7 @@ from gimbalmq.client.events import Callback as EventCallback
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.errors import StateError
 from gimbalmq.model.queues import MessageQueue
-from gimbalmq.transport.tasks import Ending, Tasks
+from gimbalmq.transport.tasks import Ending, Tasks, ends_task
 
 C = TypeVar("C", bound=ConsumerConfig)
 
@@ -46,6 +46,7 @@ class Consumer(ABC, Generic[C]):
         self._queue_listeners: list[QueueListener] = []
         self._member: Member | None = None
         self._ending = Ending()
+        self._joining: asyncio.Future[None] | None = None
         self._closed = False
 
     # -- life ------------------------------------------------------------------------
@@ -67,13 +68,20 @@ class Consumer(ABC, Generic[C]):
         self._events.clock = joined.clock
         try:
             self._member = self._compose(joined)
-            await self._join(self._member)
-        except BaseException:
+            self._joining = asyncio.ensure_future(self._join(self._member))
+            await self._joining
+        except BaseException as error:
             await self._ending.run(lambda: self._undo_start(joined), self._hurry)
+            if self._closed and not ends_task(error):
+                raise StateError(f"consumer {self.group} was closed while it started") from error
             raise
+        finally:
+            self._joining = None
 
     async def _undo_start(self, joined: ClientInstance) -> None:
         """Leaves nothing behind of a start that failed, so that it can be tried again."""
+        if self._closed:
+            return  # close() does it
         if self._member is None:
             await joined.close_if_unused()
         else:
@@ -90,6 +98,9 @@ class Consumer(ABC, Generic[C]):
     async def _end(self) -> None:
         if self._member is not None:
             self._closed = True
+            if self._joining is not None:
+                self._joining.cancel()
+                await asyncio.wait([self._joining])
             await self._leave(self._member)
             self._events.close()
 

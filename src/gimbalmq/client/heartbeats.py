@@ -199,10 +199,16 @@ class Heartbeats:
     # -- to one broker -----------------------------------------------------------------
 
     async def _beat_one(
-        self, broker_name: str, address: str, said: _Said, *, tell_success: bool = False
+        self,
+        broker_name: str,
+        address: str,
+        said: _Said,
+        *,
+        tell_success: bool = False,
+        longest: float = math.inf,
     ) -> bool:
         host = self._host
-        timeout = host.config.heartbeat_timeout
+        timeout = min(host.config.heartbeat_timeout, longest)
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._note(address, answered)
         try:
@@ -387,6 +393,7 @@ class Heartbeats:
 
     async def _sign(self, name: str, address: str, said: _Said) -> None:
         try:
-            await self._beat_one(name, address, said)
+            # Through before the next one is due: whatever the line, one is always on its way.
+            await self._beat_one(name, address, said, longest=0.9 * self._liveness_pause())
         finally:
             self._signing.discard(address)

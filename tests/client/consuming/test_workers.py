@@ -410,6 +410,30 @@ def test_a_result_after_the_consume_timeout_still_counts() -> None:
     virtual(scenario)
 
 
+def test_a_send_back_that_fails_in_a_way_nobody_expected_has_the_message_consumed_again_here() -> None:
+    async def scenario(clock: VirtualClock) -> None:
+        tried: list[int] = []
+
+        async def handler(message: MessageView) -> bool:
+            tried.append(message.queue_offset)
+            return len(tried) > 2
+
+        class Broken(Host):
+            async def send_back(self, message: MessageView, delay_level: int, queue: MessageQueue) -> bool:
+                raise RuntimeError("nobody expected that")
+
+        host = Broken(clock, handler=handler)
+        item = host.give(1)
+        await asyncio.sleep(4)
+        assert (tried, host.progress()) == ([1], 1)
+        await asyncio.sleep(10)
+        assert (tried, host.progress()) == ([1, 1, 1], 2)
+        assert not item.running
+        await host.close()
+
+    virtual(scenario)
+
+
 def test_messages_in_work_for_too_long_are_sent_back_with_level_3() -> None:
     async def scenario(clock: VirtualClock) -> None:
         async def handler(message: MessageView) -> bool:

@@ -243,31 +243,29 @@ class Concurrent:
         messages = [message for batch in batches for message in batch.messages]
         seconds = sum([batch.ended - batch.started for batch in batches])
         self._rates.consumed(messages[0].topic, len(messages) - len(failed), len(failed), seconds)
-        if held.dropped:
-            log.debug("result of %d messages of %s ignored: it was dropped", len(messages), held.queue)
-        elif failed:
+        if failed and not held.dropped:
             self._tasks.spawn(self._settle_failed(batches[0], failed), "send back")
             return
-        else:
-            held.settle(messages)
-        held.end(*batches)
+        try:
+            if held.dropped:
+                log.debug("result of %d messages of %s ignored: it was dropped", len(messages), held.queue)
+            else:
+                held.settle(messages)
+        finally:  # an offset store of the user's may raise
+            held.end(*batches)
 
     async def _settle_failed(self, batch: Batch, failed: list[MessageView]) -> None:
         held = batch.held
         context = batch.own_context()
         again: list[MessageView] = []
         try:
-            if self._config.broadcasting:
-                for message in failed:
+            for message in failed:
+                if self._config.broadcasting:
                     log.warning("broadcasting: message %s failed and is dropped", message.msg_id)
-            else:
-                for message in failed:
-                    # One that has left the window was sent back by the expiry already.
-                    if message in held.window and not await self._returns.send_back(
-                        message, context.delay_level, held.queue
-                    ):
-                        message.reconsume_times += 1
-                        again.append(message)
+                # One that has left the window was sent back by the expiry already.
+                elif message in held.window and not await self._sent_back(held, message, context.delay_level):
+                    message.reconsume_times += 1
+                    again.append(message)
             if again:
                 offsets = {message.queue_offset for message in again}
                 done = [message for message in batch.messages if message.queue_offset not in offsets]
@@ -277,6 +275,15 @@ class Concurrent:
             held.settle(done)
         finally:
             held.end(batch)
+
+    async def _sent_back(self, held: HeldQueue, message: MessageView, delay_level: int) -> bool:
+        """False if the message has to be consumed again here."""
+        try:
+            return await self._returns.send_back(message, delay_level, held.queue)
+        except Exception:
+            # Whatever it is, the message must neither be lost nor stay in the window for ever.
+            log.exception("message %s could not be sent back", message.msg_id)
+            return False
 
     async def _submit_later(self, held: HeldQueue, messages: list[MessageView]) -> None:
         await asyncio.sleep(self._config.resubmit_delay)
@@ -299,7 +306,7 @@ class Concurrent:
         for message in held.window.oldest(EXPIRED_LIMIT):
             if started.get(message.queue_offset, oldest) >= oldest or held.dropped:
                 return
-            if not await self._returns.send_back(message, EXPIRED_LEVEL, held.queue):
+            if not await self._sent_back(held, message, EXPIRED_LEVEL):
                 return
             log.warning("message %s was in work for too long and is sent back", message.msg_id)
             # As in Java the offset moves on only with the next batch that is settled.

@@ -290,9 +290,14 @@ class Listeners:
     def of(self, message: MessageView) -> Listener | None:
         """Whose message it is, by its original topic."""
         listener = self._by_topic.get(message.topic)
-        if listener is None and len(self._by_topic) == 1:
-            return next(iter(self._by_topic.values()))
+        if listener is None and message.topic.startswith(RETRY_PREFIX):
+            return self.only  # it does not say what its topic was
         return listener
+
+    @property
+    def only(self) -> Listener | None:
+        """The one handler there is; None if there are several."""
+        return next(iter(self._by_topic.values())) if len(self._by_topic) == 1 else None
 
     def runs(self, messages: list[MessageView]) -> list[tuple[Listener | None, list[MessageView]]]:
         """Runs of messages with one handler; retried ones get their own topic back."""
@@ -334,6 +339,5 @@ class Batch(Work, eq=False):
         return self.context
 
     def leave(self) -> None:
-        """The batch will not be consumed here."""
         if self.unfinished is not None:
             self.unfinished.give_up()

@@ -163,6 +163,8 @@ class Member:
             await self.holdings.persist_finally()
         except (RocketMQError, OSError) as error:
             log.warning("progress of %s could not be committed at close: %s", ground.group, error)
+        except Exception:  # an offset store of the user's; the rest must be done all the same
+            log.exception("progress of %s could not be committed at close", ground.group)
         if ground.locks is not None:
             await ground.locks.give_back_all(wait=ground.locks.leased)
         await ground.tasks.close(_CANCEL_SECONDS)

@@ -6,6 +6,7 @@ One run per queue at a time takes the oldest messages, and only while the broker
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from gimbalmq._clock import Clock
 from gimbalmq.client.consumer_config import PushConsumerConfig
@@ -25,6 +26,8 @@ from gimbalmq.client.rates import Rates
 from gimbalmq.model.message import MessageView
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.transport.tasks import Tasks
+
+log = logging.getLogger(__name__)
 
 
 class Ordered:
@@ -126,6 +129,7 @@ class Ordered:
                 return False
             held.begin(batch)
             outcome: Outcome | None = None
+            settled = False
             try:
                 outcome = await self._call(batch)
                 now = held.last_consume = self._clock.monotonic()
@@ -133,13 +137,21 @@ class Ordered:
                 ok = len(batch.messages) - failed
                 self._rates.consumed(batch.messages[0].topic, ok, failed, now - batch.started)
                 # Settled before the queue is quiet: whoever waits for that finds the progress noted.
-                return await self._settle(batch, outcome)
+                go_on = await self._settle(batch, outcome)
+                settled = True
+                return go_on
+            except Exception:
+                # An offset store of the user's has raised, or the broker could not be given what failed too often.
+                log.exception("%s: what a handler has done could not be settled, it comes again", held.queue)
+                self._spawn(held, self._suspend_seconds(batch.own_context()))
+                return False
             finally:
                 held.end(batch)
+                if not settled and not self._closed:
+                    held.window.put_back(batch.messages)
                 if outcome is None and not self._closed:
                     # The handler has cancelled its own task, or the loop is ending. If the loop goes on, the next
                     # message that comes starts a new run.
-                    held.window.put_back(batch.messages)
                     held.window.consuming = False
 
     def _may_begin(self, held: HeldQueue) -> bool:

@@ -72,7 +72,7 @@ class PushRequests:
         """309: runs the handler on one message and tells what it said; progress is not touched."""
         if message.topic.startswith(RETRY_PREFIX):
             message.topic = message.original_topic
-        listener = self._listeners.of(message)
+        listener = self._listeners.of(message) or self._listeners.only
         if listener is None:
             raise ResponseError(f"no handler for topic {message.topic} in this consumer")
         context = ConsumeContext(MessageQueue(message.topic, broker_name or "", message.queue_id))

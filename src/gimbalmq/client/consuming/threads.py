@@ -59,13 +59,17 @@ class HandlerThreads:
         return outcome
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls ``function`` in a thread; if this is cancelled before a thread was free, it is not called."""
         future: asyncio.Future[Any] = self._loop.create_future()
+
+        def work() -> Any:
+            return None if future.cancelled() else function(*arguments)
 
         def done(value: Any) -> None:
             if not future.done():
                 future.set_result(value)
 
-        self.submit(done, function, *arguments)
+        self.submit(done, work)
         return await future
 
     def close(self) -> None:
