@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import queue
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from gimbalmq.client import events, request_reply
 from gimbalmq.client.members import ProducerMember
 from gimbalmq.errors import ConfigError, MessageIllegalError, RequestTimeoutError, StateError
 from gimbalmq.testing import LocalCluster, ThreadCluster
+from tests.client.group_peers import until
 
 ROOT = Path(__file__).resolve().parents[1]
 FIRST = ConsumeFromWhere.FIRST_OFFSET
@@ -314,6 +317,47 @@ def test_pull_consumer_assigns_seeks_pauses_and_commits(cluster: ThreadCluster) 
         assert consumer.poll(20)[0].queue_offset == consumer.min_offset(mine[0])
         with pytest.raises(ConfigError, match="reaches from"):
             consumer.seek(mine[0], end + 10)
+
+
+def test_pulls_work_blocking_and_asynchronously(cluster: ThreadCluster) -> None:
+    """S3-15: a blocking poll holds its own thread and gets what comes; asynchronous ones wait side by side on one
+    loop, which goes on turning."""
+    namesrv = cluster.namesrv
+    with sync.Producer("sync-both", namesrv) as producer:
+        producer.send(Message("sync-both", b"first"))
+        with sync.PullConsumer("sync-both-1", namesrv, consume_from_where=FIRST) as consumer:
+            consumer.subscribe("sync-both")
+            assert [message.body for message in consumer.poll(20)] == [b"first"]
+            began = time.monotonic()
+            assert consumer.poll(0.2) == []
+            assert time.monotonic() - began > 0.19
+            sender = threading.Timer(0.2, producer.send, [Message("sync-both", b"second")])
+            sender.start()
+            assert [message.body for message in consumer.poll(20)] == [b"second"]
+            sender.join()
+
+        async def several() -> tuple[list[list[bytes]], int]:
+            async with (
+                gimbalmq.PullConsumer("sync-both-2", namesrv) as one,
+                gimbalmq.PullConsumer("sync-both-3", namesrv) as other,
+            ):
+                for puller in (one, other):
+                    puller.subscribe("sync-both")
+                queues = list(await one.queues("sync-both"))
+                await until(lambda: one.assignment == other.assignment == {"sync-both": queues})
+                for puller in (one, other):
+                    while await puller.poll(0.5):  # the first two messages
+                        pass
+                polls = [asyncio.ensure_future(puller.poll(20)) for puller in (one, other)]
+                turns = 0
+                while turns < 50:
+                    await asyncio.sleep(0)
+                    turns += 1
+                assert not any(poll.done() for poll in polls)
+                await asyncio.to_thread(producer.send, Message("sync-both", b"third"))
+                return [[message.body for message in await poll] for poll in polls], turns
+
+        assert asyncio.run(several()) == ([[b"third"]] * 2, 50)
 
 
 # -- threads, processes and Ctrl-C ---------------------------------------------------

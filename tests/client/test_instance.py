@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -398,30 +399,62 @@ def test_slaves_hear_of_consumers_only() -> None:
 
 
 def test_failing_broker_does_not_keep_heartbeats_from_others(caplog: pytest.LogCaptureFixture) -> None:
-    """S0-34, S0-35: 3 s each; versions are kept by name and address; success is told every 20th time."""
+    """S0-34, S0-35: 3 s each; versions are kept by name and address. Every 20th round tells which brokers
+    answered; a broker that failed is named in every round, once."""
+    caplog.set_level(logging.INFO, "gimbalmq.client.heartbeats")
+
+    def told(word: str) -> Counter[str]:
+        found = (re.match(rf"heartbeat to broker (\w) at \S+ {word}", text) for text in caplog.messages)
+        return Counter(match[1] for match in found if match)
 
     async def work(clock: VirtualClock) -> None:
         network = MemoryNetwork(1).host("127.0.0.1")
-        async with ScriptedCluster("a", "b", "c", network=network) as cluster:
+        async with ScriptedCluster("a", "b", "c", "d", network=network) as cluster:
             cluster.add_topic("T")
             cluster.brokers["a"].on_heartbeat = lambda channel, request: request.reply(1, "no")
             cluster.brokers["b"].on_heartbeat = lambda channel, request: None
-            instance = await joined(cluster, Member(), network=network)
-            caplog.set_level(logging.INFO, "gimbalmq.client.heartbeats")
+            instance = await joined(cluster, Member(), network=network, heartbeat_interval=1000.0)
             started = clock.monotonic()
             await instance.heartbeat()
             assert clock.monotonic() - started == pytest.approx(3.0, abs=0.02)
-            good = cluster.brokers["c"]
-            assert instance.broker_versions == {"c": {good.address: 479}}
+            assert instance.broker_versions == {
+                name: {cluster.brokers[name].address: 479} for name in ("c", "d")
+            }
             for _ in range(40):
                 await instance.heartbeat()
-            told = [record.message for record in caplog.records if "succeeded" in record.message]
-            count = len(good.heartbeats)
-            assert count >= 41 and len(told) == (count + 19) // 20
-            assert any("heartbeat to broker a" in record.message for record in caplog.records)
+            rounds = len(cluster.brokers["a"].heartbeats)
+            assert 41 <= rounds < 60
+            assert [len(cluster.brokers[name].heartbeats) for name in "bcd"] == [rounds] * 3
+            assert told("succeeded") == {"c": 3, "d": 3}
+            assert told("failed") == {"a": rounds, "b": rounds}
             await instance.close()
 
     run_virtual(work)
+
+
+def test_a_broker_that_is_gone_is_named_once_until_the_next_round(caplog: pytest.LogCaptureFixture) -> None:
+    """S0-35: it is tried again and again, which is not told again and again."""
+
+    async def work(clock: VirtualClock) -> None:
+        network = MemoryNetwork(1).host("127.0.0.1")
+        async with ScriptedCluster("a", network=network) as cluster:
+            cluster.add_topic("T")
+            instance = await joined(cluster, Member(), network=network, heartbeat_interval=1000.0)
+            await instance.heartbeat()
+            await asyncio.sleep(5)
+            await cluster.broker.close()
+            await asyncio.sleep(100)
+            failures = [record for record in caplog.records if "failed" in record.message]
+            assert len(failures) > 5
+            assert [record.levelno for record in failures[:2]] == [logging.WARNING, logging.DEBUG]
+            assert sum(record.levelno >= logging.WARNING for record in failures) == 1
+            await instance.heartbeat()
+            warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+            assert len(warnings) == 2
+            await instance.close()
+
+    with caplog.at_level(logging.DEBUG, "gimbalmq.client.heartbeats"):
+        run_virtual(work)
 
 
 def test_broken_connection_is_greeted_again_soon() -> None:

@@ -23,6 +23,7 @@ from tests.support import run
 HEARTBEAT = RequestCode.HEART_BEAT
 PULL = RequestCode.PULL_MESSAGE
 UPDATE = RequestCode.UPDATE_CONSUMER_OFFSET
+QUERY = RequestCode.QUERY_CONSUMER_OFFSET
 Q0 = MessageQueue("T", "broker-a", 0)
 Q1 = MessageQueue("T", "broker-a", 1)
 
@@ -152,19 +153,55 @@ def test_a_queue_that_is_not_pulled_is_left_alone() -> None:
 
 
 def test_a_balanced_queue_has_no_start_offset_from_the_round() -> None:
-    """S2-20, S2-23: 0, and no pull request: the queue's own loop finds out where to begin."""
+    """S2-20, S2-23: the round says 0 and asks for nothing; the queue's own loop finds out where to begin."""
 
     async def scenario(cluster: GroupCluster) -> None:
-        cluster.topic("T", 1)
-        cluster.broker.put("T", 0, *"abcdef")
+        cluster.topic("T", 2)
+        for number in (0, 1):
+            cluster.broker.put("T", number, *"abcdef")
         cluster.broker.offsets[("g", "T", 0)] = 4
-        consumer = cluster.pull("c1#1")
-        taken: list[int] = []
-        consumer.on_event(lambda event: taken.append(event.offset) if isinstance(event, QueueTaken) else None)
+        cluster.broker.overrides[QUERY] = lambda request: request.reply(1, "busy")
+        told: list[QueueTaken] = []
+        consumer = cluster.pull()
         consumer.subscribe("T")
+        consumer.on_event(lambda event: told.append(event) if isinstance(event, QueueTaken) else None)
         await cluster.launch(consumer)
-        assert taken == [0]
+        assert [(event.queue, event.offset) for event in told] == [(Q0, 0), (Q1, 0)]
+        assert consumer.assignment["T"] == [Q0, Q1]
+        del cluster.broker.overrides[QUERY]
         assert await drain(consumer, 2) == ["e", "f"]
+        await asyncio.sleep(1)
+        begun: dict[str, str] = {}
+        for request in cluster.broker.of(PULL):
+            begun.setdefault(request.fields["queueId"], request.fields["queueOffset"])
+        assert begun == {
+            "0": "4",
+            "1": "6",
+        }  # in the other queue there is no progress, so it begins at the end
+
+    in_virtual_time(scenario)
+
+
+def test_an_offset_of_a_queue_that_is_not_held_does_not_decide_where_it_begins() -> None:
+    """S2-19: what is remembered of a queue is cleared when it is taken."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 2)
+        for number in (0, 1):
+            cluster.broker.put("T", number, *"abcdef")
+        first = await subscribed(cluster, "c1#1", persist_interval=1000.0)
+        second = await subscribed(cluster, "c2#1", persist_interval=1000.0)
+        await asyncio.sleep(0.5)
+        assert first.assignment["T"] == [Q0]
+        assert await drain(second, 6) == list("abcdef")
+        await second.commit({Q0: 4, Q1: 6})
+        assert (cluster.broker.committed(Q0), cluster.broker.committed(Q1)) == (0, 6)
+        cluster.broker.offsets[("g", "T", 0)] = 2
+        cluster.broker.overrides[UPDATE] = lambda request: request.reply()
+        await first.close()
+        await asyncio.sleep(0.5)
+        assert second.assignment["T"] == [Q0, Q1]
+        assert await drain(second, 4) == list("cdef")
 
     in_virtual_time(scenario)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol.bodies import Heartbeat
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.protocol.fastjson import queue_text
 from gimbalmq.protocol.status_bodies import (
     ConsumeDirectlyResult,
     ConsumerRunningInfo,
@@ -445,36 +447,85 @@ def test_an_illegal_offset_is_corrected_and_consumption_goes_on() -> None:
 
 
 async def _stuck(message: MessageView) -> None:
-    await asyncio.sleep(10_000)
+    await asyncio.Event().wait()
+
+
+def only_every_32nd_is_wanted(cluster: GroupCluster) -> None:
+    for _ in range(100):
+        cluster.broker.put("T", 0, "wanted", tags="A")
+        cluster.broker.put("T", 0, *(["passed over"] * 31), tags="B")
+
+
+def plenty(cluster: GroupCluster) -> None:
+    cluster.broker.put("T", 0, *([b"x"] * 3000))
+
+
+def large(cluster: GroupCluster) -> None:
+    cluster.broker.put("T", 0, *([b"x" * 40 * 1024] * 200))
 
 
 @pytest.mark.parametrize(
-    ("options", "first_stop"),
+    ("fill", "options", "pulls"),
     [
-        ({"pull_threshold_for_queue": 40}, 64),  # S3-36: strictly more than the limit are cached
-        ({"max_span": 50, "consume_threads": 1}, 64),  # S3-38, S3-28
-        ({"pull_threshold_size_for_queue": 1}, 64),  # S3-37: 64 bodies of 40 KiB are more than 1 MiB
+        (plenty, {}, 32),  # S3-36: 1024 messages are cached
+        (plenty, {"pull_batch_size": 40}, 26),  # 25 pulls bring 1000, and that is not more than 1000
+        # S3-38, S3-28: with the 64th pull the newest cached offset is 2016, the oldest 0.
+        (only_every_32nd_is_wanted, {"expression": "A"}, 64),
+        (plenty, {"pull_threshold_for_queue": 65535}, 63),  # from 0 to 2015
+        (plenty, {"pull_threshold_for_queue": 65535, "pull_batch_size": 29}, 70),  # 69 bring 0 to 2000
+        (large, {"pull_threshold_size_for_queue": 1}, 2),  # S3-37: 64 bodies of 40 KiB are more than 1 MiB
     ],
 )
-def test_too_much_cached_postpones_the_pull_by_50_ms(options: dict[str, Any], first_stop: int) -> None:
-    """S3-36, S3-37, S3-38, S3-28: no pull while the limit is passed, and a look every 50 ms."""
+def test_too_much_cached_postpones_the_pull_by_50_ms(
+    fill: Callable[[GroupCluster], None], options: dict[str, Any], pulls: int
+) -> None:
+    """S3-36, S3-37, S3-38, S3-28: no pull while more than 1000 messages or a span of more than 2000 are cached;
+    a look every 50 ms."""
 
     async def scenario(cluster: GroupCluster) -> None:
+        finish = asyncio.Event()
+
+        async def stuck(message: MessageView) -> None:
+            await finish.wait()
+
         cluster.topic("T", 1)
-        cluster.broker.put("T", 0, *([b"x" * 40 * 1024] * 200))
-        consumer = await started(cluster, _stuck, await_termination=0.0, **options)
+        fill(cluster)
+        consumer = await started(cluster, stuck, await_termination=0.0, **options)
         await asyncio.sleep(5)
-        assert len(cluster.broker.of(PULL)) == first_stop // 32
-        item = consumer.holdings.table[Q0]
+        assert len(cluster.broker.of(PULL)) == pulls
         looks = []
         for _ in range(100):
-            looks.append(item.last_pull)
+            looks.append(
+                (await consumer.member.running_info(False)).mq_table[queue_text(Q0)].last_pull_timestamp
+            )
             await asyncio.sleep(0.01)
-        steps = sorted({round(later - earlier, 3) for earlier, later in pairwise(looks)} - {0.0})
-        assert steps == [0.05]
-        item.window.remove(item.window.oldest(1000))
+        assert {later - earlier for earlier, later in pairwise(sorted(set(looks)))} <= {49, 50, 51}
+        assert len(set(looks)) in (19, 20, 21)
+        assert len(cluster.broker.of(PULL)) == pulls
+        finish.set()
         await asyncio.sleep(0.06)
-        assert len(cluster.broker.of(PULL)) > first_stop // 32
+        assert len(cluster.broker.of(PULL)) > pulls
+
+    in_virtual_time(scenario)
+
+
+def test_a_stuck_message_slows_the_pulls_behind_it_down() -> None:
+    """S3-38, S3-28: once the span is more than 2000, there are at least 50 ms between two pulls, although all
+    the messages behind it are consumed at once."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        async def first_is_stuck(message: MessageView) -> None:
+            if message.queue_offset == 0:
+                await asyncio.Event().wait()
+
+        cluster.topic("T", 1)
+        plenty(cluster)
+        await started(cluster, first_is_stuck, await_termination=0.0)
+        await asyncio.sleep(1)
+        at = [request.at for request in cluster.broker.of(PULL)]
+        assert max(later - earlier for earlier, later in pairwise(at[:63])) < 0.01
+        assert min(later - earlier for earlier, later in pairwise(at[62:])) > 0.049
+        assert len(at) > 65
 
     in_virtual_time(scenario)
 
@@ -484,10 +535,13 @@ def test_the_span_does_not_hold_ordered_consumers_up() -> None:
 
     async def scenario(cluster: GroupCluster) -> None:
         cluster.topic("T", 1)
-        cluster.broker.put("T", 0, *(["x"] * 500))
-        await started(cluster, _stuck, ordered=True, max_span=50, await_termination=0.0)
+        plenty(cluster)
+        await started(cluster, _stuck, ordered=True, pull_threshold_for_queue=65535, await_termination=0.0)
         await asyncio.sleep(1)
-        assert len(cluster.broker.of(PULL)) > 10
+        assert [int(request.fields["queueOffset"]) for request in cluster.broker.of(PULL)] == [
+            *range(0, 3000, 32),
+            3000,
+        ]
 
     in_virtual_time(scenario)
 
@@ -526,6 +580,51 @@ def test_pulls_ramp_up_after_a_take() -> None:
         assert sizes[0] == 1
         assert sizes == sorted(sizes)
         assert sizes[-1] == 32
+
+    in_virtual_time(scenario)
+
+
+def test_a_result_after_the_consume_timeout_is_still_judged_by_its_value() -> None:
+    """S3-21: a handler that needs longer than 15 minutes has succeeded if it says so, and failed if it says so;
+    what had been sent back while it was at work is not sent back a second time."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        minutes = {"well": 16, "badly": 17, "too late": 40, "too late and badly": 41}
+        ended: list[str] = []
+
+        async def slow(message: MessageView, context: ConsumeContext) -> bool:
+            body = message.body.decode()
+            context.delay_level = 5
+            await asyncio.sleep(minutes[body] * 60)
+            ended.append(body)
+            return "badly" not in body
+
+        cluster.topic("T", 4)
+        for number, body in enumerate(minutes):
+            cluster.broker.put("T", number, body)
+        consumer = await started(cluster, slow)
+
+        def sent_back() -> list[tuple[str, str]]:
+            return [
+                (request.fields["originMsgId"], request.fields["delayLevel"])
+                for request in cluster.broker.of(SEND_BACK)
+            ]
+
+        await asyncio.sleep(15.5 * 60)
+        assert (ended, sent_back()) == ([], [])
+        await asyncio.sleep(1 * 60)
+        assert (ended, sent_back()) == (["well"], [])
+        await asyncio.sleep(1 * 60)
+        assert (ended, sent_back()) == (["well", "badly"], [("ID-T-1-0", "5")])
+        await asyncio.sleep(14 * 60)  # at half an hour the two others are sent back, by the timer
+        expired = [("ID-T-2-0", "3"), ("ID-T-3-0", "3")]
+        assert sorted(sent_back()[1:]) == expired
+        await asyncio.sleep(15 * 60)
+        assert ended == list(minutes)
+        assert sorted(sent_back()[1:]) == expired
+        await consumer.close()
+        committed = {number: cluster.broker.offsets[("g", "T", number)] for number in range(4)}
+        assert (committed[0], committed[1]) == (1, 1)
 
     in_virtual_time(scenario)
 

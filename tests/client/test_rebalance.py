@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 
 from gimbalmq.balance.allocate import Averagely
@@ -28,10 +31,11 @@ from gimbalmq.client.push_consumer import PushConsumer
 from gimbalmq.errors import RequestTimeoutError, RouteError, StateError
 from gimbalmq.model.message import MessageView
 from gimbalmq.model.queues import MessageQueue
-from gimbalmq.protocol.bodies import ConsumerIdList, Heartbeat
+from gimbalmq.protocol.bodies import BrokerData, ConsumerIdList, Heartbeat
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
-from tests.client.group_peers import GroupCluster, in_virtual_time
+from gimbalmq.protocol.fastjson import queue_text
+from tests.client.group_peers import GroupCluster, Peer, in_virtual_time
 
 HEARTBEAT = RequestCode.HEART_BEAT
 MEMBERS = RequestCode.GET_CONSUMER_LIST_BY_GROUP
@@ -39,6 +43,8 @@ PULL = RequestCode.PULL_MESSAGE
 UPDATE = RequestCode.UPDATE_CONSUMER_OFFSET
 QUERY = RequestCode.QUERY_CONSUMER_OFFSET
 LOCK = RequestCode.LOCK_BATCH_MQ
+CHECK = RequestCode.CHECK_CLIENT_CONFIG
+ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 UNLOCK = RequestCode.UNLOCK_BATCH_MQ
 
 
@@ -75,20 +81,49 @@ async def joined(cluster: GroupCluster, name: str, *topics: str, **options: Any)
 # --- triggers --------------------------------------------------------------------------------------
 
 
-def test_start_refreshes_routes_then_heartbeats_then_balances() -> None:
-    """S1-20, S1-22, S0-28: routes, heartbeat, then the first round, which finds routes and members."""
+def test_start_refreshes_routes_checks_subscriptions_heartbeats_and_balances() -> None:
+    """S1-20, S1-22, S0-28: the routes of all topics, the check of what is no tag with one broker, a heartbeat to
+    all, then the first round, which finds routes and members."""
 
     async def scenario(cluster: GroupCluster) -> None:
-        cluster.topic("T", 2)
-        consumer = await joined(cluster, "c1#1")
-        assert held(consumer) == [0, 1]
-        codes = cluster.broker.codes()
-        assert codes.index(HEARTBEAT) < codes.index(MEMBERS) < codes.index(QUERY)
-        asked = [request.fields["topic"] for request in cluster.nameserver.asked]
-        assert asked[:2] == ["T", "%RETRY%g"]
-        assert cluster.nameserver.asked[0].at <= cluster.broker.of(HEARTBEAT)[0].at
+        journal: list[tuple[str, str]] = []
 
-    in_virtual_time(scenario)
+        def note(peer: Peer, name: str, code: int, what: str) -> None:
+            def override(request: RemotingCommand) -> None:
+                journal.append((name, what.format_map(request.ext_fields or {})))
+
+            peer.overrides[code] = override
+
+        cluster.topic("T", 1)
+        cluster.topic("U", 2)
+        note(cluster.nameserver, "nameserver", RequestCode.GET_ROUTEINFO_BY_TOPIC, "route of {topic}")
+        for name, broker in cluster.brokers.items():
+            note(broker, name, CHECK, "check")
+            note(broker, name, HEARTBEAT, "heartbeat")
+            note(broker, name, MEMBERS, "members")
+            note(broker, name, QUERY, "offset")
+        consumer = cluster.push("c1#1")
+        consumer.subscribe("T", "A || B", nothing)
+        consumer.subscribe("U", "price > 10", nothing, expression_type="SQL92")
+        assert journal == []
+        await cluster.launch(consumer)
+        assert [len(consumer.assignment[topic]) for topic in ("T", "U")] == [2, 4]
+        steps = [what for _, what in journal]
+        beats = [journal.index((name, "heartbeat")) for name in cluster.brokers]
+        order = [
+            max(steps.index(f"route of {topic}") for topic in ("T", "U", "%RETRY%g")),
+            steps.index("check"),
+            min(beats),
+            max(beats),
+            steps.index("members"),
+            steps.index("offset"),
+        ]
+        assert order == sorted(order)
+        assert steps.count("check") == 1
+        (checked,) = (asked for broker in cluster.brokers.values() for asked in broker.of(CHECK))
+        assert b"price > 10" in checked.body
+
+    in_virtual_time(scenario, "broker-a", "broker-b")
 
 
 def test_the_timer_runs_a_round_20_seconds_after_the_end_of_the_one_before() -> None:
@@ -378,16 +413,94 @@ def test_the_route_gives_readable_queues_only() -> None:
 
 
 def test_members_are_asked_of_a_random_broker_of_the_topic() -> None:
-    """S2-05: over many rounds every broker of the topic is asked."""
+    """S2-05: of its brokers, by chance; a broker that has only other topics is not asked."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1, "broker-a", "broker-b")
+        cluster.topic("U", 1, "broker-c")
+        consumer = await joined(cluster, "c1#1")
+        other = await joined(cluster, "c1#1", "U", group="h")
+        assert other.instance is consumer.instance
+        for broker in cluster.brokers.values():
+            broker.asked.clear()
+        for _ in range(200):
+            await consumer.rebalance("test")
+        asked = sorted(
+            (request.at, name)
+            for name, broker in cluster.brokers.items()
+            for request in broker.of(MEMBERS)
+            if request.fields["consumerGroup"] == "g"
+        )
+        names = [name for _, name in asked]
+        assert len(names) >= 200
+        assert set(names) == {"broker-a", "broker-b"}
+        again = sum(one == following for one, following in pairwise(names))
+        assert 60 < again < len(names) - 60
+        assert 60 < names.count("broker-a") < len(names) - 60
+
+    in_virtual_time(scenario, "broker-a", "broker-b", "broker-c")
+
+
+def test_members_are_asked_of_the_master_or_else_of_any_replica() -> None:
+    """S2-05."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1, "broker-a")
+        master, *slaves = cluster.brokers.values()
+        cluster.replicas["broker-a"] = {0: master.address, 1: slaves[0].address, 2: slaves[1].address}
+        consumer = await joined(cluster, "c1#1")
+
+        async def asked(rounds: int) -> list[int]:
+            before = [len(broker.of(MEMBERS)) for broker in cluster.brokers.values()]
+            for _ in range(rounds):
+                await consumer.rebalance("test")
+            after = [len(broker.of(MEMBERS)) for broker in cluster.brokers.values()]
+            return [there - here for here, there in zip(before, after, strict=True)]
+
+        counts = await asked(30)
+        assert counts[0] >= 30
+        assert counts[1:] == [0, 0]
+        del cluster.replicas["broker-a"][0]
+        await consumer.instance.refresh_route("T")
+        counts = await asked(60)
+        assert counts[0] == 0
+        assert min(counts[1:]) > 5
+
+    in_virtual_time(scenario, "broker-a", "broker-s", "broker-t")
+
+
+def test_a_topic_without_an_address_is_looked_up_once_before_the_members_are_asked() -> None:
+    """S2-05."""
 
     async def scenario(cluster: GroupCluster) -> None:
         cluster.topic("T", 1)
-        await joined(cluster, "c1#1", rebalance_interval=1.0)
-        await asyncio.sleep(40)
-        for broker in cluster.brokers.values():
-            assert len(broker.of(MEMBERS)) > 3
+        consumer = await joined(cluster, "c1#1", unbalanced_delay=None)
+        await asyncio.sleep(1)
+        route = consumer.instance.route("T")
+        assert route is not None
+        nowhere = msgspec.structs.replace(
+            route, broker_datas=[BrokerData(broker_name="broker-a", broker_addrs={}, cluster="C")]
+        )
+        cluster.nameserver.overrides[ROUTE] = lambda request: request.reply(body=nowhere.dump())
+        await consumer.instance.refresh_route("T")
+        log = Log(consumer)
 
-    in_virtual_time(scenario, "broker-a", "broker-b")
+        async def round_and_lookups() -> int:
+            before = len(cluster.nameserver.asked)
+            await consumer.rebalance("test")
+            return sum(request.fields["topic"] == "T" for request in cluster.nameserver.asked[before:])
+
+        members = len(cluster.broker.of(MEMBERS))
+        assert await round_and_lookups() == 1
+        assert len(cluster.broker.of(MEMBERS)) == members
+        assert log.of(TopicSkipped)[0].topic == "T"
+        assert held(consumer) == [0]
+        del cluster.nameserver.overrides[ROUTE]
+        assert await round_and_lookups() == 1
+        assert len(cluster.broker.of(MEMBERS)) == members + 1
+        assert await round_and_lookups() == 0
+
+    in_virtual_time(scenario)
 
 
 def test_an_unknown_topic_or_a_failed_member_query_skips_the_topic() -> None:
@@ -620,31 +733,41 @@ def test_progress_is_read_from_the_master_or_any_replica_with_a_timeout_of_5_sec
 
 
 def test_the_cached_offset_is_cleared_before_the_start_offset_is_read() -> None:
-    """S2-19: a queue that comes back begins where the broker says, not where memory says."""
+    """S2-19: a queue that comes back begins where the broker says, and nothing of its earlier life here is
+    committed."""
 
     async def scenario(cluster: GroupCluster) -> None:
         cluster.topic("T", 1)
         cluster.broker.put("T", 0, *"abcde")
         cluster.broker.offsets[("g", "T", 0)] = 2
-        consumer = cluster.push("c1#1")
-        consumer.subscribe("T", "*", nothing)
-        await cluster.launch(consumer)
+        consumer = await joined(cluster, "c1#1", persist_interval=1000.0)
         await asyncio.sleep(0.1)
-        queue = consumer.assignment["T"][0]
-        await consumer.holdings.discard(queue, "test")
+        (queue,) = consumer.assignment["T"]
+        assert await consumer.member.consumer_status("T") == {queue: 5}
+
+        async def first_pull_after_coming_back() -> tuple[str, str, int]:
+            consumer.unsubscribe("T")
+            await asyncio.sleep(0.2)
+            assert "T" not in consumer.assignment
+            consumer.offsets.update(queue, 5, increase_only=False)
+            cluster.broker.offsets[("g", "T", 0)] = 1  # an operator has set it back
+            pulls = len(cluster.broker.of(PULL))
+            consumer.subscribe("T", "*", nothing)
+            await asyncio.sleep(0.2)
+            fields = cluster.broker.of(PULL)[pulls].fields
+            return fields["queueOffset"], fields["commitOffset"], int(fields["sysFlag"]) & 1
+
+        assert await first_pull_after_coming_back() == ("1", "1", 1)
+        cluster.broker.put("T", 0, *"fgh")
         await asyncio.sleep(0.1)
-        consumer.offsets.update(queue, 4, increase_only=False)
-        cluster.broker.offsets[("g", "T", 0)] = 1
-        pulls = len(cluster.broker.of(PULL))
-        await consumer.rebalance("test")
-        await asyncio.sleep(0.1)
-        assert cluster.broker.of(PULL)[pulls].fields["queueOffset"] == "1"
+        cluster.broker.overrides[QUERY] = lambda request: request.reply(22, "Not found")
+        assert await first_pull_after_coming_back() == ("8", "0", 0)
 
     in_virtual_time(scenario)
 
 
 def test_one_window_and_one_pull_per_queue() -> None:
-    """S3-03, S3-42, S2-22, S3-10, S3-12: however many rounds run, each queue has one pull under way."""
+    """S3-03, S3-42, S2-22, S3-10: however many rounds run, each queue has one pull under way."""
 
     async def scenario(cluster: GroupCluster) -> None:
         queues = cluster.topic("T", 3)
@@ -660,11 +783,48 @@ def test_one_window_and_one_pull_per_queue() -> None:
     in_virtual_time(scenario)
 
 
+def test_one_thread_has_the_pulls_of_all_groups_under_way_at_once() -> None:
+    """S3-12: pulls are asynchronous; one that gets no answer holds no other up, of whatever group."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 8, "broker-a")
+        cluster.topic("U", 1, "broker-b")
+        got: list[tuple[str, float]] = []
+        threads = threading.active_count()
+
+        async def note(message: MessageView) -> None:
+            got.append((message.body.decode(), cluster.clock.monotonic()))
+
+        members = []
+        for group in ("g", "h"):
+            consumer = cluster.push("c1#1", group=group)
+            consumer.subscribe("T", "*", note)
+            consumer.subscribe("U", "*", note)
+            await cluster.launch(consumer)
+            members.append(consumer)
+        assert members[0].instance is members[1].instance
+        cluster.brokers["broker-b"].handlers.by_code[PULL] = lambda channel, request: None
+        cluster.brokers["broker-b"].put("U", 0, "wakes pulls that will then get no answer")
+        await asyncio.sleep(1)
+        got.clear()
+        a = cluster.brokers["broker-a"]
+        assert {key: len(found) for key, found in a.waiting.items()} == {("T", n): 2 for n in range(8)}
+        assert threading.active_count() == threads
+        began = cluster.clock.monotonic()
+        for number in range(8):
+            a.put("T", number, str(number))
+        await asyncio.sleep(1)
+        assert sorted(body for body, _ in got) == sorted([str(number) for number in range(8)] * 2)
+        assert max(at for _, at in got) - began < 0.02
+
+    in_virtual_time(scenario, "broker-a", "broker-b")
+
+
 # --- dropping --------------------------------------------------------------------------------------
 
 
 def test_a_lost_queue_is_committed_and_forgotten_and_its_pull_ends() -> None:
-    """S2-16, S2-24, S2-25, S3-29, S1-38: dropped, offset persisted one-way and removed from memory."""
+    """S2-16, S2-24, S2-25, S3-29, S1-38: dropped, offset persisted and removed from memory."""
 
     async def scenario(cluster: GroupCluster) -> None:
         queues = cluster.topic("T", 2)
@@ -680,7 +840,7 @@ def test_a_lost_queue_is_committed_and_forgotten_and_its_pull_ends() -> None:
         assert held(first) == [0]
         assert window.dropped
         commits = [request for request in cluster.broker.of(UPDATE) if request.fields["queueId"] == "1"]
-        assert [(request.fields["commitOffset"], request.oneway) for request in commits] == [("3", True)]
+        assert [(request.fields["commitOffset"], request.oneway) for request in commits] == [("3", False)]
         assert first.offsets.remembered(queues[1]) is None
         assert [event.queue for event in log.of(QueueDropped)] == [queues[1]]
         pulls = len(cluster.broker.of(PULL))
@@ -872,31 +1032,40 @@ def test_a_lost_ordered_queue_with_cached_messages_is_unlocked_20_seconds_later(
 
 
 def test_an_ordered_queue_at_work_stays_until_a_later_round() -> None:
-    """S2-26: the removal waits 1 s for the handler, then leaves the queue dropped in the table."""
+    """S2-26: the removal waits 1 s for the handler; if it is still at work, a later round tries again."""
 
     async def scenario(cluster: GroupCluster) -> None:
         queues = cluster.topic("T", 2)
+        cluster.broker.notify_changes = False
         cluster.broker.put("T", 1, "slow")
         cluster.broker.offsets[("g", "T", 1)] = 0
+        finish = asyncio.Event()
 
         async def slow(message: MessageView) -> None:
-            await asyncio.sleep(10)
+            await finish.wait()
 
-        first = await ordered(cluster, "c1#1", slow, unbalanced_delay=None)
+        first = await ordered(cluster, "c1#1", slow, unbalanced_delay=None, rebalance_interval=1000.0)
         await asyncio.sleep(0.5)
-        window = first.holdings.table[queues[1]]
-        began = cluster.clock.monotonic()
-        second = cluster.push("c2#1")
-        second.subscribe("T", "*", nothing, ordered=True)
-        await cluster.launch(second)
-        await asyncio.sleep(2)
-        assert cluster.clock.monotonic() - began < 4
-        assert first.holdings.table[queues[1]] is window
-        assert window.dropped
-        assert window.give_up_tries >= 1
-        assert held(second) == []
-        await asyncio.sleep(50)
-        assert queues[1] not in first.holdings.table
+        second = await ordered(cluster, "c2#1")
+
+        async def round_seconds() -> float:
+            began = cluster.clock.monotonic()
+            await first.rebalance("test")
+            return cluster.clock.monotonic() - began
+
+        for tries in (1, 2):
+            assert await round_seconds() == pytest.approx(1.0, abs=0.02)
+            row = (await first.member.running_info(False)).mq_table[queue_text(queues[1])]
+            assert (row.dropped, row.try_unlock_times) == (True, tries)
+            assert cluster.broker.locks[("g", "T", 1)] == first.client_id
+            assert held(second) == []
+        assert cluster.broker.of(UNLOCK) == []
+        asyncio.get_running_loop().call_later(0.4, finish.set)
+        assert await round_seconds() == pytest.approx(0.4, abs=0.02)
+        assert queue_text(queues[1]) not in (await first.member.running_info(False)).mq_table
+        await asyncio.sleep(0.01)
+        assert len(cluster.broker.of(UNLOCK)) == 1
+        await asyncio.sleep(0.6)
         assert held(second) == [1]
 
     in_virtual_time(scenario)
@@ -952,17 +1121,82 @@ def test_a_broker_that_does_not_answer_heartbeats_holds_up_no_round() -> None:
     in_virtual_time(scenario, "broker-a", "broker-b")
 
 
-@pytest.mark.parametrize(("limit", "queues", "each"), [(1000, 3, 333), (2, 5, 1), (1000, 1, 1000)])
-def test_topic_limits_are_shared_by_the_held_queues(limit: int, queues: int, each: int) -> None:
-    """S2-40, S2-41, S1-39."""
+async def _never(message: MessageView) -> None:
+    await asyncio.Event().wait()
+
+
+def pulls_by_queue(cluster: GroupCluster) -> dict[str, int]:
+    return dict(Counter(request.fields["queueId"] for request in cluster.broker.of(PULL)))
+
+
+@pytest.mark.parametrize(
+    ("limit", "queues", "pulls"),
+    [
+        (1000, 3, 11),  # 333 each: 10 pulls of 32 are 320, 11 are 352
+        (2, 5, 1),  # 1 each
+        (1000, 1, 32),
+        (-1, 3, 32),  # the limit of a queue, 1000
+    ],
+)
+def test_a_topics_message_limit_is_shared_by_the_held_queues(limit: int, queues: int, pulls: int) -> None:
+    """S2-40, S1-39."""
 
     async def scenario(cluster: GroupCluster) -> None:
         cluster.topic("T", queues)
-        consumer = await joined(
-            cluster, "c1#1", pull_threshold_for_topic=limit, pull_threshold_size_for_topic=limit
-        )
-        assert consumer.pull_threshold_for_queue == each
-        assert consumer.pull_threshold_size_for_queue == each
+        for number in range(queues):
+            cluster.broker.put("T", number, *(["x"] * 1100))
+            cluster.broker.offsets[("g", "T", number)] = 0
+        consumer = cluster.push("c1#1", pull_threshold_for_topic=limit, await_termination=0.0)
+        consumer.subscribe("T", "*", _never)
+        await cluster.launch(consumer)
+        await asyncio.sleep(3)
+        assert pulls_by_queue(cluster) == {str(number): pulls for number in range(queues)}
+
+    in_virtual_time(scenario)
+
+
+@pytest.mark.parametrize(
+    ("limit", "queues", "pulls"),
+    [
+        (10, 3, 4),  # 3 MiB each, passed with 4: a pull of 32 brings 1 MiB
+        (2, 5, 2),  # 1 MiB each
+        (2, 1, 3),
+    ],
+)
+def test_a_topics_size_limit_is_shared_by_the_held_queues(limit: int, queues: int, pulls: int) -> None:
+    """S2-41."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", queues)
+        for number in range(queues):
+            cluster.broker.put("T", number, *([bytes(32 * 1024)] * 160))
+            cluster.broker.offsets[("g", "T", number)] = 0
+        consumer = cluster.push("c1#1", pull_threshold_size_for_topic=limit, await_termination=0.0)
+        consumer.subscribe("T", "*", _never)
+        await cluster.launch(consumer)
+        await asyncio.sleep(3)
+        assert pulls_by_queue(cluster) == {str(number): pulls for number in range(queues)}
+
+    in_virtual_time(scenario)
+
+
+def test_topic_limits_are_shared_anew_when_the_held_queues_change() -> None:
+    """S2-40, S2-41: 1000 messages over 3 queues are 333 each, over 2 they are 500."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 3)
+        for number in range(3):
+            cluster.broker.put("T", number, *(["x"] * 1100))
+            cluster.broker.offsets[("g", "T", number)] = 0
+        consumer = cluster.push("c1#1", pull_threshold_for_topic=1000, await_termination=0.0)
+        consumer.subscribe("T", "*", _never)
+        await cluster.launch(consumer)
+        await asyncio.sleep(3)
+        await joined(cluster, "c2#1", pull_threshold_for_topic=1000)
+        await asyncio.sleep(3)
+        assert held(consumer) == [0, 1]
+        counts = pulls_by_queue(cluster)
+        assert (counts["0"], counts["1"]) == (16, 16)  # 512 messages
 
     in_virtual_time(scenario)
 

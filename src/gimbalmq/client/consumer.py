@@ -22,7 +22,7 @@ from gimbalmq.client.events import Callback as EventCallback
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.errors import StateError
 from gimbalmq.model.queues import MessageQueue
-from gimbalmq.transport.tasks import Tasks
+from gimbalmq.transport.tasks import Ending, Tasks, ends_task
 
 C = TypeVar("C", bound=ConsumerConfig)
 
@@ -45,7 +45,8 @@ class Consumer(ABC, Generic[C]):
         self._tasks = Tasks(f"consumer {config.group}")
         self._queue_listeners: list[QueueListener] = []
         self._member: Member | None = None
-        self._closing = asyncio.Lock()
+        self._ending = Ending()
+        self._joining: asyncio.Future[None] | None = None
         self._closed = False
 
     # -- life ------------------------------------------------------------------------
@@ -67,25 +68,45 @@ class Consumer(ABC, Generic[C]):
         self._events.clock = joined.clock
         try:
             self._member = self._compose(joined)
-            await self._join(self._member)
-        except BaseException:
-            if self._member is None:
-                await joined.close_if_unused()
-            else:
-                await self._leave(self._member)
+            self._joining = asyncio.ensure_future(self._join(self._member))
+            await self._joining
+        except BaseException as error:
+            await self._ending.run(lambda: self._undo_start(joined), self._hurry)
+            if self._closed and not ends_task(error):
+                raise StateError(f"consumer {self.group} was closed while it started") from error
             raise
+        finally:
+            self._joining = None
+
+    async def _undo_start(self, joined: ClientInstance) -> None:
+        """Leaves nothing behind of a start that failed, so that it can be tried again."""
+        if self._closed:
+            return  # close() does it
+        if self._member is None:
+            await joined.close_if_unused()
+        else:
+            await self._leave(self._member)
 
     async def close(self) -> None:
         """Lets running handlers finish, commits, leaves the group; the next owner goes on exactly there.
 
-        A call that was cancelled can be repeated.
+        If it is cancelled, handlers are not waited for any longer, and the rest is done in the background; a
+        repeated call waits for its end.
         """
-        async with self._closing:
-            if self._member is None:
-                return
+        await self._ending.run(self._end, self._hurry)
+
+    async def _end(self) -> None:
+        if self._member is not None:
             self._closed = True
+            if self._joining is not None:
+                self._joining.cancel()
+                await asyncio.wait([self._joining])
             await self._leave(self._member)
             self._events.close()
+
+    def _hurry(self) -> None:
+        if self._member is not None:
+            self._member.hurry()
 
     async def __aenter__(self) -> Self:
         await self.start()

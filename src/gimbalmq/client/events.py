@@ -16,6 +16,7 @@ import msgspec
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.model.queues import MessageQueue
+from gimbalmq.transport.tasks import ends_task
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +260,9 @@ class Events:
         for callback in list(self._callbacks):
             try:
                 result = callback(event)
-            except Exception:
+            except BaseException as error:
+                if ends_task(error):
+                    raise
                 log.exception("an event callback failed on %s", event)
                 continue
             if inspect.isawaitable(result):
@@ -282,5 +285,7 @@ class Events:
 async def _guard(work: Awaitable[None], event: BalanceEvent) -> None:
     try:
         await work
-    except Exception:
+    except BaseException as error:
+        if ends_task(error):
+            raise
         log.exception("an event callback failed on %s", event)

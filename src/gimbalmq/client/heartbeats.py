@@ -33,7 +33,8 @@ FIRST_HEARTBEAT = 1.0
 GREET_DELAY = 0.1
 INTRODUCE_SECONDS = 1.0
 """How often one broker hears of us because it says that it does not know us."""
-LOG_EVERY_HEARTBEAT = 20
+LOG_EVERY_ROUND = 20
+"""A round that says which brokers answered, then so many that do not."""
 _IDLE_SECONDS = 3.0
 _REJOIN_PAUSES = (0.0, 0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 15.0)
 
@@ -85,7 +86,8 @@ class Heartbeats:
         self.broker_versions: dict[str, dict[str, int]] = {}
         self._running = False
         self._wanted = False
-        self._count = 0
+        self._rounds = 0
+        self._told_failing: set[str] = set()
         self._greeting = False
         self._greeted: set[str] = set()
         self._lost: set[str] = set()
@@ -159,13 +161,20 @@ class Heartbeats:
             self._wanted = True
             return False
         self._running = True
+        self._told_failing.clear()
+        tell_success = self._rounds % LOG_EVERY_ROUND == 0
+        self._rounds += 1
         try:
             said = self._say()
             while True:
                 self._wanted = False
                 await asyncio.gather(
-                    *(self._beat_one(name, address, said) for name, address in self.targets())
+                    *(
+                        self._beat_one(name, address, said, tell_success=tell_success)
+                        for name, address in self.targets()
+                    )
                 )
+                tell_success = False
                 before, said = said, self._say()
                 if not self._wanted or before == said or self._host.closed:
                     return True
@@ -190,10 +199,16 @@ class Heartbeats:
     # -- to one broker -----------------------------------------------------------------
 
     async def _beat_one(
-        self, broker_name: str, address: str, said: _Said, *, level: int = logging.WARNING
+        self,
+        broker_name: str,
+        address: str,
+        said: _Said,
+        *,
+        tell_success: bool = False,
+        longest: float = math.inf,
     ) -> bool:
         host = self._host
-        timeout = host.config.heartbeat_timeout
+        timeout = min(host.config.heartbeat_timeout, longest)
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._note(address, answered)
         try:
@@ -202,27 +217,35 @@ class Heartbeats:
                 host, address, said.body, said.header, timeout=timeout
             )
         except RocketMQError as error:
-            log.log(level, "heartbeat to broker %s at %s failed: %s", broker_name, address, error)
+            self._failed(broker_name, address, error)
             return False
         finally:
             answered.set_result(None)
+        if tell_success:
+            log.info("heartbeat to broker %s at %s succeeded", broker_name, address)
         self._heard(broker_name, address, said, version, reply)
         return True
+
+    def _failed(self, broker_name: str, address: str, error: RocketMQError) -> None:
+        """Says so once a round for each broker; in between a broker is also tried every few seconds."""
+        level = logging.DEBUG if address in self._told_failing else logging.WARNING
+        self._told_failing.add(address)
+        log.log(level, "heartbeat to broker %s at %s failed: %s", broker_name, address, error)
 
     def _note(self, address: str, answer: asyncio.Future[RemotingCommand] | asyncio.Future[None]) -> None:
         under_way = self._under_way.setdefault(address, set())
         under_way.add(answer)
         answer.add_done_callback(under_way.discard)
 
-    async def answered(self, address: str) -> None:
-        """Until a broker has answered every heartbeat that is on its way to it.
+    async def answered(self, address: str, limit: float) -> None:
+        """Until a broker has answered every heartbeat that is on its way to it, at most so many seconds.
 
         Before a goodbye: brokers handle the two in different threads, and a heartbeat that is handled last
         makes a member of one that has left, until nobody has heard of it for two minutes.
         """
         under_way = self._under_way.get(address)
         if under_way:
-            await asyncio.wait(set(under_way), timeout=self._host.config.heartbeat_timeout)
+            await asyncio.wait(set(under_way), timeout=limit)
 
     def _heard(
         self, broker_name: str, address: str, said: _Said, version: int, reply: HeartbeatReply
@@ -233,9 +256,6 @@ class Heartbeats:
         self._greeted.add(address)
         self._acknowledged[address] = host.clock.monotonic()
         self._versions[address] = said.versions
-        if self._count % LOG_EVERY_HEARTBEAT == 0:
-            log.info("heartbeat to broker %s at %s succeeded", broker_name, address)
-        self._count += 1
         if reply.liveness_millis:
             self._watching[address] = broker_name
         else:
@@ -307,7 +327,7 @@ class Heartbeats:
         try:
             version, reply = group_calls.read_heartbeat(await answer, address)
         except RocketMQError as error:
-            log.warning("heartbeat to broker %s at %s failed: %s", name, address, error)
+            self._failed(name, address, error)
         else:
             self._heard(name, address, said, version, reply)
 
@@ -373,6 +393,7 @@ class Heartbeats:
 
     async def _sign(self, name: str, address: str, said: _Said) -> None:
         try:
-            await self._beat_one(name, address, said, level=logging.DEBUG)
+            # Through before the next one is due: whatever the line, one is always on its way.
+            await self._beat_one(name, address, said, longest=0.9 * self._liveness_pause())
         finally:
             self._signing.discard(address)

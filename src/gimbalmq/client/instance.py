@@ -33,7 +33,7 @@ from gimbalmq.protocol.signing import Signer
 from gimbalmq.rpc import groups as group_calls
 from gimbalmq.transport.channel import Channel, Handlers
 from gimbalmq.transport.pool import ChannelPool
-from gimbalmq.transport.tasks import Tasks
+from gimbalmq.transport.tasks import Ending, Tasks
 
 __all__ = ["BrokerAddress", "ClientInstance", "ConsumerMember", "ProducerMember"]
 
@@ -91,6 +91,7 @@ class ClientInstance(Routes):
         self._others: set[int] = set()
         self.heartbeats = Heartbeats(self)
         self._started = False
+        self._ending = Ending()
 
     # -- life -------------------------------------------------------------------------
 
@@ -174,8 +175,9 @@ class ClientInstance(Routes):
 
     async def close(self) -> None:
         """Ends everything; members should have left before."""
-        if self.closed:
-            return
+        await self._ending.run(self._end)
+
+    async def _end(self) -> None:
         self.closed = True
         if _instances.get(self.client_id) is self:
             del _instances[self.client_id]
@@ -192,7 +194,9 @@ class ClientInstance(Routes):
         self, *, producer_group: str | None = None, consumer_group: str | None = None
     ) -> None:
         async def leave(address: str) -> None:
-            await self.heartbeats.answered(address)
+            limit = self.config.api_timeout
+            deadline = self._loop.time() + limit
+            await self.heartbeats.answered(address, limit)
             try:
                 await group_calls.unregister(
                     self,
@@ -200,7 +204,7 @@ class ClientInstance(Routes):
                     self.client_id,
                     producer_group=producer_group,
                     consumer_group=consumer_group,
-                    timeout=self.config.api_timeout,
+                    timeout=max(0.001, deadline - self._loop.time()),
                 )
             except RocketMQError as error:
                 log.warning("unregistering at %s failed: %s", address, error)

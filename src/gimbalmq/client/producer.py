@@ -28,6 +28,7 @@ from gimbalmq.model.message import Message, MessageView
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.results import SendResult
 from gimbalmq.protocol.headers.messages import CheckTransactionState
+from gimbalmq.transport.tasks import Ending
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Producer:
         self._tracer: Tracer | None = None
         self._rules = awaited_rules(config)
         self._soon_rules = soon_rules(config)
+        self._ending = Ending()
 
     # -- life -------------------------------------------------------------------------
 
@@ -96,10 +98,10 @@ class Producer:
             raise
 
     async def close(self) -> None:
-        """Lets traces leave, takes leave of the brokers; the last of an instance closes it.
+        """Lets traces leave, takes leave of the brokers; the last of an instance closes it."""
+        await self._ending.run(self._leave)
 
-        A close that was cancelled can be repeated.
-        """
+    async def _leave(self) -> None:
         instance = self._instance
         if instance is None:
             return

@@ -8,6 +8,7 @@ one is asked for: what ``poll`` returned last is committed no earlier than in th
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
@@ -22,9 +23,11 @@ from gimbalmq.client.consuming.polled import Polled
 from gimbalmq.client.consuming.puller import Manner
 from gimbalmq.client.consuming.requests import PullRequests
 from gimbalmq.client.instance import ClientInstance
-from gimbalmq.errors import ConfigError, StateError
+from gimbalmq.errors import ConfigError, RocketMQError, StateError
 from gimbalmq.model.message import MessageView
 from gimbalmq.model.queues import MessageQueue
+
+log = logging.getLogger(__name__)
 
 
 class PullConsumer(Consumer[PullConsumerConfig]):
@@ -144,10 +147,11 @@ class PullConsumer(Consumer[PullConsumerConfig]):
     async def poll(self, timeout: float | None = None) -> list[MessageView]:
         """The next messages of one queue; an empty list when none came in time.
 
-        Asking again means that what was returned before is done.
+        Asking again means that what was returned before is done, and so does close(). Leaving ``async with``
+        by an exception does not: these messages come again.
 
         Args:
-            timeout: seconds to wait; the config's ``poll_timeout`` where left out.
+            timeout: seconds to wait; left out, it is the config's ``poll_timeout``.
         """
         work = await self._next(self.config.poll_timeout if timeout is None else timeout)
         if work is None:
@@ -167,13 +171,15 @@ class PullConsumer(Consumer[PullConsumerConfig]):
                 # Fenced: another may have the queue.
                 while held.in_doubt and not (held.dropped or self._closed):  # noqa: ASYNC110
                     await asyncio.sleep(self.config.flow_control_delay)
-                if held.dropped:
+                if held.dropped or not waiting.is_out(work):
                     break
                 held.position = message.queue_offset
                 yield message
+                if not waiting.is_out(work):
+                    break  # a seek has moved the queue elsewhere meanwhile
                 held.position = message.queue_offset + 1
                 waiting.note(held)
-            if not held.dropped:
+            if not held.dropped and waiting.is_out(work):
                 held.position = following
 
     async def _next(self, timeout: float | None) -> Work | None:
@@ -193,7 +199,10 @@ class PullConsumer(Consumer[PullConsumerConfig]):
             self._next_commit = now + self.config.auto_commit_interval
         elif now >= self._next_commit:
             self._next_commit = now + self.config.auto_commit_interval
-            await self.commit(wait=False)
+            try:
+                await self.commit(wait=False)
+            except RocketMQError as error:
+                log.warning("progress of %s could not be committed, next try soon: %s", self.group, error)
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None, *, wait: bool = True) -> None:
         """Writes progress away.

@@ -22,6 +22,7 @@ from gimbalmq.model.message import Message, MessageView
 from gimbalmq.model.results import SendResult, SendStatus, TransactionResult, TransactionState
 from gimbalmq.protocol.headers import messages as headers
 from gimbalmq.rpc import messages as calls
+from gimbalmq.transport.tasks import ends_task
 
 log = logging.getLogger(__name__)
 
@@ -136,11 +137,23 @@ async def _run(
         if inspect.iscoroutinefunction(function):
             state = await function(message)
         else:
-            outcome = await asyncio.to_thread(function, message)
+            outcome = await asyncio.to_thread(_caught, function, message)
             state = await outcome if isinstance(outcome, Awaitable) else outcome
     except AssertionError:
         raise
-    except Exception as error:  # the application's own code: its failure is an outcome here
+    except BaseException as error:  # the application's own code: its failure is an outcome here
+        if ends_task(error):
+            raise
         log.exception("%s of %s failed; the broker will ask", what, message.msg_id)
         return TransactionState.UNKNOWN, f"{what} exception: {type(error).__name__}: {error}"
     return (TransactionState.UNKNOWN if state is None else TransactionState(state)), None
+
+
+def _caught(function: Callable[[Any], Any], message: Message | MessageView) -> Any:
+    """Calls a plain function in a thread; an exit is a failure of this function, not of the loop that waits for it."""
+    try:
+        return function(message)
+    except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            raise
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from gimbalmq.client.consumer import Consumer as AsyncConsumer
@@ -63,21 +63,28 @@ class BlockingClient(Generic[A]):
         thread.started.add(self._async)
 
     def close(self) -> None:
-        """Ends it as the async object's ``close`` does; a second call does nothing."""
-        thread, self._thread = self._thread, None
+        """Ends it as the async object's ``close`` does; a second call does nothing.
+
+        If Ctrl-C interrupts it, the rest is done in the background; a repeated call waits for its end.
+        """
+        self._end(self._async.close)
+
+    def _end(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        thread = self._thread
         if thread is None:
             return
         self._closed = True
         if not thread.forked:  # else the connections are the parent's
+            thread.begin(work()).result()
             thread.started.discard(self._async)
-            thread.begin(self._async.close()).result()
+        self._thread = None
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, *exc: Any) -> None:
+        self._end(lambda: self._async.__aexit__(*exc))
 
     def _running(self) -> LoopThread:
         thread = self._thread

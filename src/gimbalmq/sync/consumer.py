@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from typing import Any, TypeVar, overload
 
 from gimbalmq.client import pull_consumer as pull_consumers
@@ -91,9 +91,8 @@ class _Consumer(BlockingClient[C]):
 
         self._do(lambda: self._async.on_queues_changed(tell))
 
-    def close(self) -> None:
-        """Lets running handlers finish, commits, leaves the group."""
-        super().close()
+    def _end(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        super()._end(work)
         if self._callbacks is not None:
             self._callbacks.shutdown(wait=False)
 

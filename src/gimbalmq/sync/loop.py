@@ -69,12 +69,20 @@ class LoopThread:
 
     def end(self) -> None:
         """Closes what is still open, then the loop: for the end of the program."""
-        closing = [self.begin(item.close()) for item in list(self.started)]
-        concurrent.futures.wait(closing, _EXIT_SECONDS)
+        if not self._close_all():
+            self._close_all()  # those that were cut short wait for no handler any more
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_EXIT_SECONDS)
         if not self._thread.is_alive():
             self.loop.close()
+
+    def _close_all(self) -> bool:
+        """Whether everything was closed in time."""
+        closing = [self.begin(item.close()) for item in list(self.started)]
+        _, late = concurrent.futures.wait(closing, _EXIT_SECONDS)
+        for future in late:
+            future.cancel()
+        return not late
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

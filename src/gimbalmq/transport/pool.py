@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 
 from gimbalmq.errors import StateError
@@ -11,6 +12,8 @@ from gimbalmq.transport.channel import Channel, Handlers
 from gimbalmq.transport.network import AsyncioNetwork, Network, split_address
 
 CONNECT_SECONDS = 3.0
+CLOSE_SECONDS = 1.0
+"""How long connections may take to end by themselves."""
 
 
 class ChannelPool:
@@ -108,8 +111,13 @@ class ChannelPool:
         self._channels.clear()
         for channel in channels:
             channel.close()
-        for channel in channels:
-            try:
-                await asyncio.wait_for(channel.wait_closed(), 1.0)
-            except TimeoutError:
-                channel.abort()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    for channel in channels:
+                        await channel.wait_closed()
+        finally:
+            # One that does not end in time; or all, if whoever closes them does not want to wait.
+            for channel in channels:
+                if not channel.closed:
+                    channel.abort()

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from gimbalmq.client.config import ClientConfig
 from gimbalmq.client.consuming.offsets import (
     LocalOffsets,
     ReadFrom,
@@ -35,6 +36,7 @@ class Shelf:
         self.known: dict[MessageQueue, int] = {}
         self.commits: list[tuple[MessageQueue, int, bool]] = []
         self.broken = False
+        self.config = ClientConfig(namesrv="127.0.0.1:9876")
 
     async def locate_broker(self, topic: str, broker_name: str) -> BrokerAddress:
         if self.broken:

@@ -108,6 +108,14 @@ class Host:
     def progress(self, queue: MessageQueue = QUEUE) -> int | None:
         return self.offsets.remembered(queue)
 
+    def look_for_expired(self) -> None:
+        """As a push consumer does."""
+        service = self.service
+        assert isinstance(service, Concurrent)
+        self.tasks.every(
+            self.config.consume_timeout, lambda: service.send_back_expired(self.table), "expired"
+        )
+
     async def close(self) -> None:
         """As a member closes: no queue begins anything, what runs is waited for."""
         for item in self.table:
@@ -381,19 +389,46 @@ def test_plain_functions_run_in_threads_up_to_the_set_number() -> None:
 
 
 def test_a_result_after_the_consume_timeout_still_counts() -> None:
-    """S3-21: judged by its return value, however late."""
+    """S3-21: judged by its return value, however late; the timer that looks for expired ones runs."""
 
     async def scenario(clock: VirtualClock) -> None:
         async def handler(message: MessageView) -> bool:
-            await asyncio.sleep(30 * 60)
-            return True
+            await asyncio.sleep(20 * 60)
+            return message.queue_offset == 1
 
         host = Host(clock, handler=handler)
-        item = host.give(1)
-        await asyncio.sleep(30 * 60 + 1)
+        host.look_for_expired()
+        item = host.give(1, 2)
+        await asyncio.sleep(20 * 60 + 1)
         assert item.window.is_empty
-        assert host.sent_back == []
-        assert host.progress() == 2
+        assert host.sent_back == [(2, 0)]
+        assert host.progress() == 3
+        await asyncio.sleep(20 * 60)
+        assert host.sent_back == [(2, 0)]
+        await host.close()
+
+    virtual(scenario)
+
+
+def test_a_send_back_that_fails_in_a_way_nobody_expected_has_the_message_consumed_again_here() -> None:
+    async def scenario(clock: VirtualClock) -> None:
+        tried: list[int] = []
+
+        async def handler(message: MessageView) -> bool:
+            tried.append(message.queue_offset)
+            return len(tried) > 2
+
+        class Broken(Host):
+            async def send_back(self, message: MessageView, delay_level: int, queue: MessageQueue) -> bool:
+                raise RuntimeError("nobody expected that")
+
+        host = Broken(clock, handler=handler)
+        item = host.give(1)
+        await asyncio.sleep(4)
+        assert (tried, host.progress()) == ([1], 1)
+        await asyncio.sleep(10)
+        assert (tried, host.progress()) == ([1, 1, 1], 2)
+        assert not item.running
         await host.close()
 
     virtual(scenario)
@@ -407,11 +442,7 @@ def test_messages_in_work_for_too_long_are_sent_back_with_level_3() -> None:
             return True
 
         host = Host(clock, handler=handler, await_termination=0)
-        service = host.service
-        assert isinstance(service, Concurrent)
-        host.tasks.every(
-            host.config.consume_timeout, lambda: service.send_back_expired(host.table), "expired messages"
-        )
+        host.look_for_expired()
         item = host.give(1, 2, 3)
         await asyncio.sleep(15 * 60 - 1)
         assert host.sent_back == []

@@ -26,6 +26,7 @@ from gimbalmq.client.consuming.puller import Puller
 from gimbalmq.errors import RocketMQError
 from gimbalmq.model.queues import MessageQueue, sort_queues
 from gimbalmq.model.topics import RETRY_PREFIX
+from gimbalmq.transport.tasks import ends_task
 
 log = logging.getLogger(__name__)
 
@@ -249,7 +250,9 @@ class Balancer:
                 result = listener(topic, queues, mine, reason)
                 if inspect.isawaitable(result):
                     await result
-            except Exception:
+            except BaseException as error:
+                if ends_task(error):
+                    raise
                 log.exception("a queue listener failed on %s", topic)
 
     # -- letting go ------------------------------------------------------------------
@@ -284,12 +287,11 @@ class Balancer:
 
     async def _let_go_of_unsubscribed(self) -> None:
         topics = set(self._subscriptions.by_topic)
-        for held in self._holdings.all():
-            if held.queue.topic in topics:
-                continue
+        items = [held for held in self._holdings.all() if held.queue.topic not in topics]
+        for held in items:
             if held.state is READING:
                 self._holdings.let_go(held, "its topic is no longer subscribed")
-            await self._give_up(held)
+        await asyncio.gather(*(self._give_up(held) for held in items))
         for topic in [topic for topic in self._allotted if topic not in topics]:
             del self._allotted[topic]
             self.view.forget(topic)

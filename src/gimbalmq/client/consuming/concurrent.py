@@ -14,7 +14,14 @@ from collections.abc import Iterable
 
 from gimbalmq._clock import Clock
 from gimbalmq.client.consumer_config import PushConsumerConfig
-from gimbalmq.client.consuming.handlers import Batch, ConsumeContext, Listener, Listeners, Outcome
+from gimbalmq.client.consuming.handlers import (
+    Batch,
+    ConsumeContext,
+    Listener,
+    Listeners,
+    Outcome,
+    Unfinished,
+)
 from gimbalmq.client.consuming.held_queue import READING, HeldQueue
 from gimbalmq.client.consuming.send_back import Returns
 from gimbalmq.client.consuming.threads import HandlerThreads
@@ -57,6 +64,7 @@ class Concurrent:
         self._workers = 0
         self._hiring = False
         self._finished: deque[tuple[Batch, Outcome]] = deque()
+        self._closed = False
 
     def submit(self, held: HeldQueue, messages: list[MessageView], dispatch: bool = True) -> None:
         """Cuts pulled messages into batches and has them consumed."""
@@ -78,7 +86,7 @@ class Concurrent:
             held.begin(batch)
             self._settle([batch], messages)
             return
-        size = self._batch_size
+        size = self._batch_size if listener.batch else 1
         shared = None if listener.wants_context else ConsumeContext(held.queue)
         batches = [
             Batch(held, messages[start : start + size], listener=listener, context=shared)
@@ -91,6 +99,9 @@ class Concurrent:
             for batch in batches:
                 self._threads.submit(self._thread_done, self._run_in_thread, batch)
             return
+        self._wait(batches)
+
+    def _wait(self, batches: list[Batch]) -> None:
         self._waiting.extend(batches)
         if not self._hiring:
             self._hire()
@@ -117,7 +128,13 @@ class Concurrent:
         shelved, held.shelved = held.shelved, []
         for batch in shelved:
             assert isinstance(batch, Batch)
+            self._begin_again(batch)
+
+    def _begin_again(self, batch: Batch) -> None:
+        if batch.unfinished is None:
             self._enqueue([batch], batch.listener)
+        else:
+            self._wait([batch])
 
     async def _work(self) -> None:
         waiting = self._waiting
@@ -129,6 +146,7 @@ class Concurrent:
                 batch = waiting.popleft()
                 held = batch.held
                 if held.state is not READING:
+                    batch.leave()
                     continue
                 if now > held.holds_until:
                     self._shelve(batch)
@@ -137,10 +155,15 @@ class Concurrent:
                 held.begin(batch)
                 outcome = None
                 try:
-                    outcome = await batch.listener.run_async(batch.messages, batch.own_context())
+                    if batch.unfinished is None:
+                        outcome = await batch.listener.run_async(batch.messages, batch.own_context())
+                    else:
+                        outcome = await batch.listener.finish(
+                            batch.unfinished, batch.messages, batch.own_context()
+                        )
                 finally:
-                    if outcome is None:  # cancelled
-                        held.end(batch)
+                    if outcome is None:
+                        self._cut_short(batch)
                 now = batch.ended = monotonic()
                 self._done(batch, outcome)
                 turns += 1
@@ -149,6 +172,17 @@ class Concurrent:
                     now = monotonic()
         finally:
             self._workers -= 1
+
+    def _cut_short(self, batch: Batch) -> None:
+        """The task that ran a handler was cancelled: by close(), at the loop's end, or by the handler itself.
+
+        Nothing is begun for that, for the loop may be ending. If it goes on, the next batch that comes brings
+        this one along.
+        """
+        batch.held.end(batch)
+        batch.unfinished = batch.context = None
+        if not self._closed:
+            self._waiting.appendleft(batch)
 
     def _run_in_thread(self, batch: Batch) -> tuple[Batch, Outcome | None]:
         batch.started = self._monotonic()
@@ -162,17 +196,18 @@ class Concurrent:
 
     def _thread_done(self, done: tuple[Batch, Outcome | None]) -> None:
         batch, outcome = done
-        if outcome is not None:
+        if outcome is not None and not isinstance(outcome, Unfinished):
             self._done(batch, outcome)
             return
         held = batch.held
         held.end(batch)
+        batch.unfinished = outcome
         if held.state is not READING:
-            return
-        if self._monotonic() > held.holds_until:
+            batch.leave()
+        elif self._monotonic() > held.holds_until:
             self._shelve(batch)
-        else:  # the lease was confirmed meanwhile
-            self._enqueue([batch], batch.listener)
+        else:  # its awaitable is to be awaited, or the lease was confirmed meanwhile
+            self._begin_again(batch)
 
     # -- settling --------------------------------------------------------------------
 
@@ -208,31 +243,29 @@ class Concurrent:
         messages = [message for batch in batches for message in batch.messages]
         seconds = sum([batch.ended - batch.started for batch in batches])
         self._rates.consumed(messages[0].topic, len(messages) - len(failed), len(failed), seconds)
-        if held.dropped:
-            log.debug("result of %d messages of %s ignored: it was dropped", len(messages), held.queue)
-        elif failed:
+        if failed and not held.dropped:
             self._tasks.spawn(self._settle_failed(batches[0], failed), "send back")
             return
-        else:
-            held.settle(messages)
-        held.end(*batches)
+        try:
+            if held.dropped:
+                log.debug("result of %d messages of %s ignored: it was dropped", len(messages), held.queue)
+            else:
+                held.settle(messages)
+        finally:  # an offset store of the user's may raise
+            held.end(*batches)
 
     async def _settle_failed(self, batch: Batch, failed: list[MessageView]) -> None:
         held = batch.held
         context = batch.own_context()
         again: list[MessageView] = []
         try:
-            if self._config.broadcasting:
-                for message in failed:
+            for message in failed:
+                if self._config.broadcasting:
                     log.warning("broadcasting: message %s failed and is dropped", message.msg_id)
-            else:
-                for message in failed:
-                    # One that has left the window was sent back by the expiry already.
-                    if message in held.window and not await self._returns.send_back(
-                        message, context.delay_level, held.queue
-                    ):
-                        message.reconsume_times += 1
-                        again.append(message)
+                # One that has left the window was sent back by the expiry already.
+                elif message in held.window and not await self._sent_back(held, message, context.delay_level):
+                    message.reconsume_times += 1
+                    again.append(message)
             if again:
                 offsets = {message.queue_offset for message in again}
                 done = [message for message in batch.messages if message.queue_offset not in offsets]
@@ -242,6 +275,15 @@ class Concurrent:
             held.settle(done)
         finally:
             held.end(batch)
+
+    async def _sent_back(self, held: HeldQueue, message: MessageView, delay_level: int) -> bool:
+        """False if the message has to be consumed again here."""
+        try:
+            return await self._returns.send_back(message, delay_level, held.queue)
+        except Exception:
+            # Whatever it is, the message must neither be lost nor stay in the window for ever.
+            log.exception("message %s could not be sent back", message.msg_id)
+            return False
 
     async def _submit_later(self, held: HeldQueue, messages: list[MessageView]) -> None:
         await asyncio.sleep(self._config.resubmit_delay)
@@ -264,7 +306,7 @@ class Concurrent:
         for message in held.window.oldest(EXPIRED_LIMIT):
             if started.get(message.queue_offset, oldest) >= oldest or held.dropped:
                 return
-            if not await self._returns.send_back(message, EXPIRED_LEVEL, held.queue):
+            if not await self._sent_back(held, message, EXPIRED_LEVEL):
                 return
             log.warning("message %s was in work for too long and is sent back", message.msg_id)
             # As in Java the offset moves on only with the next batch that is settled.
@@ -272,5 +314,7 @@ class Concurrent:
 
     def close(self) -> None:
         """Settles what has ended; the queues are draining, so nothing more is begun."""
-        self._waiting.clear()
+        self._closed = True
+        while self._waiting:
+            self._waiting.popleft().leave()
         self._settle_finished()

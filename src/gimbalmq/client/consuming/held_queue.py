@@ -64,6 +64,9 @@ class Work(msgspec.Struct, eq=False):
     started: float = 0.0
     ended: float = 0.0
 
+    def leave(self) -> None:
+        """Nobody will be at work on it here."""
+
 
 class HeldQueue:
     """A queue's state, its window of messages, its progress, its lock and its reader.
@@ -169,7 +172,7 @@ class HeldQueue:
         self.state = state
         if state is not READING:
             self._stop_reader()
-            self.shelved = []
+            self._leave_shelved()
         self._tell()
 
     @property
@@ -192,7 +195,12 @@ class HeldQueue:
         """Stops reading and forgets what was read: it is to be read from another place."""
         self._stop_reader()
         self.window.clear()
-        self.shelved = []
+        self._leave_shelved()
+
+    def _leave_shelved(self) -> None:
+        shelved, self.shelved = self.shelved, []
+        for work in shelved:
+            work.leave()
 
     def _stop_reader(self) -> None:
         reader, self._reader = self._reader, None

@@ -103,8 +103,9 @@ class Holdings:
         if held.state is not DROPPED:
             return False
         try:
-            await held.commit()
-        except RocketMQError as error:
+            # Answered, though Java's goes one-way: the next owner may ask for it as soon as we are through.
+            await held.commit(wait=True)
+        except (RocketMQError, OSError) as error:
             log.warning("the offset of %s could not be committed: %s", held.queue, error)
         if held.state is not DROPPED:
             return True  # somebody else was quicker
@@ -237,15 +238,10 @@ class Holdings:
             if item.state is READING:
                 item.drain()
 
-    async def quiet(self, timeout: float) -> None:
-        """Waits a while for handlers at work."""
-        waiting = [asyncio.ensure_future(item.quiet()) for item in self.table.values() if item.running]
-        try:
-            if waiting and timeout > 0:
-                await asyncio.wait(waiting, timeout=timeout)
-        finally:
-            for waiter in waiting:
-                waiter.cancel()
+    async def quiet(self) -> None:
+        """Waits for handlers at work."""
+        for item in self.all():
+            await item.quiet()
 
     async def persist_finally(self) -> None:
         """Commits everything, and waits for the answers."""

@@ -48,6 +48,7 @@ class Locks:
         self.margin = margin
         self.grace = grace
         self._ours: set[MessageQueue] = set()
+        self._unanswered: set[MessageQueue] = set()
         self._due: dict[MessageQueue, asyncio.Task[None]] = {}
         self._failing: set[str] = set()
         self._back_at: dict[str, float] = {}
@@ -82,6 +83,7 @@ class Locks:
         """
         queue = held.queue
         sent = self._clock.monotonic()
+        self._unanswered.add(queue)
         try:
             granted = await group_calls.take_over_locks(
                 self._instance,
@@ -93,6 +95,7 @@ class Locks:
         except RocketMQError as error:
             log.debug("the lock of %s could not be taken over: %s", queue, error)
             return False
+        self._unanswered.discard(queue)
         if granted is None:
             return None
         return self._note(held, queue in granted, sent)
@@ -136,13 +139,17 @@ class Locks:
                 log.warning("the broker has not renewed the lock of %s", item.queue)
 
     async def _ask(self, broker_name: str, queues: Collection[MessageQueue]) -> set[MessageQueue]:
-        return await group_calls.lock_queues(
+        # Until the broker answers, and if it never does, a lock may be ours without our knowing it.
+        self._unanswered.update(queues)
+        granted = await group_calls.lock_queues(
             self._instance,
             self._master(broker_name),
             self._group,
             self._instance.client_id,
             sort_queues(queues),
         )
+        self._unanswered.difference_update(queues)
+        return granted
 
     def _master(self, broker_name: str) -> str:
         address = self._instance.master_address(broker_name)
@@ -225,14 +232,18 @@ class Locks:
     async def give_back_all(self, *, wait: bool = False) -> None:
         """Gives every lock back, those of queues that were not begun too; one request per broker."""
         brokers: dict[str, list[MessageQueue]] = {}
-        for queue in sort_queues({*self._ours, *self._due}):
+        for queue in sort_queues({*self._ours, *self._due, *self._unanswered}):
             brokers.setdefault(queue.broker_name, []).append(queue)
-        for name, queues in brokers.items():
+
+        async def give_back(name: str, queues: list[MessageQueue]) -> None:
             try:
                 await self._unlock(name, queues, wait=wait)
             except RocketMQError as error:
                 log.warning("locks at %s could not be given back, they end within 60 s: %s", name, error)
             self._ours.difference_update(queues)
+            self._unanswered.difference_update(queues)
+
+        await asyncio.gather(*(give_back(name, queues) for name, queues in brokers.items()))
 
     async def _unlock(self, broker_name: str, queues: list[MessageQueue], *, wait: bool) -> None:
         call = group_calls.unlock_queues if wait else group_calls.unlock_queues_oneway

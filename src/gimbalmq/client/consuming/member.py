@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -26,6 +27,9 @@ from gimbalmq.protocol.fastjson import queue_text
 from gimbalmq.protocol.status_bodies import ConsumeDirectlyResult, ConsumerRunningInfo, ProcessQueueInfo
 
 log = logging.getLogger(__name__)
+
+_CANCEL_SECONDS = 3.0
+"""How long leaving waits for a handler that takes no notice of its cancellation."""
 
 
 class Requests(Protocol):
@@ -81,6 +85,7 @@ class Member:
         self._requests: Requests | None = None
         self._announced = False
         self._leaving = False
+        self._hurried = asyncio.Event()
 
     # -- life ------------------------------------------------------------------------
 
@@ -141,8 +146,12 @@ class Member:
         self.puller.suspended = self.balancer.suspended = False
         self.ground.wakes.wake("resumed")
 
+    def hurry(self) -> None:
+        """Whoever waits for the end does not want to wait for handlers any longer."""
+        self._hurried.set()
+
     async def leave(self) -> None:
-        """Lets handlers finish, commits, gives locks back, says goodbye. Cut short, it can be called again."""
+        """Lets handlers finish, commits, gives locks back, says goodbye. Each of these has a time limit."""
         ground = self.ground
         self._leaving = True
         ground.wakes.open = False
@@ -150,19 +159,33 @@ class Member:
         self.balancer.close()
         self.holdings.drain()
         self._worker.close()
-        await self.holdings.quiet(self._close_wait)
+        await self._quiet()
         try:
             await self.holdings.persist_finally()
         except (RocketMQError, OSError) as error:
             log.warning("progress of %s could not be committed at close: %s", ground.group, error)
+        except Exception:  # an offset store of the user's; the rest must be done all the same
+            log.exception("progress of %s could not be committed at close", ground.group)
         if ground.locks is not None:
             await ground.locks.give_back_all(wait=ground.locks.leased)
-        await ground.tasks.close()
+        await ground.tasks.close(_CANCEL_SECONDS)
         if ground.instance.consumers.get(ground.group) is self:
             await ground.instance.unregister_consumer(ground.group)
         else:
             await ground.instance.close_if_unused()
         self.holdings.end()
+
+    async def _quiet(self) -> None:
+        """Waits for handlers at work, but no longer than the user wants to."""
+        waiting = [
+            asyncio.ensure_future(self.holdings.quiet()),
+            asyncio.ensure_future(self._hurried.wait()),
+        ]
+        try:
+            await asyncio.wait(waiting, timeout=self._close_wait, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiter in waiting:
+                waiter.cancel()
 
     # -- subscriptions ---------------------------------------------------------------
 

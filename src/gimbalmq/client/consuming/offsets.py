@@ -10,10 +10,10 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar, TypeVarTuple
 
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.errors import RemoteProtocolError, RocketMQError
@@ -22,6 +22,9 @@ from gimbalmq.protocol import fastjson
 from gimbalmq.rpc import groups as group_calls
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class ReadFrom(Enum):
@@ -146,8 +149,13 @@ class RemoteOffsets(_Table):
 
     async def _commit(self, queue: MessageQueue, offset: int, wait: bool) -> None:
         found = await self._instance.locate_broker(queue.topic, queue.broker_name)
-        call = group_calls.update_offset if wait else group_calls.update_offset_oneway
-        await call(self._instance, found.address, self._group, queue, offset)
+        if wait:
+            limit = self._instance.config.api_timeout
+            await group_calls.update_offset(
+                self._instance, found.address, self._group, queue, offset, timeout=limit
+            )
+        else:
+            await group_calls.update_offset_oneway(self._instance, found.address, self._group, queue, offset)
 
 
 class LocalOffsets(_Table):
@@ -168,14 +176,14 @@ class LocalOffsets(_Table):
         return self._path
 
     async def load(self) -> None:
-        self._table.update(await asyncio.to_thread(self._read_file))
+        self._table.update(await _in_thread(self._read_file))
 
     async def read(self, queue: MessageQueue, source: ReadFrom) -> int | None:
         if source is not ReadFrom.STORE:
             known = self._table.get(queue)
             if known is not None or source is ReadFrom.MEMORY:
                 return known
-        offset = (await asyncio.to_thread(self._read_file)).get(queue)
+        offset = (await _in_thread(self._read_file)).get(queue)
         if offset is not None:
             self._table[queue] = offset
         return offset
@@ -193,7 +201,7 @@ class LocalOffsets(_Table):
 
     async def _merge(self, changed: Mapping[MessageQueue, int]) -> None:
         async with self._lock:
-            await asyncio.to_thread(self._merge_file, dict(changed))
+            await _in_thread(self._merge_file, dict(changed))
 
     def _merge_file(self, changed: dict[MessageQueue, int]) -> None:
         table = self._read_file()
@@ -217,6 +225,16 @@ class LocalOffsets(_Table):
             except (OSError, RemoteProtocolError) as error:
                 log.warning("the offset file %s cannot be used, its backup is tried: %s", path, error)
         return {}
+
+
+async def _in_thread(function: Callable[[*Ts], T], *arguments: *Ts) -> T:
+    """Does the work of a file away from the loop, as long as there are threads for it."""
+    try:
+        done = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+    except RuntimeError:
+        # The program is ending and starts no threads any more; what was not closed is closed now.
+        return function(*arguments)
+    return await done
 
 
 def local_offset_folder(root: str | os.PathLike[str] | None, client_id: str, group: str) -> Path:

@@ -6,6 +6,7 @@ One run per queue at a time takes the oldest messages, and only while the broker
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from gimbalmq._clock import Clock
 from gimbalmq.client.consumer_config import PushConsumerConfig
@@ -25,6 +26,8 @@ from gimbalmq.client.rates import Rates
 from gimbalmq.model.message import MessageView
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.transport.tasks import Tasks
+
+log = logging.getLogger(__name__)
 
 
 class Ordered:
@@ -56,6 +59,7 @@ class Ordered:
         self._slots = asyncio.Semaphore(config.consume_threads)
         self._batch_size = config.consume_message_batch_max_size
         self._mutexes: dict[MessageQueue, asyncio.Lock] = {}
+        self._closed = False
 
     def submit(self, held: HeldQueue, messages: list[MessageView], dispatch: bool = True) -> None:
         """Starts a run for a queue that was idle; a busy one finds the messages by itself."""
@@ -124,6 +128,8 @@ class Ordered:
             if batch is None:
                 return False
             held.begin(batch)
+            outcome: Outcome | None = None
+            settled = False
             try:
                 outcome = await self._call(batch)
                 now = held.last_consume = self._clock.monotonic()
@@ -131,9 +137,22 @@ class Ordered:
                 ok = len(batch.messages) - failed
                 self._rates.consumed(batch.messages[0].topic, ok, failed, now - batch.started)
                 # Settled before the queue is quiet: whoever waits for that finds the progress noted.
-                return await self._settle(batch, outcome)
+                go_on = await self._settle(batch, outcome)
+                settled = True
+                return go_on
+            except Exception:
+                # An offset store of the user's has raised, or the broker could not be given what failed too often.
+                log.exception("%s: what a handler has done could not be settled, it comes again", held.queue)
+                self._spawn(held, self._suspend_seconds(batch.own_context()))
+                return False
             finally:
                 held.end(batch)
+                if not settled and not self._closed:
+                    held.window.put_back(batch.messages)
+                if outcome is None and not self._closed:
+                    # The handler has cancelled its own task, or the loop is ending. If the loop goes on, the next
+                    # message that comes starts a new run.
+                    held.window.consuming = False
 
     def _may_begin(self, held: HeldQueue) -> bool:
         if held.state is not READING:
@@ -164,44 +183,42 @@ class Ordered:
         return self._batch_size
 
     async def _call(self, batch: Batch) -> Outcome:
-        listener = batch.listener
-        if listener is NOBODY:
-            outcome = Outcome()
-            outcome.result = ConsumeResult.LATER
-            return outcome
-        if listener.is_async:
-            return await listener.run_async(batch.messages, batch.own_context())
-        found: Outcome = await self._threads.run(listener.run, batch.messages, batch.own_context())
-        return found
+        if batch.listener is NOBODY:
+            return Outcome(ConsumeResult.LATER, batch.messages)
+        return await self._threads.handle(batch.listener, batch.messages, batch.own_context())
 
     # -- settling --------------------------------------------------------------------
 
     async def _settle(self, batch: Batch, outcome: Outcome) -> bool:
-        held, context, result = batch.held, batch.own_context(), outcome.result
-        if result is ConsumeResult.LATER:
-            if await self._count_again(batch.messages):
-                held.window.put_back(batch.messages)
-                self._spawn(held, self._suspend_seconds(context))
-                return False
-            if context.auto_commit:
-                held.settle_work()
-        elif context.auto_commit or result is ConsumeResult.COMMIT:
-            held.settle_work()
-        elif result is ConsumeResult.ROLLBACK:
+        held, context = batch.held, batch.own_context()
+        if outcome.result is ConsumeResult.ROLLBACK and not context.auto_commit:
             held.window.rollback()
             self._spawn(held, self._suspend_seconds(context))
             return False
-        return True
+        done = len(batch.messages) - len(outcome.failed)
+        done += await self._resend_used_up(outcome.failed)
+        again = batch.messages[done:]
+        held.window.put_back(again)
+        if done and (context.auto_commit or outcome.result is ConsumeResult.COMMIT):
+            held.settle_work()
+        if again:
+            self._spawn(held, self._suspend_seconds(context))
+        return not again
 
-    async def _count_again(self, messages: list[MessageView]) -> bool:
-        """Counts a failure of each message; whether any of them must come again here."""
-        remaining = False
-        for message in messages:
+    async def _resend_used_up(self, failed: list[MessageView]) -> int:
+        """Counts a failure of each message, and gives those to the broker that have failed too often.
+
+        Returns:
+            How many from the first on need not come again. Those behind one that must come again do so too:
+            progress is an offset, it cannot leave out a message.
+        """
+        resent = 0
+        for number, message in enumerate(failed):
             if message.reconsume_times >= self._returns.max_times and await self._returns.resend(message):
-                continue
-            message.reconsume_times += 1
-            remaining = True
-        return remaining
+                resent += resent == number
+            else:
+                message.reconsume_times += 1
+        return resent
 
     def _suspend_seconds(self, context: ConsumeContext) -> float:
         seconds = self._config.suspend_current_queue if context.suspend is None else context.suspend
@@ -209,3 +226,4 @@ class Ordered:
 
     def close(self) -> None:
         """The queues are draining, so nothing more is begun."""
+        self._closed = True

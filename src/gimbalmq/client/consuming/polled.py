@@ -41,9 +41,12 @@ class Polled:
         self._fetched = deque(work for work in self._fetched if work.held is not held)
 
     def move(self, held: HeldQueue, offset: int) -> None:
-        """Forgets what was read of a queue: it is to be read from this offset."""
+        """Forgets what was read of a queue, and what was handed out of it: it is to be read from this offset."""
         held.empty()
         self.forget(held)
+        for work in [work for work in self._handed if work.held is held]:
+            self._handed.remove(work)
+            held.end(work)
         held.position = offset
         self.note(held)
 
@@ -112,6 +115,10 @@ class Polled:
         """Notes the position of a queue as its progress, if that goes by itself."""
         if self._notes and held.position is not None and held.position >= 0:
             held.done_to(held.position)
+
+    def is_out(self, work: Work) -> bool:
+        """Whether it was handed out, and is neither done nor made void by a seek."""
+        return work in self._handed
 
     def let_go_handed(self) -> None:
         """What was handed out was not finished; it comes again."""

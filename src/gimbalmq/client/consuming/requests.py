@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from gimbalmq.client import events
 from gimbalmq.client.consumer_config import PushConsumerConfig
 from gimbalmq.client.consuming.duplicates import Duplicates
-from gimbalmq.client.consuming.handlers import ConsumeContext, ConsumeResult, Listeners, Outcome
+from gimbalmq.client.consuming.handlers import ConsumeContext, ConsumeResult, Listeners
 from gimbalmq.client.consuming.held_queue import READING
 from gimbalmq.client.consuming.member import Member
 from gimbalmq.client.consuming.polled import Polled
@@ -72,17 +72,13 @@ class PushRequests:
         """309: runs the handler on one message and tells what it said; progress is not touched."""
         if message.topic.startswith(RETRY_PREFIX):
             message.topic = message.original_topic
-        listener = self._listeners.of(message)
+        listener = self._listeners.of(message) or self._listeners.only
         if listener is None:
             raise ResponseError(f"no handler for topic {message.topic} in this consumer")
         context = ConsumeContext(MessageQueue(message.topic, broker_name or "", message.queue_id))
         clock = self._member.ground.clock
         began = clock.monotonic()
-        outcome: Outcome
-        if listener.is_async:
-            outcome = await listener.run_async([message], context)
-        else:
-            outcome = await self._threads.run(listener.run, [message], context)
+        outcome = await self._threads.handle(listener, [message], context)
         return ConsumeDirectlyResult(
             auto_commit=context.auto_commit,
             consume_result="CR_THROW_EXCEPTION" if outcome.error else _DIRECT_RESULTS[outcome.result],

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from gimbalmq._clock import Clock
 from gimbalmq.client.consumer_config import ConsumerConfig
 from gimbalmq.client.instance import ClientInstance
-from gimbalmq.transport.tasks import Tasks
+from gimbalmq.transport.tasks import Tasks, ends_task
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,9 @@ class Rounds:
                 await balancer.run(reason)
             except AssertionError:
                 raise
-            except Exception:
+            except BaseException as error:
+                if ends_task(error):
+                    raise
                 log.exception("rebalance of group %s failed; the next round tries again", balancer.group)
 
 

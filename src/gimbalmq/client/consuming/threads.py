@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
+
+from gimbalmq.client.consuming.handlers import ConsumeContext, Listener, Outcome, Unfinished
+from gimbalmq.model.message import MessageView
+
+log = logging.getLogger(__name__)
 
 
 class HandlerThreads:
@@ -41,14 +47,29 @@ class HandlerThreads:
             # Daemons: a handler that never returns must not keep the interpreter from ending.
             threading.Thread(target=self._work, name=f"{self._name}-{self._count}", daemon=True).start()
 
+    async def handle(
+        self, listener: Listener, messages: list[MessageView], context: ConsumeContext
+    ) -> Outcome:
+        """Runs a handler to its end: on the loop if it is async, else in a thread."""
+        if listener.is_async:
+            return await listener.run_async(messages, context)
+        outcome: Outcome = await self.run(listener.run, messages, context)
+        if isinstance(outcome, Unfinished):
+            outcome = await listener.finish(outcome, messages, context)
+        return outcome
+
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls ``function`` in a thread; if this is cancelled before a thread was free, it is not called."""
         future: asyncio.Future[Any] = self._loop.create_future()
+
+        def work() -> Any:
+            return None if future.cancelled() else function(*arguments)
 
         def done(value: Any) -> None:
             if not future.done():
                 future.set_result(value)
 
-        self.submit(done, function, *arguments)
+        self.submit(done, work)
         return await future
 
     def close(self) -> None:
@@ -61,7 +82,12 @@ class HandlerThreads:
         results = self._results
         while (job := get()) is not None:
             function, arguments, done = job
-            results.append((done, function(*arguments)))
+            try:
+                results.append((done, function(*arguments)))
+            except BaseException:
+                # The thread must live on whatever happens: nobody would start another in its place.
+                log.exception("the work of a handler thread ended by an error that nobody expected")
+                results.append((_forget, None))
             if not self._armed:
                 self._armed = True
                 # The loop may have ended while the handler ran; nobody waits for the result then.
@@ -75,3 +101,7 @@ class HandlerThreads:
             done, value = results.popleft()
             self._open -= 1
             done(value)
+
+
+def _forget(value: Any) -> None:
+    return None
