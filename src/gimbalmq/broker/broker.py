@@ -33,12 +33,11 @@ from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
 from gimbalmq.broker.timers import SAVE_SECONDS, Timers
 from gimbalmq.broker.transactions import Transactions
 from gimbalmq.broker.upkeep import Upkeep
-from gimbalmq.broker.values import MAX_QUEUES
 from gimbalmq.broker.writer import Writer
 from gimbalmq.errors import ConfigError, ConnectError, StateError, StoreError
 from gimbalmq.model.ids import UniqueIdGenerator
 from gimbalmq.protocol.bodies import TopicConfig
-from gimbalmq.store.consumequeue import QueueLog
+from gimbalmq.store.consumequeue import MAX_QUEUES, QueueLog
 from gimbalmq.store.files import Files
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.store.results import RecoveryReport
@@ -110,7 +109,7 @@ class Broker:
         config = self.live.now
         self._tls = tls = ServerTls(config)
         self._tasks = Tasks("broker")
-        self.load = Load(config.server_limits(), clock=self._clock)
+        self.load = Load(config, clock=self._clock)
         self._server = RemotingServer(self.handlers, tls=tls, network=self._network, load=self.load)
         self._fast_server = RemotingServer(self.handlers, tls=tls, network=self._network, load=self.load)
         # The port is in every record and id, so it is taken before the store is opened.

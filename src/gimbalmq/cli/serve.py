@@ -128,7 +128,7 @@ async def _serve(plan: Plan) -> None:
             await nameserver.start()
             announce(f"name server ready on {nameserver.address}")
             if broker_config is not None:
-                own = f"{_reachable(plan.nameserver.host)}:{nameserver.port}"
+                own = f"{_reachable(plan.nameserver.bind_address)}:{nameserver.port}"
                 known = [own, *broker_config.namesrv_addresses]
                 broker_config = replace(broker_config, namesrv_addr=";".join(dict.fromkeys(known)))
         if broker_config is not None:

@@ -120,7 +120,7 @@ class NameServerRequests:
                     registration,
                     now=self._clock.monotonic(),
                     connection=channel,
-                    default_expiry=config.broker_expiry,
+                    default_expiry=config.broker_channel_expired_time / 1000,
                     delete_missing_topics=config.delete_topic_with_broker_registration,
                 )
             )
@@ -176,7 +176,7 @@ class NameServerRequests:
         header = _header(request, headers.GetRoute)
         config = self._settings.config
         if config.need_wait_for_service and (
-            self._clock.monotonic() - self._started < config.wait_for_service
+            self._clock.monotonic() - self._started < config.wait_seconds_for_service
         ):
             raise ResponseError("name server not ready")
         zone_mode = (header.zone_mode or "").lower() == "true"
