@@ -18,7 +18,6 @@ from gimbalmq.nameserver.kv import KvConfig
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import ConsumerConnections, GroupConfig, Subscription, TopicConfig
 from gimbalmq.protocol.codes import RequestCode
-from gimbalmq.protocol.status_bodies import ProducerInfo, ProducerTable
 from tests.broker.desk import open_desk, topic_fields
 from tests.support import ManualClock, run
 
@@ -130,9 +129,6 @@ def test_kv(table: dict[str, dict[str, str]]) -> None:
 
 @given(st.dictionaries(texts, texts, max_size=3))
 def test_answers_with_names_of_anybody(names: dict[str, str]) -> None:
-    producers = ProducerTable(data={group: [ProducerInfo()] for group in names})
-    assert json.loads(producers.dump()).keys() == {"data"}
-    assert ProducerTable.parse(producers.dump()) == producers
     consumers = ConsumerConnections(subscription_table={topic: Subscription() for topic in names})
     assert json.loads(consumers.dump())
     assert ConsumerConnections.parse(consumers.dump()) == consumers
