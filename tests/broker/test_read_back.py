@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.model.queues import MessageQueue
-from gimbalmq.nameserver.kv import KvConfig
+from gimbalmq.nameserver.kv import KvStore
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import ConsumerConnections, GroupConfig, Subscription, TopicConfig
 from gimbalmq.protocol.codes import RequestCode
@@ -110,14 +110,14 @@ def test_offsets(pairs: set[tuple[str, str]]) -> None:
 @given(st.dictionaries(texts, attributes.filter(bool), min_size=1, max_size=3))
 def test_kv(table: dict[str, dict[str, str]]) -> None:
     async def work(path: str) -> None:
-        kv = KvConfig(path)
+        kv = KvStore(path)
         kept: dict[str, dict[str, str]] = {}
         for space, entries in table.items():
             for key, value in entries.items():
                 if not {space, key} & fastjson.MAGIC_KEYS:
                     await kv.put(space, key, value)
                     kept.setdefault(space, {})[key] = value
-        again = KvConfig(path)
+        again = KvStore(path)
         again.load()
         assert {space: again.namespace(space) for space in kept} == kept
         for space, entries in kept.items():

@@ -10,12 +10,12 @@ import pytest
 
 from gimbalmq import __version__
 from gimbalmq.cli import main as cli
-from gimbalmq.cli.serve import Plan
+from gimbalmq.cli.serve import ServePlan
 from gimbalmq.errors import ConfigError
 from tests.cli.commands import environment, gimbalmq
 
 
-def _plan(*words: object) -> Plan:
+def _plan(*words: object) -> ServePlan:
     args = cli.build_parser(str(words[0])).parse_args([str(word) for word in words])
     return cli._PLANS[args.command](args)
 

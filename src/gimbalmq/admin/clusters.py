@@ -12,7 +12,7 @@ from gimbalmq.model.route import MASTER_ID
 from gimbalmq.rpc import management
 
 
-class Clusters:
+class ClusterAdmin:
     """``admin.clusters``: brokers and name servers."""
 
     def __init__(self, connection: Connection) -> None:

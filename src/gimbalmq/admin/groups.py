@@ -41,7 +41,7 @@ def is_system_group(group: str) -> bool:
     return group in BUILT_IN_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX)
 
 
-class Groups:
+class GroupAdmin:
     """``admin.groups``."""
 
     def __init__(self, connection: Connection) -> None:

@@ -27,7 +27,7 @@ _READ_BYTES = 2 * 1024 * 1024
 _READ_COUNT = 1024
 
 
-class Messages:
+class MessageAdmin:
     """``admin.messages``."""
 
     def __init__(self, connection: Connection) -> None:

@@ -32,7 +32,7 @@ def perm_text(perm: int) -> str:
     return ("R" if perm & PERM_READ else "-") + ("W" if perm & PERM_WRITE else "-")
 
 
-class Topics:
+class TopicAdmin:
     """``admin.topics``."""
 
     def __init__(self, connection: Connection) -> None:

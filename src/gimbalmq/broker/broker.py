@@ -28,7 +28,7 @@ from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.broker.metrics import MetricsServer
 from gimbalmq.broker.redelivery import Deliverer
-from gimbalmq.broker.registration import Registration
+from gimbalmq.broker.registration import Registrar
 from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
 from gimbalmq.broker.timers import SAVE_SECONDS, Timers
 from gimbalmq.broker.transactions import Transactions
@@ -167,7 +167,7 @@ class Broker:
             self.store.close()
             raise
         self._pool = ChannelPool(network=self._network, tls=self._tls.client)
-        self._registration = Registration(self._pool, self.topics, live, self._tasks)
+        self._registration = Registrar(self._pool, self.topics, live, self._tasks)
         self.metrics = MetricsServer(
             self.store,
             self.stats,

@@ -21,7 +21,7 @@ from gimbalmq.errors import ConfigError, RocketMQError
 
 if TYPE_CHECKING:
     from gimbalmq.broker.config import BrokerConfig
-    from gimbalmq.cli.serve import Plan
+    from gimbalmq.cli.serve import ServePlan
     from gimbalmq.nameserver.config import NameServerConfig
 
 log = logging.getLogger(__name__)
@@ -300,9 +300,9 @@ def _usable(folder: str, option: str) -> None:
 # -- the commands --------------------------------------------------------------------
 
 
-def namesrv_plan(args: argparse.Namespace) -> Plan:
+def namesrv_plan(args: argparse.Namespace) -> ServePlan:
     from gimbalmq._options import options_by_key
-    from gimbalmq.cli.serve import Plan
+    from gimbalmq.cli.serve import ServePlan
 
     flags = {key: value for key, value in (("listenPort", args.port), ("bindAddress", args.host)) if value}
     properties = {**_file_keys(args), **dict(args.set), **flags}
@@ -310,12 +310,12 @@ def namesrv_plan(args: argparse.Namespace) -> Plan:
     _pass_over({key: properties[key] for key in unknown}, args.set, options_by_key(type(config)))
     if args.data is not None:
         _usable(str(args.data.expanduser()), "--data")
-    return Plan(nameserver=config, debug=args.debug)
+    return ServePlan(nameserver=config, debug=args.debug)
 
 
-def broker_plan(args: argparse.Namespace) -> Plan:
+def broker_plan(args: argparse.Namespace) -> ServePlan:
     from gimbalmq._options import options_by_key
-    from gimbalmq.cli.serve import Plan
+    from gimbalmq.cli.serve import ServePlan
 
     properties = {**_file_keys(args), **dict(args.set), **_broker_flags(args)}
     config, unknown = broker_config(properties)
@@ -323,17 +323,17 @@ def broker_plan(args: argparse.Namespace) -> Plan:
     _usable(config.store_path_root_dir, "--store")
     if not config.namesrv_addresses:
         log.warning("no name server is named (--namesrv); clients will not find this broker")
-    return Plan(broker=config, debug=args.debug)
+    return ServePlan(broker=config, debug=args.debug)
 
 
 _FOR_BOTH = ("bindAddress", "tls.")
 """In the file of `gimbalmq server` these reach both; other keys both know are the broker's."""
 
 
-def server_plan(args: argparse.Namespace) -> Plan:
+def server_plan(args: argparse.Namespace) -> ServePlan:
     from gimbalmq._options import options_by_key
     from gimbalmq.broker.config import BrokerConfig
-    from gimbalmq.cli.serve import Plan
+    from gimbalmq.cli.serve import ServePlan
     from gimbalmq.nameserver.config import NameServerConfig
 
     keys = {**_file_keys(args), **dict(args.set)}
@@ -351,7 +351,7 @@ def server_plan(args: argparse.Namespace) -> Plan:
     store = Path(for_broker.store_path_root_dir)
     for_nameserver, _ = nameserver_config(wanted, args.data or store / "namesrv")
     _usable(for_broker.store_path_root_dir, "--store")
-    return Plan(nameserver=for_nameserver, broker=for_broker, debug=args.debug)
+    return ServePlan(nameserver=for_nameserver, broker=for_broker, debug=args.debug)
 
 
 _PLANS = {"server": server_plan, "broker": broker_plan, "namesrv": namesrv_plan}

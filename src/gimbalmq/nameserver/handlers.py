@@ -15,7 +15,7 @@ from gimbalmq.errors import (
     TopicNotExistError,
 )
 from gimbalmq.nameserver.answers import dump_bare, dump_standard
-from gimbalmq.nameserver.kv import ORDER_TOPIC_CONFIG, KvConfig
+from gimbalmq.nameserver.kv import ORDER_TOPIC_CONFIG, KvStore
 from gimbalmq.nameserver.registration import MOST_TOPICS, ReadingLimits, reading
 from gimbalmq.nameserver.route_table import (
     UNIT,
@@ -54,7 +54,7 @@ _FAQ = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further de
 class NameServerRequests:
     """The handlers and what they work on."""
 
-    def __init__(self, table: RouteTable, kv: KvConfig, settings: Settings, clock: Clock) -> None:
+    def __init__(self, table: RouteTable, kv: KvStore, settings: Settings, clock: Clock) -> None:
         self._table = table
         self._kv = kv
         self._settings = settings

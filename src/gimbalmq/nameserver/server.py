@@ -10,7 +10,7 @@ from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.errors import StateError
 from gimbalmq.nameserver.config import NameServerConfig
 from gimbalmq.nameserver.handlers import NameServerRequests
-from gimbalmq.nameserver.kv import KvConfig
+from gimbalmq.nameserver.kv import KvStore
 from gimbalmq.nameserver.route_table import RouteTable
 from gimbalmq.nameserver.settings import Settings
 from gimbalmq.transport.channel import Channel, Handlers
@@ -73,7 +73,7 @@ class NameServer:
         if self._remoting is not None or self._closed:
             raise StateError("the name server was started before")
         config = self.config
-        kv = KvConfig(config.kv_config_path)
+        kv = KvStore(config.kv_config_path)
         kv.load()
         handlers = Handlers()
         requests = NameServerRequests(self.table, kv, self._settings, self._clock)
