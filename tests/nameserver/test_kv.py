@@ -13,7 +13,12 @@ import pytest
 from gimbalmq.errors import ConfigError, InvalidParameterError, StoreIOError, TableFullError
 from gimbalmq.nameserver.config import NameServerConfig
 from gimbalmq.nameserver.kv import KvStore
+from gimbalmq.nameserver.server import NameServer
 from gimbalmq.nameserver.settings import Settings
+from gimbalmq.protocol.codes import RequestCode
+from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.rpc import nameserver as nameserver_calls
+from gimbalmq.transport.pool import ChannelPool
 from tests.support import run, until
 
 
@@ -223,6 +228,49 @@ def test_options_whose_client_hangs_up_take_nothing_from_the_next(
             await first
         assert (settings.config.max_topic_nums, settings.config.max_route_nums) == (1000, 2000)
         assert path.read_bytes() == settings.describe()
+
+    run(work())
+
+
+def _kept(path: Path) -> dict[str, str] | None:
+    if not path.exists():
+        return None
+    found: dict[str, str] = json.loads(path.read_bytes())["configTable"]["n"]
+    return found
+
+
+def test_changes_are_made_though_who_asked_hangs_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that waited for the one before them."""
+    path = tmp_path / "kvConfig.json"
+
+    async def work() -> None:
+        config = NameServerConfig(
+            listen_port=0,
+            kv_config_path=str(path),
+            config_store_path=str(tmp_path / "namesrv.properties"),
+        )
+        async with NameServer(config) as server:
+            pool, watcher = ChannelPool(), ChannelPool()
+            await nameserver_calls.all_topics(watcher, server.address)
+            channel = await pool.channel(server.address)
+            gate, syncing = _held_syncs(monkeypatch)
+            for key in ("first", "second"):
+                ext = {"namespace": "n", "key": key, "value": "v"}
+                channel.oneway(RemotingCommand(RequestCode.PUT_KV_CONFIG, ext))
+            channel.oneway(RemotingCommand(RequestCode.DELETE_KV_CONFIG, {"namespace": "n", "key": "first"}))
+            for option in (b"maxTopicNums=1000", b"maxRouteNums=2000"):
+                channel.oneway(RemotingCommand(RequestCode.UPDATE_NAMESRV_CONFIG, None, option))
+            await until(syncing.is_set)
+            channel.abort()
+            assert server._remoting is not None
+            channels = server._remoting.channels
+            await until(lambda: len(channels) == 1)
+            gate.set()
+            await until(lambda: _kept(path) == {"second": "v"})
+            await until(lambda: server.config.max_route_nums == 2000)
+            assert server.config.max_topic_nums == 1000
+            await watcher.close()
+            await pool.close()
 
     run(work())
 

@@ -48,6 +48,13 @@ _LARGE = {
 }
 """What walks over the whole table."""
 
+_COMPLETED = {RequestCode.PUT_KV_CONFIG, RequestCode.DELETE_KV_CONFIG, RequestCode.UPDATE_NAMESRV_CONFIG}
+"""What is changed even if who asked hangs up while the change waits for the one before it.
+
+A registration is none of these: it ends with its connection, and the broker with it. Completed later, it would leave a
+broker in the table that no closing connection takes out again.
+"""
+
 _FAQ = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 
@@ -95,7 +102,7 @@ class NameServerRequests:
             code.GET_NAMESRV_CONFIG: self.get_config,
         }
         for number, handler in table.items():
-            handlers.add(number, handler, large=number in _LARGE)
+            handlers.add(number, handler, completes=number in _COMPLETED, large=number in _LARGE)
 
     # -- brokers ---------------------------------------------------------------------
 
