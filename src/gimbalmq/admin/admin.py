@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from gimbalmq.admin.clusters import ClusterAdmin
-from gimbalmq.admin.connection import Connection
+from gimbalmq.admin.connection import AdminConnection
 from gimbalmq.admin.dead_letters import DeadLetterAdmin
 from gimbalmq.admin.groups import GroupAdmin
 from gimbalmq.admin.messages import MessageAdmin
@@ -30,7 +30,7 @@ class Admin:
 
     def __init__(self, namesrv: str | list[str] | tuple[str, ...], **options: Any) -> None:
         check_options(ClientConfig, options)
-        self._connection = Connection(ClientConfig(namesrv=namesrv, **options))
+        self._connection = AdminConnection(ClientConfig(namesrv=namesrv, **options))
         self.clusters = ClusterAdmin(self._connection)
         self.topics = TopicAdmin(self._connection)
         self.groups = GroupAdmin(self._connection)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from gimbalmq.admin.connection import Connection
+from gimbalmq.admin.connection import AdminConnection
 from gimbalmq.admin.groups import GroupAdmin
 from gimbalmq.admin.messages import MessageAdmin
 from gimbalmq.admin.topics import DEAD_LETTER, TopicAdmin, kind_of
@@ -39,7 +39,7 @@ class DeadLetterAdmin:
     """``admin.dead_letters``."""
 
     def __init__(
-        self, connection: Connection, topics: TopicAdmin, groups: GroupAdmin, messages: MessageAdmin
+        self, connection: AdminConnection, topics: TopicAdmin, groups: GroupAdmin, messages: MessageAdmin
     ) -> None:
         self._at = connection
         self._topics = topics

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from gimbalmq.admin.connection import Connection
+from gimbalmq.admin.connection import AdminConnection
 from gimbalmq.admin.views import QueueStats, TopicView
 from gimbalmq.errors import ConfigError, TopicNotExistError, TopicRouteNotFoundError
 from gimbalmq.model.flags import PERM_READ, PERM_WRITE
@@ -35,7 +35,7 @@ def perm_text(perm: int) -> str:
 class TopicAdmin:
     """``admin.topics``."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: AdminConnection) -> None:
         self._at = connection
 
     async def names(self, *, cluster: str | None = None) -> list[str]:
