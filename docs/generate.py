@@ -7,101 +7,23 @@ python docs/generate.py --check    says which are out of date; exit code 1 if an
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gimbalmq.broker.config import _FIXED_AT_START, BrokerConfig, property_name
+from gimbalmq._options import ConfigOption, Configuration, options
+from gimbalmq.broker.config import BrokerConfig
 from gimbalmq.client.broker_requests import BrokerRequests
 from gimbalmq.client.instance import ClientInstance
-from gimbalmq.nameserver.config import (
-    _PROPERTIES,
-    FIXED_WHILE_RUNNING,
-    NameServerConfig,
-    to_properties,
-)
+from gimbalmq.nameserver.config import NameServerConfig
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.testing import LocalCluster
 from gimbalmq.transport.channel import Handlers
-from gimbalmq.transport.limits import ServerLimits
-from gimbalmq.transport.tls_config import TLS_PROPERTY_NAMES, TlsConfig
+from gimbalmq.transport.tls_config import TlsConfig
 
 DOCS = Path(__file__).resolve().parent
-
-BROKER_MEANINGS = {
-    "broker_cluster_name": "cluster the broker belongs to",
-    "broker_name": "name of the broker; unique in its cluster",
-    "broker_id": "0, a master; other values are refused",
-    "broker_ip1": "address clients are told",
-    "broker_ip2": "address replicas would be told; kept for Apache's tools",
-    "bind_address": "address to listen on",
-    "listen_port": "port to listen on; 0 takes a free one. Port - 2 is opened too, for clients before 4.5.1",
-    "namesrv_addr": "name servers to register with, `host:port;host:port`",
-    "store_path_root_dir": "folder of all data; the command's default is `~/.gimbalmq/store`",
-    "broker_permission": "2 write + 4 read",
-    "auto_create_topic_enable": "a send to an unknown topic creates it",
-    "max_topic_nums": "topics of this broker altogether; more are refused",
-    "max_subscription_group_nums": "consumer groups of this broker altogether; more are refused",
-    "default_topic_queue_nums": "most queues a topic created that way gets",
-    "auto_create_subscription_group": "an unknown consumer group is created when it appears",
-    "notify_consumer_ids_changed_enable": "tell consumers at once when members of their group come or go",
-    "reject_transaction_message": "refuse transaction messages",
-    "trace_topic_enable": "create the system trace topic",
-    "trace_on": "what clients are told about tracing",
-    "region_id": "region written into answers",
-    "max_message_size": "largest message in bytes",
-    "long_polling_enable": "keep a pull that finds nothing until something comes",
-    "short_polling_time_mills": "how long such a pull is kept with long polling off, ms",
-    "max_pull_msg_bytes": "most bytes of messages in the answer to a pull that carries `maxMsgBytes`",
-    "max_pull_msg_nums": "most messages in the answer to such a pull",
-    "max_stats_items": "most counters that are kept for topics and groups, about 350 bytes each when idle; what comes "
-    "then is counted in the totals only",
-    "long_polling_max_time_mills": "ours: most ms a pull that finds nothing is kept, whatever the client asks for",
-    "max_parked_pulls": "ours: most pulls that are kept so; beyond, pulls that find nothing are told SYSTEM_BUSY",
-    "max_parked_pulls_per_connection": "ours: the same for one connection",
-    "max_heartbeat_bytes": "ours: largest heartbeat in bytes",
-    "max_groups_per_connection": "ours: groups, of consumers and producers, that one connection may be in",
-    "max_group_members": "ours: members of all groups together",
-    "max_subscription_bytes": "ours: memory of all subscriptions together",
-    "max_consumer_offset_topics_per_group": "ours: topics for which one group may keep offsets",
-    "max_consumer_offset_bytes": "ours: memory of all consumer offsets together, about 500 bytes for a topic and group "
-    "and 100 for each further queue; beyond, offsets of new groups, topics and queues are refused",
-    "max_queue_locks": "ours: queues locked for ordered consumers, all groups together; beyond, no more are granted",
-    "max_topics_created_per_connection": "ours: topics that the sends of one connection may create",
-    "max_groups_created_per_connection": "ours: consumer groups that one connection may create by appearing",
-    "auto_create_topic_limit": "ours: a broker with so many topics creates none for clients; operators may go on",
-    "auto_create_subscription_group_limit": "ours: the same for consumer groups",
-    "register_name_server_period": "ms between registrations",
-    "force_register": "send the whole table every period; `false` asks each name server first whether it has it",
-    "channel_expired_timeout": "ms without a heartbeat after which a client is dropped",
-    "flush_consumer_offset_interval": "ms between saves of consumer progress",
-    "flush_delay_offset_interval": "ms between saves of the delay levels' progress",
-    "message_delay_level": "the delay levels",
-    "timer_wheel_enable": "accept messages with a delivery time of their own (5.x)",
-    "timer_max_delay_sec": "longest such delay, s",
-    "transaction_time_out": "ms before an undecided transaction is first asked about",
-    "transaction_check_max": "how often it is asked about before it is dropped",
-    "transaction_check_interval": "ms between looks for undecided transactions",
-    "flush_disk_type": "`ASYNC_FLUSH`, or `SYNC_FLUSH`: a send is answered when it is on disk",
-    "flush_interval_commit_log": "ms between syncs with ASYNC_FLUSH",
-    "sync_flush_timeout": "ms a send waits for the disk with SYNC_FLUSH",
-    "mapped_file_size_commit_log": "bytes of a commit log file",
-    "mapped_file_size_consume_queue": "bytes of a consume queue file",
-    "max_hash_slot_num": "hash slots of an index file",
-    "max_index_num": "entries of an index file",
-    "message_index_enable": "index messages by key",
-    "delete_when": "hours of the day at which expired files are deleted, `04` or `02;14`",
-    "file_reserved_time": "hours a commit log file is kept",
-    "disk_max_used_space_ratio": "percent of the disk in use above which old files go early",
-    "clean_resource_interval": "ms between looks for files to delete",
-    "loop_pause_warn_millis": "ours: turns of the event loop that take so many ms are counted (metrics, runtime table)",
-    "loop_pause_log_millis": "ours: turns that take so many ms are logged, with the stack",
-    "clean_file_forcibly_enable": "a nearly full disk deletes old files before their time",
-    "metrics_prom_exporter_port": "port of Prometheus metrics; 0 is none",
-}
 
 PARTIAL: dict[int, str] = {
     RequestCode.PULL_MESSAGE: "tag filters; SQL92 is refused",
@@ -220,42 +142,42 @@ ABSENT: dict[str, dict[int, str]] = {
 
 
 def broker_options() -> str:
-    rows = ["| key | default | at run time | meaning |", "|---|---|---|---|"]
-    defaults = BrokerConfig().to_properties()
-    meanings = BROKER_MEANINGS | _attributes(ServerLimits)
-    for field in dataclasses.fields(BrokerConfig):
-        if field.name in TLS_PROPERTY_NAMES:
-            continue  # in a table of their own
-        key = property_name(field.name)
-        change = "" if field.name in _FIXED_AT_START else "yes"
-        rows.append(f"| `{key}` | {_code(defaults.get(key, ''))} | {change} | {meanings[field.name]} |")
+    return _servers_options(BrokerConfig)
+
+
+def nameserver_options() -> str:
+    return _servers_options(NameServerConfig)
+
+
+def _servers_options(configuration: type[Configuration]) -> str:
+    rows = ["| key | default | values | at run time | meaning |", "|---|---|---|---|---|"]
+    for known in options(configuration).values():
+        if known.name not in options(TlsConfig):  # these have a table of their own
+            change = "" if known.fixed else "yes"
+            rows.append(
+                f"| `{known.key}` | {_default(known)} | {_values(known)} | {change} | {known.meaning} |"
+            )
     return "\n".join(rows)
 
 
 def tls_options() -> str:
-    defaults = BrokerConfig().to_properties()
     rows = ["| key | default | meaning |", "|---|---|---|"]
-    for name, meaning in _attributes(TlsConfig).items():
-        key = TLS_PROPERTY_NAMES[name]
-        rows.append(f"| `{key}` | {_code(defaults.get(key, ''))} | {meaning.replace('``', '`')} |")
+    rows += [
+        f"| `{known.key}` | {_default(known)} | {known.meaning} |" for known in options(TlsConfig).values()
+    ]
     return "\n".join(rows)
 
 
-def _attributes(described: type) -> dict[str, str]:
-    found = re.findall(r"^ {8}(\w+): (.+?)$", described.__doc__ or "", re.MULTILINE)
-    return {name: meaning.rstrip(".") for name, meaning in found}
+def _default(known: ConfigOption) -> str:
+    return _code(known.write(known.default))
 
 
-def nameserver_options() -> str:
-    meanings = _attributes(ServerLimits) | _attributes(NameServerConfig)
-    defaults = to_properties(NameServerConfig())
-    rows = ["| key | default | at run time | meaning |", "|---|---|---|---|"]
-    for key, known in _PROPERTIES.items():
-        if known.option in TLS_PROPERTY_NAMES:
-            continue  # in a table of their own
-        change = "" if key in FIXED_WHILE_RUNNING else "yes"
-        rows.append(f"| `{key}` | {_code(defaults[key])} | {change} | {meanings[known.option]} |")
-    return "\n".join(rows)
+def _values(known: ConfigOption) -> str:
+    if known.choices:
+        return ", ".join(_code(choice) for choice in known.choices)
+    if known.kind in (int, float):
+        return f"{known.low} to {known.high}" if known.low < known.high else str(known.low)
+    return "true, false" if known.kind is bool else ""
 
 
 def _code(text: str) -> str:

@@ -1,6 +1,6 @@
 """Every exception of the package.
 
-    RocketMQError                     retriable, stale_route: what retry loops read
+    RocketMQError                     retriable, stale_route: whether and how to try again
     |- ConfigError (ValueError)       an option: its name, its value, what is allowed
     |- StateError                     used before start or after close
     |- ProtocolError                  abstract
@@ -43,7 +43,13 @@ from typing import ClassVar
 
 
 class RocketMQError(Exception):
-    """Root of the tree. Retry loops ask the two flags, never a list of types."""
+    """Root of the tree.
+
+    Attributes:
+        retriable: the same call may succeed later, or elsewhere. Whoever reads goes by this flag. A send goes by the
+            code of the answer, as in Java: there are codes after which another broker may well take the message.
+        stale_route: the route is asked for again before the next attempt.
+    """
 
     retriable: ClassVar[bool] = False
     stale_route: ClassVar[bool] = False

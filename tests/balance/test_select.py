@@ -11,7 +11,6 @@ from gimbalmq.balance.select import (
     Rotation,
     select_by_function,
     select_by_hash,
-    select_by_random,
 )
 from gimbalmq.errors import ConfigError, NoWritableQueueError
 from gimbalmq.model.queues import MessageQueue
@@ -92,16 +91,9 @@ def test_a_key_chooses_by_javas_hash() -> None:
     assert select_by_hash(A + B, "order-1") == select_by_hash(A + B, "order-1")
 
 
-def test_random_choice_is_repeatable() -> None:
-    assert select_by_random(A, Random(5)) == select_by_random(A, Random(5))
-    assert {select_by_random(A, Random(seed)) for seed in range(50)} == set(A)
-
-
 def test_choice_from_nothing_is_refused() -> None:
     with pytest.raises(ConfigError):
         select_by_hash([], "a")
-    with pytest.raises(ConfigError):
-        select_by_random([], Random(0))
 
 
 def test_the_callers_function_sees_queues_message_and_argument() -> None:

@@ -81,7 +81,7 @@ def test_settings_that_are_refused_say_which_and_why(tmp_path: Path) -> None:
         async with open_desk(tmp_path) as desk:
             before = desk.broker.live.now
             for text, code, words in (
-                (b"brokerName=x", 29, ["brokerName='x'", "when the broker starts"]),
+                (b"brokerName=x", 29, ["brokerName='x'", "when the server starts"]),
                 (b"maxMessageSize=much", 29, ["maxMessageSize='much'", "number"]),
                 (b"maxMessageSize=0", 29, ["maxMessageSize=0", "1 to 16711680"]),
                 (b"traceOn=perhaps", 29, ["traceOn='perhaps'", "true or false"]),

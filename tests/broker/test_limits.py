@@ -533,7 +533,7 @@ def test_limits_have_ranges(key: str, value: int) -> None:
 
 def test_idle_time_of_the_broker_is_an_option(tmp_path: Path) -> None:
     config, unknown = BrokerConfig.from_properties({"serverChannelMaxIdleTimeSeconds": "7"})
-    assert not unknown and config.server_limits().server_channel_max_idle_time_seconds == 7
+    assert not unknown and config.server_channel_max_idle_time_seconds == 7
 
 
 def test_large_answers_are_small_while_much_waits(tmp_path: Path) -> None:

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.model.queues import MessageQueue
-from gimbalmq.nameserver.kv import KvConfig
+from gimbalmq.nameserver.kv import KvStore
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import ConsumerConnections, GroupConfig, Subscription, TopicConfig
 from gimbalmq.protocol.codes import RequestCode
-from gimbalmq.protocol.status_bodies import ProducerInfo, ProducerTable
 from tests.broker.desk import open_desk, topic_fields
 from tests.support import ManualClock, run
 
@@ -111,14 +110,14 @@ def test_offsets(pairs: set[tuple[str, str]]) -> None:
 @given(st.dictionaries(texts, attributes.filter(bool), min_size=1, max_size=3))
 def test_kv(table: dict[str, dict[str, str]]) -> None:
     async def work(path: str) -> None:
-        kv = KvConfig(path)
+        kv = KvStore(path)
         kept: dict[str, dict[str, str]] = {}
         for space, entries in table.items():
             for key, value in entries.items():
                 if not {space, key} & fastjson.MAGIC_KEYS:
                     await kv.put(space, key, value)
                     kept.setdefault(space, {})[key] = value
-        again = KvConfig(path)
+        again = KvStore(path)
         again.load()
         assert {space: again.namespace(space) for space in kept} == kept
         for space, entries in kept.items():
@@ -130,9 +129,6 @@ def test_kv(table: dict[str, dict[str, str]]) -> None:
 
 @given(st.dictionaries(texts, texts, max_size=3))
 def test_answers_with_names_of_anybody(names: dict[str, str]) -> None:
-    producers = ProducerTable(data={group: [ProducerInfo()] for group in names})
-    assert json.loads(producers.dump()).keys() == {"data"}
-    assert ProducerTable.parse(producers.dump()) == producers
     consumers = ConsumerConnections(subscription_table={topic: Subscription() for topic in names})
     assert json.loads(consumers.dump())
     assert ConsumerConnections.parse(consumers.dump()) == consumers

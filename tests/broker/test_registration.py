@@ -218,13 +218,13 @@ def test_deleted_topic_makes_a_new_version(tmp_path: Path) -> None:
 def test_name_server_that_is_away_is_told_when_it_is_back(tmp_path: Path) -> None:
     async def work() -> None:
         port = free_port()  # one that nobody is given while the name server is away
-        async with NameServer(NameServerConfig(port=port)) as first:
+        async with NameServer(NameServerConfig(listen_port=port)) as first:
             address = first.address
             desk = Desk(tmp_path, SYSTEM_CLOCK, {"namesrvAddr": address, "registerNameServerPeriod": 100})
             await desk.start()
         pool = ChannelPool()
         await desk.create("T")
-        async with NameServer(NameServerConfig(port=port)):
+        async with NameServer(NameServerConfig(listen_port=port)):
             while "T" not in (await rpc.all_topics(pool, address)).topic_list:
                 pass
             route = await rpc.route(pool, address, "T")
@@ -333,7 +333,7 @@ def test_changes_are_marked_as_parts_and_a_deletion_is_told_by_the_whole_table(t
     """With deleteTopicWithBrokerRegistration a change of two topics, or a deletion, once wiped all routes."""
 
     async def work() -> None:
-        config = NameServerConfig(port=0, delete_topic_with_broker_registration=True)
+        config = NameServerConfig(listen_port=0, delete_topic_with_broker_registration=True)
         async with (
             double() as names,
             NameServer(config) as server,
@@ -358,7 +358,7 @@ def test_table_too_large_for_a_frame_goes_in_parts(tmp_path: Path) -> None:
     """From about 90,000 topics on a broker once left the routes for good."""
 
     async def work() -> None:
-        config = NameServerConfig(port=0, delete_topic_with_broker_registration=True)
+        config = NameServerConfig(listen_port=0, delete_topic_with_broker_registration=True)
         async with (
             double() as names,
             NameServer(config) as server,

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from gimbalmq._options import options
 from gimbalmq._steps import run_through
-from gimbalmq.broker.config import RANGES
+from gimbalmq.broker.config import BrokerConfig
 from gimbalmq.broker.tables_text import json_object
-from gimbalmq.broker.values import MAX_QUEUES, MAX_RETRY_QUEUES
+from gimbalmq.broker.values import MAX_RETRY_QUEUES
 from gimbalmq.model.queues import MessageQueue
-from gimbalmq.nameserver.registration import read_registration
+from gimbalmq.nameserver.registration import reading
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import GroupConfig, RegisterBrokerBody, TopicConfig
 from gimbalmq.protocol.codes import OUR_VERSION, RequestCode, ResponseCode
@@ -25,6 +26,7 @@ from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers import groups, management, messages
 from gimbalmq.protocol.headers.base import Header
 from gimbalmq.protocol.headers.nameserver import RegisterBroker
+from gimbalmq.store.consumequeue import MAX_QUEUES
 from tests.broker.desk import Desk, open_desk, pulled, topic_fields
 from tests.support import run
 
@@ -35,7 +37,7 @@ def _registers(desk: Desk) -> None:
         broker_name="b", broker_addr="127.0.0.1:1", cluster_name="C", ha_server_addr="", broker_id=0
     )
     body = RegisterBrokerBody(topic_config_serialize_wrapper=desk.broker.topics.table()).dump()
-    read_registration(header, body, OUR_VERSION)
+    run_through(reading(header, body, OUR_VERSION))
 
 
 @pytest.mark.parametrize(
@@ -398,7 +400,7 @@ def test_largest_message_that_can_be_allowed_can_be_pulled(tmp_path: Path) -> No
     """One that is taken and fits no frame would stop its queue for every consumer."""
 
     async def work() -> None:
-        size = RANGES["max_message_size"][1]
+        size = options(BrokerConfig)["max_message_size"].high
         async with open_desk(tmp_path, maxMessageSize=size) as desk:
             await desk.create("T")
             sent = await desk.client.send(body=bytes(size), properties={"pad": "p" * 32_600})

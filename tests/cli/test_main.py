@@ -10,12 +10,12 @@ import pytest
 
 from gimbalmq import __version__
 from gimbalmq.cli import main as cli
-from gimbalmq.cli.serve import Plan
+from gimbalmq.cli.serve import ServePlan
 from gimbalmq.errors import ConfigError
 from tests.cli.commands import environment, gimbalmq
 
 
-def _plan(*words: object) -> Plan:
+def _plan(*words: object) -> ServePlan:
     args = cli.build_parser(str(words[0])).parse_args([str(word) for word in words])
     return cli._PLANS[args.command](args)
 
@@ -31,7 +31,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_server_by_default_serves_this_machine_from_its_home(tmp_path: Path) -> None:
     plan = _plan("server")
     assert plan.broker is not None and plan.nameserver is not None
-    assert (plan.nameserver.host, plan.nameserver.port) == ("127.0.0.1", 9876)
+    assert (plan.nameserver.bind_address, plan.nameserver.listen_port) == ("127.0.0.1", 9876)
     assert (plan.broker.bind_address, plan.broker.listen_port) == ("127.0.0.1", 10911)
     assert plan.broker.store_path_root_dir == str(tmp_path / "home" / "store")
     assert plan.nameserver.kv_config_path == str(tmp_path / "home" / "store" / "namesrv" / "kvConfig.json")
@@ -98,7 +98,7 @@ def test_server_file_serves_both_and_names_only_keys_unknown_to_both(
     plan = _plan("server", "-c", file, "--store", tmp_path / "s")
     assert plan.broker is not None and plan.nameserver is not None
     assert (plan.broker.bind_address, plan.broker.listen_port) == ("127.0.0.2", 20911)
-    assert (plan.nameserver.host, plan.nameserver.port) == ("127.0.0.2", 19876)
+    assert (plan.nameserver.bind_address, plan.nameserver.listen_port) == ("127.0.0.2", 19876)
     assert plan.nameserver.order_message_enable
     warned = [record.getMessage() for record in caplog.records]
     assert warned == [
@@ -251,3 +251,60 @@ def test_help_imports_no_server() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment())
     assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "words"),
+    [
+        ("server", "autoCreateTopicEnabel", "did you mean autoCreateTopicEnable?"),
+        ("server", "namesrv.listenPrt", "did you mean namesrv.listenPort?"),
+        ("server", "nonsense", "there is no such option here; leave it out"),
+        ("broker", "maxMsgSize", "did you mean maxMessageSize?"),
+        ("broker", "haListenPort", "there is no such option here"),
+        ("namesrv", "orderMessage", "did you mean orderMessageEnable?"),
+    ],
+)
+def test_an_unknown_key_that_was_typed_is_refused(command: str, key: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _plan(command, "--set", f"{key}=false")
+    assert f"{key}='false' cannot be used" in str(caught.value) and words in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["server", "broker", "namesrv"])
+def test_a_misspelt_key_of_a_file_is_refused_and_apaches_own_are_passed_over(
+    command: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "some.properties"
+    file.write_text("listenPort=0\nserverWorkerThreads=8\nsendMessageThreadPoolNums=16\n")
+    _plan(command, "-c", file)
+    assert [record.getMessage() for record in caplog.records][:2] == [
+        "serverWorkerThreads is not an option here; passed over",
+        "sendMessageThreadPoolNums is not an option here; passed over",
+    ]
+    file.write_text("lisenPort=0\n")
+    with pytest.raises(ConfigError, match=r"lisenPort='0' cannot be used: .* did you mean listenPort\?"):
+        _plan(command, "-c", file)
+
+
+def test_a_slave_is_refused_and_the_masters_of_apaches_samples_are_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The keys of conf/2m-2s-async, conf/2m-2s-sync and conf/2m-noslave in Apache's package."""
+    file = tmp_path / "broker-a.properties"
+    text = (
+        "brokerClusterName=DefaultCluster\nbrokerName=broker-a\nbrokerId={id}\ndeleteWhen=04\n"
+        "fileReservedTime=48\nbrokerRole={role}\nflushDiskType=ASYNC_FLUSH\n"
+    )
+    for role in ("ASYNC_MASTER", "SYNC_MASTER"):
+        file.write_text(text.format(id=0, role=role))
+        plan = _plan("server", "-c", file)
+        assert plan.broker is not None and plan.broker.broker_role == role
+    assert [record.getMessage() for record in caplog.records] == [
+        "brokerRole=SYNC_MASTER: there is no replication yet, so no send waits for a replica"
+    ]
+    for number in (0, 1):
+        file.write_text(text.format(id=number, role="SLAVE"))
+        with pytest.raises(
+            ConfigError, match="brokerRole='SLAVE' cannot be used: there is no replication yet"
+        ):
+            _plan("broker", "-c", file)

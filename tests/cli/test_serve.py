@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gimbalmq.broker.config import BrokerConfig
-from gimbalmq.cli.serve import Plan, share_connections
+from gimbalmq.cli.serve import ServePlan, share_connections
 from gimbalmq.nameserver.config import NameServerConfig
 from gimbalmq.transport.descriptors import budget
 from tests.cli.commands import gimbalmq, serving
@@ -200,7 +200,7 @@ def test_few_open_files_are_told_with_a_remedy(tmp_path: Path) -> None:
 @pytest.mark.parametrize("asked", [0, 7, 1_000_000])
 def test_two_servers_of_one_process_share_its_connections(asked: int) -> None:
     plan = share_connections(
-        Plan(
+        ServePlan(
             nameserver=NameServerConfig(server_max_connections=asked),
             broker=BrokerConfig(server_max_connections=asked),
         )

@@ -118,7 +118,7 @@ async def make_topic(*addresses: str, queues: int = 4) -> None:
 
 @asynccontextmanager
 async def name_server(port: int = 0) -> AsyncIterator[NameServer]:
-    async with NameServer(NameServerConfig(port=port)) as server:
+    async with NameServer(NameServerConfig(listen_port=port)) as server:
         yield server
 
 

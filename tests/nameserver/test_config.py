@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from gimbalmq.errors import ConfigError
-from gimbalmq.nameserver.config import NameServerConfig, from_properties, to_properties
+from gimbalmq.nameserver.config import NameServerConfig
 from gimbalmq.protocol import properties_text
-from gimbalmq.transport.limits import ServerLimits
 
 
 def test_defaults_are_java_s_but_for_the_loopback_and_the_files() -> None:
     config = NameServerConfig()
-    assert (config.host, config.port, config.kv_config_path) == ("127.0.0.1", 9876, None)
-    assert (config.scan_interval, config.broker_expiry, config.idle_timeout) == (5.0, 120.0, 120.0)
+    assert (config.bind_address, config.listen_port, config.kv_config_path) == ("127.0.0.1", 9876, None)
+    assert (config.scan_not_active_broker_interval, config.broker_channel_expired_time) == (5000, 120_000)
+    assert config.server_channel_max_idle_time_seconds == 120
     assert not config.order_message_enable
     assert config.enable_all_topic_list
 
@@ -24,12 +24,14 @@ def test_defaults_are_java_s_but_for_the_loopback_and_the_files() -> None:
     ("option", "key", "value"),
     [
         ("max_broker_nums", "maxBrokerNums", 0),
-        ("port", "listenPort", -1),
-        ("port", "listenPort", 65536),
-        ("scan_interval", "scanNotActiveBrokerInterval", 0),
-        ("broker_expiry", "brokerChannelExpiredTime", -1.0),
-        ("idle_timeout", "serverChannelMaxIdleTimeSeconds", float("nan")),
-        ("wait_for_service", "waitSecondsForService", -0.1),
+        ("listen_port", "listenPort", -1),
+        ("listen_port", "listenPort", 65536),
+        ("scan_not_active_broker_interval", "scanNotActiveBrokerInterval", 0),
+        ("broker_channel_expired_time", "brokerChannelExpiredTime", -1),
+        ("server_channel_max_idle_time_seconds", "serverChannelMaxIdleTimeSeconds", float("nan")),
+        ("wait_seconds_for_service", "waitSecondsForService", -1),
+        ("wait_seconds_for_service", "waitSecondsForService", 1.5),
+        ("order_message_enable", "orderMessageEnable", 1),
         ("kv_config_path", "kvConfigPath", ""),
         ("config_store_path", "configStorePath", ""),
     ],
@@ -41,7 +43,7 @@ def test_unusable_value_is_refused_under_its_name_in_files(option: str, key: str
 
 
 def test_properties_use_rocketmq_s_names_and_unknown_ones_are_told() -> None:
-    config, unknown = from_properties(
+    config, unknown = NameServerConfig.from_properties(
         {
             "listenPort": " 19876 ",
             "bindAddress": "0.0.0.0",
@@ -59,12 +61,12 @@ def test_properties_use_rocketmq_s_names_and_unknown_ones_are_told() -> None:
         }
     )
     assert config == NameServerConfig(
-        host="0.0.0.0",
-        port=19876,
+        bind_address="0.0.0.0",
+        listen_port=19876,
         kv_config_path="/data/kvConfig.json",
         order_message_enable=True,
-        scan_interval=2.5,
-        wait_for_service=7,
+        scan_not_active_broker_interval=2500,
+        wait_seconds_for_service=7,
         need_wait_for_service=True,
         support_acting_master=True,
         delete_topic_with_broker_registration=True,
@@ -80,16 +82,14 @@ def test_properties_use_rocketmq_s_names_and_unknown_ones_are_told() -> None:
 )
 def test_unusable_property_is_refused_by_its_rocketmq_name(key: str, value: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        from_properties({key: value})
+        NameServerConfig.from_properties({key: value})
     assert (caught.value.option, caught.value.value) == (key, value)
 
 
 def test_configuration_survives_its_own_text() -> None:
-    config = NameServerConfig(port=1, kv_config_path="/x", scan_interval=0.5, config_black_list=("a", "b"))
-    text = properties_text.dumps(to_properties(config)).decode()
+    config = NameServerConfig(
+        listen_port=1, kv_config_path="/x", scan_not_active_broker_interval=500, config_black_list=("a", "b")
+    )
+    text = properties_text.dumps(config.to_properties()).decode()
     assert "listenPort=1\n" in text
-    assert from_properties(properties_text.loads(text)) == (config, [])
-
-
-def test_limits_of_the_server_have_the_defaults_that_all_servers_have() -> None:
-    assert NameServerConfig().server_limits() == ServerLimits()
+    assert NameServerConfig.from_properties(properties_text.loads(text)) == (config, [])

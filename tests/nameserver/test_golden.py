@@ -63,7 +63,7 @@ def shape(value: Any) -> Any:
 @pytest.mark.parametrize("exchange", FOR_US, ids=str)
 def test_our_answer_has_the_shape_of_java_s(exchange: Exchange) -> None:
     async def work() -> RemotingCommand:
-        async with NameServer(NameServerConfig(port=0)) as server:
+        async with NameServer(NameServerConfig(listen_port=0)) as server:
             pool = ChannelPool()
             channel = await pool.channel(server.address)
             await scene(channel, exchange)

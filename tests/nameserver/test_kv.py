@@ -12,14 +12,19 @@ import pytest
 
 from gimbalmq.errors import ConfigError, InvalidParameterError, StoreIOError, TableFullError
 from gimbalmq.nameserver.config import NameServerConfig
-from gimbalmq.nameserver.kv import KvConfig
+from gimbalmq.nameserver.kv import KvStore
+from gimbalmq.nameserver.server import NameServer
 from gimbalmq.nameserver.settings import Settings
+from gimbalmq.protocol.codes import RequestCode
+from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.rpc import nameserver as nameserver_calls
+from gimbalmq.transport.pool import ChannelPool
 from tests.support import run, until
 
 
 def test_table_survives_a_restart_in_java_s_form(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "kvConfig.json"
-    kv = KvConfig(str(path))
+    kv = KvStore(str(path))
     kv.load()
     run(kv.put("ORDER_TOPIC_CONFIG", "T", "broker-a:4;broker-b:4"))
     run(kv.put("ORDER_TOPIC_CONFIG", "U", "broker-a:1"))
@@ -28,7 +33,7 @@ def test_table_survives_a_restart_in_java_s_form(tmp_path: Path) -> None:
     assert json.loads(path.read_bytes()) == {
         "configTable": {"ORDER_TOPIC_CONFIG": {"T": "broker-a:4;broker-b:4"}, "other": {"主题": "x"}}
     }
-    again = KvConfig(str(path))
+    again = KvStore(str(path))
     again.load()
     assert again.get("ORDER_TOPIC_CONFIG", "T") == "broker-a:4;broker-b:4"
     assert again.namespace("other") == {"主题": "x"}
@@ -40,13 +45,13 @@ def test_missing_and_empty_files_are_empty_tables(tmp_path: Path) -> None:
     for content in (None, b"", b" \n"):
         if content is not None:
             path.write_bytes(content)
-        kv = KvConfig(str(path))
+        kv = KvStore(str(path))
         kv.load()
         assert kv.namespace("any") is None
 
 
 def test_name_space_stays_when_its_last_key_goes() -> None:
-    kv = KvConfig()
+    kv = KvStore()
     kv.load()
     run(kv.put("n", "k", "v"))
     assert run(kv.delete("n", "k"))
@@ -57,7 +62,7 @@ def test_name_space_stays_when_its_last_key_goes() -> None:
 
 
 def test_answers_are_copies() -> None:
-    kv = KvConfig()
+    kv = KvStore()
     run(kv.put("n", "k", "v"))
     found = kv.namespace("n")
     assert found is not None
@@ -72,19 +77,19 @@ def test_broken_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "kvConfig.json"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"kvConfig\.json"):
-        KvConfig(str(path)).load()
+        KvStore(str(path)).load()
     assert path.read_bytes() == content
 
 
 def test_folder_in_place_of_the_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        KvConfig(str(tmp_path)).load()
+        KvStore(str(tmp_path)).load()
 
 
 def test_change_that_cannot_be_written_does_not_happen(tmp_path: Path) -> None:
     folder = tmp_path / "taken"
     folder.write_text("a file where a folder belongs")
-    kv = KvConfig(str(folder / "kvConfig.json"))
+    kv = KvStore(str(folder / "kvConfig.json"))
     with pytest.raises(StoreIOError, match=r"kvConfig\.json"):
         run(kv.put("n", "k", "v"))
     assert kv.get("n", "k") is None
@@ -94,7 +99,7 @@ def test_failed_replacement_leaves_the_old_file_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "kvConfig.json"
-    kv = KvConfig(str(path))
+    kv = KvStore(str(path))
     run(kv.put("n", "k", "old"))
 
     def refuse(*_: object) -> None:
@@ -109,7 +114,7 @@ def test_failed_replacement_leaves_the_old_file_and_no_other(
 
 def test_table_is_bounded(tmp_path: Path) -> None:
     async def work() -> None:
-        kv = KvConfig(str(tmp_path / "kvConfig.json"), max_entries=3, max_bytes=1000)
+        kv = KvStore(str(tmp_path / "kvConfig.json"), max_entries=3, max_bytes=1000)
         for number in range(3):
             await kv.put(f"n{number}", "k", "v")
         with pytest.raises(TableFullError, match="maxKvConfigNums is 3"):
@@ -129,7 +134,7 @@ def test_table_is_bounded(tmp_path: Path) -> None:
 
 def test_value_is_replaced_within_the_bounds() -> None:
     async def work() -> None:
-        kv = KvConfig(max_bytes=1000)
+        kv = KvStore(max_bytes=1000)
         await kv.put("n" * 300, "k", "x" * 600)
         await kv.put("n" * 300, "k", "y" * 690)
         await kv.put("n" * 300, "l", "z")
@@ -148,14 +153,14 @@ def test_name_that_java_s_readers_take_for_their_own_is_refused(tmp_path: Path, 
     """A Java broker gets the order configuration with each registration, and could not read it any more."""
     path = tmp_path / "kvConfig.json"
     path.write_text(json.dumps({"configTable": {"old": {name: "v"}, name: {"k": "v"}}}))
-    kv = KvConfig(str(path))
+    kv = KvStore(str(path))
     kv.load()
     assert kv.namespace("old") == {name: "v"} and kv.namespace(name) == {"k": "v"}
     for texts in ((name, "k", "v"), ("n", name, "v")):
         with pytest.raises(InvalidParameterError, match="use another"):
             run(kv.put(*texts))
     run(kv.put("n", "k", name))
-    again = KvConfig(str(path))
+    again = KvStore(str(path))
     again.load()
     assert again.namespace("n") == {"k": name} and again.namespace("old") == {name: "v"}
 
@@ -180,7 +185,7 @@ def test_change_whose_client_hangs_up_takes_nothing_from_the_next(
 ) -> None:
     async def work() -> None:
         path = tmp_path / "kvConfig.json"
-        kv = KvConfig(str(path))
+        kv = KvStore(str(path))
         await kv.put("n", "old", "0")
         gate, syncing = _held_syncs(monkeypatch)
         first = asyncio.ensure_future(kv.put("n", "first", "1") if change == "put" else kv.delete("n", "old"))
@@ -227,12 +232,55 @@ def test_options_whose_client_hangs_up_take_nothing_from_the_next(
     run(work())
 
 
+def _kept(path: Path) -> dict[str, str] | None:
+    if not path.exists():
+        return None
+    found: dict[str, str] = json.loads(path.read_bytes())["configTable"]["n"]
+    return found
+
+
+def test_changes_are_made_though_who_asked_hangs_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that waited for the one before them."""
+    path = tmp_path / "kvConfig.json"
+
+    async def work() -> None:
+        config = NameServerConfig(
+            listen_port=0,
+            kv_config_path=str(path),
+            config_store_path=str(tmp_path / "namesrv.properties"),
+        )
+        async with NameServer(config) as server:
+            pool, watcher = ChannelPool(), ChannelPool()
+            await nameserver_calls.all_topics(watcher, server.address)
+            channel = await pool.channel(server.address)
+            gate, syncing = _held_syncs(monkeypatch)
+            for key in ("first", "second"):
+                ext = {"namespace": "n", "key": key, "value": "v"}
+                channel.oneway(RemotingCommand(RequestCode.PUT_KV_CONFIG, ext))
+            channel.oneway(RemotingCommand(RequestCode.DELETE_KV_CONFIG, {"namespace": "n", "key": "first"}))
+            for option in (b"maxTopicNums=1000", b"maxRouteNums=2000"):
+                channel.oneway(RemotingCommand(RequestCode.UPDATE_NAMESRV_CONFIG, None, option))
+            await until(syncing.is_set)
+            channel.abort()
+            assert server._remoting is not None
+            channels = server._remoting.channels
+            await until(lambda: len(channels) == 1)
+            gate.set()
+            await until(lambda: _kept(path) == {"second": "v"})
+            await until(lambda: server.config.max_route_nums == 2000)
+            assert server.config.max_topic_nums == 1000
+            await watcher.close()
+            await pool.close()
+
+    run(work())
+
+
 def test_changes_at_once_are_all_kept(tmp_path: Path) -> None:
     """The file is written by a thread; two changes never write it, or start from one table, at the same time."""
 
     async def work() -> None:
         path = tmp_path / "kvConfig.json"
-        kv = KvConfig(str(path))
+        kv = KvStore(str(path))
         await asyncio.gather(*(kv.put("n", f"k{number}", "v") for number in range(20)))
         assert kv.namespace("n") == {f"k{number}": "v" for number in range(20)}
         assert json.loads(path.read_bytes())["configTable"]["n"] == kv.namespace("n")
@@ -251,7 +299,7 @@ def test_disk_that_does_not_answer_does_not_stop_the_loop(
             assert gate.wait(30)
 
         monkeypatch.setattr(os, "fsync", slow)
-        kv = KvConfig(str(tmp_path / "kvConfig.json"))
+        kv = KvStore(str(tmp_path / "kvConfig.json"))
         putting = asyncio.ensure_future(kv.put("n", "k", "v"))
         await until(syncing.is_set)
         assert kv.get("n", "k") is None

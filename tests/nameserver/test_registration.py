@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gimbalmq._steps import run_through
 from gimbalmq.errors import InvalidParameterError, RemoteProtocolError, ResponseError
-from gimbalmq.nameserver.registration import ReadingLimits, Registration, read_registration, reading
+from gimbalmq.nameserver.registration import ReadingLimits, Registration, reading
 from gimbalmq.protocol.bodies import DataVersion, TopicConfig
 from gimbalmq.protocol.headers.nameserver import PART_OF_A_TABLE, RegisterBroker
 from tests.golden.frames import decode, exchanges
@@ -47,14 +48,14 @@ def packed(*texts: str, mappings: list[object] | None = None, filters: bytes = b
 
 
 def read(body: bytes, version: int = 479, *, compressed: bool = True) -> Registration:
-    return read_registration(header(compressed=compressed), body, version)
+    return run_through(reading(header(compressed=compressed), body, version))
 
 
 def test_registration_of_a_java_broker_is_read_whole() -> None:
     (exchange,) = [found for found in exchanges() if found.code == 103]
     request = decode(exchange.request)
-    found = read_registration(
-        RegisterBroker.from_ext(request.ext_fields), bytes(request.body), request.version
+    found = run_through(
+        reading(RegisterBroker.from_ext(request.ext_fields), bytes(request.body), request.version)
     )
     assert found.broker_addr == "127.0.0.1:20911"
     assert found.enable_acting_master is False
@@ -67,10 +68,10 @@ def test_registration_of_a_java_broker_is_read_whole() -> None:
 
 def test_wrong_check_sum_is_refused_and_zero_is_not_checked() -> None:
     body = b'{"topicConfigSerializeWrapper":{}}'
-    assert read_registration(header(crc=0), body, 479).topics == {}
-    read_registration(header(crc=zlib.crc32(body) & 0x7FFFFFFF), body, 479)
+    assert run_through(reading(header(crc=0), body, 479)).topics == {}
+    run_through(reading(header(crc=zlib.crc32(body) & 0x7FFFFFFF), body, 479))
     with pytest.raises(ResponseError, match="crc32 not match") as caught:
-        read_registration(header(crc=5), body, 479)
+        run_through(reading(header(crc=5), body, 479))
     assert caught.value.code == 1
 
 
@@ -152,7 +153,7 @@ def test_broken_compressed_body_is_a_protocol_error(body: bytes) -> None:
 def test_bomb_is_not_inflated() -> None:
     limits = ReadingLimits(inflated_bytes=1000)
     with pytest.raises(RemoteProtocolError, match="past 1000 bytes"):
-        read_registration(header(compressed=True), zlib.compress(bytes(100_000)), 479, limits)
+        run_through(reading(header(compressed=True), zlib.compress(bytes(100_000)), 479, limits))
 
 
 @given(st.binary(max_size=200), st.booleans(), st.sampled_from([0, 36, 37, 409, 413, 479]))
@@ -286,7 +287,7 @@ def test_long_table_that_is_broken_is_refused_quickly(damage: Callable[[bytes], 
 def test_bounds_of_one_registration() -> None:
     few = ReadingLimits(topics=100)
     with pytest.raises(RemoteProtocolError, match=r"name server reads 100: .* raise maxTopicNums"):
-        read_registration(header(), _plain(3_000), 479, few)
+        run_through(reading(header(), _plain(3_000), 479, few))
     # The count stands before the topics, so a false one costs nothing.
     with pytest.raises(RemoteProtocolError, match="2147483647 topics or more"):
         read(zlib.compress(block(VERSION.dump()) + struct.pack(">i", 2**31 - 1)))

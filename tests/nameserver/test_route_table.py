@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gimbalmq._steps import Steps, run_through
 from gimbalmq.errors import InvalidParameterError, ResponseError, TableFullError
-from gimbalmq.nameserver.registration import Registration, read_registration
+from gimbalmq.nameserver.registration import Registration, reading
 from gimbalmq.nameserver.route_table import (
     ROWS_AT_ONCE,
     UNIT,
@@ -255,7 +255,7 @@ def test_negative_queue_count_is_refused_by_name() -> None:
     request = register_request(table=topics(T=-1))
     header = RegisterBroker.from_ext(request.ext_fields)
     with pytest.raises(InvalidParameterError, match="'T' has -1 read"):
-        read_registration(header, bytes(request.body), request.version)
+        run_through(reading(header, bytes(request.body), request.version))
 
 
 # -- sections 3 and 4: going ---------------------------------------------------------

@@ -17,7 +17,7 @@ from gimbalmq.errors import ConfigError, ListenError, ResponseError, StateError,
 from gimbalmq.nameserver import NameServer, NameServerConfig
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import DataVersion, KvTable, RegisterBrokerBody, TopicConfig, TopicTable
-from gimbalmq.protocol.codes import OUR_VERSION, RequestCode
+from gimbalmq.protocol.codes import OUR_VERSION, RequestCode, ResponseCode
 from gimbalmq.protocol.command import BINARY_HEADER, RemotingCommand
 from gimbalmq.protocol.headers import nameserver as headers
 from gimbalmq.rpc import nameserver as rpc
@@ -68,6 +68,10 @@ class Desk:
         )
         return await (pool or self.pool).call(self.server.address, request, 5.0)
 
+    async def order(self, topic: str, value: str) -> None:
+        ext = {"namespace": "ORDER_TOPIC_CONFIG", "key": topic, "value": value}
+        assert (await self.ask(RequestCode.PUT_KV_CONFIG, ext)).code == 0
+
     async def route(self, topic: str, **ext: str) -> RemotingCommand:
         return await self.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, **ext})
 
@@ -81,7 +85,7 @@ class Desk:
 
 @asynccontextmanager
 async def desk(config: NameServerConfig | None = None, clock: Clock = SYSTEM_CLOCK) -> AsyncIterator[Desk]:
-    async with NameServer(config or NameServerConfig(port=0), clock=clock) as server:
+    async with NameServer(config or NameServerConfig(listen_port=0), clock=clock) as server:
         made = Desk(server)
         try:
             yield made
@@ -161,7 +165,7 @@ def test_silent_broker_is_dropped_and_its_connection_closed() -> None:
 def test_expiry_loop_looks_by_itself() -> None:
     async def work() -> None:
         clock = ManualClock()
-        async with desk(NameServerConfig(port=0, scan_interval=0.01), clock) as at:
+        async with desk(NameServerConfig(listen_port=0, scan_not_active_broker_interval=10), clock) as at:
             await at.register(table=topics(T=4))
             clock.advance(121.0)
             await until(lambda: not run_through(at.server.table.all_topics()))
@@ -230,7 +234,7 @@ def test_typed_calls_of_our_own_broker_fit() -> None:
                     data_version=version, topic_config_table=topics(T=4)
                 )
             )
-            await rpc.put_kv(at.pool, address, "ORDER_TOPIC_CONFIG", "T", "broker-a:4")
+            await at.order("T", "broker-a:4")
             reply, order = await rpc.register_broker(at.pool, address, header, body)
             assert reply == headers.RegisterBrokerReply()
             assert order == KvTable(table={"T": "broker-a:4"})
@@ -244,9 +248,10 @@ def test_typed_calls_of_our_own_broker_fit() -> None:
                 "T",
                 "TBW102",
             ]
-            assert await rpc.get_kv(at.pool, address, "ORDER_TOPIC_CONFIG", "T") == "broker-a:4"
-            await rpc.delete_kv(at.pool, address, "ORDER_TOPIC_CONFIG", "T")
-            assert await rpc.get_kv(at.pool, address, "ORDER_TOPIC_CONFIG", "T") is None
+            name = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T"}
+            assert (await at.ask(RequestCode.GET_KV_CONFIG, name)).ext_fields == {"value": "broker-a:4"}
+            assert (await at.ask(RequestCode.DELETE_KV_CONFIG, name)).code == 0
+            assert (await at.ask(RequestCode.GET_KV_CONFIG, name)).code == ResponseCode.QUERY_NOT_FOUND
             await rpc.delete_topic(at.pool, address, "T")
             with pytest.raises(TopicRouteNotFoundError, match="topic T"):
                 await rpc.route(at.pool, address, "T")
@@ -357,8 +362,8 @@ def test_unknown_topic_is_answered_17_with_java_s_words() -> None:
 @pytest.mark.parametrize("enabled", [True, False])
 def test_order_configuration_is_in_the_route_where_enabled(enabled: bool) -> None:
     async def work() -> None:
-        async with desk(NameServerConfig(port=0, order_message_enable=enabled)) as at:
-            await rpc.put_kv(at.pool, at.server.address, "ORDER_TOPIC_CONFIG", "T", "broker-a:4")
+        async with desk(NameServerConfig(listen_port=0, order_message_enable=enabled)) as at:
+            await at.order("T", "broker-a:4")
             answer = await at.register(table=topics(T=4, U=4))
             assert json.loads(bytes(answer.body)) == {"table": {"T": "broker-a:4"}}
             ordered = json.loads(bytes((await at.route("T")).body))
@@ -370,8 +375,8 @@ def test_order_configuration_is_in_the_route_where_enabled(enabled: bool) -> Non
 
 def test_brokers_are_not_told_the_order_configuration_where_that_is_off() -> None:
     async def work() -> None:
-        async with desk(NameServerConfig(port=0, return_order_topic_config_to_broker=False)) as at:
-            await rpc.put_kv(at.pool, at.server.address, "ORDER_TOPIC_CONFIG", "T", "broker-a:4")
+        async with desk(NameServerConfig(listen_port=0, return_order_topic_config_to_broker=False)) as at:
+            await at.order("T", "broker-a:4")
             assert (await at.register()).body == b""
 
     run(work())
@@ -380,7 +385,7 @@ def test_brokers_are_not_told_the_order_configuration_where_that_is_off() -> Non
 def test_routes_are_refused_until_brokers_had_time_to_register() -> None:
     async def work() -> None:
         clock = ManualClock()
-        async with desk(NameServerConfig(port=0, need_wait_for_service=True), clock) as at:
+        async with desk(NameServerConfig(listen_port=0, need_wait_for_service=True), clock) as at:
             await at.register(table=topics(T=4))
             early = await at.route("T")
             assert (early.code, early.remark) == (1, "name server not ready")
@@ -412,7 +417,7 @@ def test_zone_of_the_client_narrows_the_route_where_it_asks_for_that() -> None:
 
 def test_acting_master_is_shown_where_supported() -> None:
     async def work() -> None:
-        async with desk(NameServerConfig(port=0, support_acting_master=True)) as at:
+        async with desk(NameServerConfig(listen_port=0, support_acting_master=True)) as at:
             await at.register(table=topics(T=4), acting=True)
             await at.register(broker_id=1, address="10.0.0.9:1", acting=True)
             await at.ask(104, IDENTITY)
@@ -473,7 +478,9 @@ def test_topic_lists() -> None:
 
 def test_topic_lists_can_be_disabled() -> None:
     async def work() -> None:
-        async with desk(NameServerConfig(port=0, enable_all_topic_list=False, enable_topic_list=False)) as at:
+        async with desk(
+            NameServerConfig(listen_port=0, enable_all_topic_list=False, enable_topic_list=False)
+        ) as at:
             for code in (206, 224, 311, 312, 313):
                 answer = await at.ask(code, {"cluster": "C"})
                 assert (answer.code, answer.remark) == (1, "disable")
@@ -501,7 +508,7 @@ def test_topics_are_registered_and_deleted_by_request() -> None:
 
 def test_missing_topics_are_deleted_where_configured() -> None:
     async def work() -> None:
-        async with desk(NameServerConfig(port=0, delete_topic_with_broker_registration=True)) as at:
+        async with desk(NameServerConfig(listen_port=0, delete_topic_with_broker_registration=True)) as at:
             await at.register(table=topics(T=4, U=4))
             await at.register(version=2, table=topics(U=4))
             assert await at.queues("T") == {}
@@ -552,14 +559,14 @@ def test_kv_table_is_kept_over_a_restart(tmp_path: Path) -> None:
             nothing = await at.ask(219, {"namespace": "m"})
             assert (nothing.code, nothing.remark) == (22, "No config item, Namespace: m")
 
-    config = NameServerConfig(port=0, kv_config_path=str(tmp_path / "kvConfig.json"))
+    config = NameServerConfig(listen_port=0, kv_config_path=str(tmp_path / "kvConfig.json"))
     run(first())
     run(second())
 
 
 def test_kv_file_that_cannot_be_written_is_answered_as_an_error(tmp_path: Path) -> None:
     async def work() -> None:
-        async with desk(NameServerConfig(port=0, kv_config_path=str(blocked / "kvConfig.json"))) as at:
+        async with desk(NameServerConfig(listen_port=0, kv_config_path=str(blocked / "kvConfig.json"))) as at:
             blocked.write_text("no folder")
             answer = await at.ask(100, {"namespace": "n", "key": "k", "value": "v"})
             assert answer.code == 14
@@ -571,7 +578,7 @@ def test_kv_file_that_cannot_be_written_is_answered_as_an_error(tmp_path: Path) 
 
 def test_broken_kv_file_stops_the_start_by_name(tmp_path: Path) -> None:
     async def work() -> None:
-        server = NameServer(NameServerConfig(port=0, kv_config_path=str(path)))
+        server = NameServer(NameServerConfig(listen_port=0, kv_config_path=str(path)))
         with pytest.raises(ConfigError, match=r"kvConfig\.json"):
             await server.start()
         await server.close()
@@ -583,7 +590,7 @@ def test_broken_kv_file_stops_the_start_by_name(tmp_path: Path) -> None:
 
 def test_configuration_is_told_and_changed(tmp_path: Path) -> None:
     async def work() -> None:
-        async with desk(NameServerConfig(port=0, config_store_path=str(stored))) as at:
+        async with desk(NameServerConfig(listen_port=0, config_store_path=str(stored))) as at:
             text = bytes((await at.ask(319)).body).decode()
             assert "orderMessageEnable=false\n" in text
             assert f"listenPort={at.server.port}\n" in text
@@ -591,7 +598,7 @@ def test_configuration_is_told_and_changed(tmp_path: Path) -> None:
                 await at.ask(318, None, b"orderMessageEnable=true\nscanNotActiveBrokerInterval=9000")
             ).code == 0
             assert at.server.config.order_message_enable
-            assert at.server.config.scan_interval == 9.0
+            assert at.server.config.scan_not_active_broker_interval == 9000
             assert "orderMessageEnable=true\n" in bytes((await at.ask(319)).body).decode()
             assert "orderMessageEnable=true\n" in stored.read_text()
             assert (await at.ask(318)).code == 0
@@ -608,15 +615,16 @@ def test_configuration_is_told_and_changed(tmp_path: Path) -> None:
         ("rocketmqHome=/x", 16, "black list"),
         ("configBlackList=x", 16, "black list"),
         ("orderMessageEnable=true\nenableTopicList=false", 16, "black list"),
-        ("listenPort=1", 1, "listenPort cannot change"),
+        ("listenPort=1", 1, "listenPort='1' cannot be used: it can only be set when the server starts"),
         ("nonsense=1", 1, "nonsense is no option"),
+        ("orderMessageEnabel=true", 1, "did you mean orderMessageEnable?"),
         ("orderMessageEnable=maybe", 1, "orderMessageEnable='maybe'"),
         ("scanNotActiveBrokerInterval=0", 1, "scanNotActiveBrokerInterval=0"),
     ],
 )
 def test_change_that_may_not_be_is_refused_whole(text: str, code: int, remark: str) -> None:
     async def work() -> None:
-        async with desk(NameServerConfig(port=0, config_black_list=("enableTopicList",))) as at:
+        async with desk(NameServerConfig(listen_port=0, config_black_list=("enableTopicList",))) as at:
             before = at.server.config
             answer = await at.ask(318, None, text.encode())
             assert answer.code == code
@@ -657,7 +665,7 @@ def test_two_name_servers_side_by_side_know_nothing_of_each_other() -> None:
 def test_two_name_servers_cannot_share_a_port() -> None:
     async def work() -> None:
         async with desk() as at:
-            other = NameServer(NameServerConfig(port=at.server.port))
+            other = NameServer(NameServerConfig(listen_port=at.server.port))
             with pytest.raises(ListenError, match=str(at.server.port)):
                 await other.start()
             await other.close()
@@ -667,7 +675,7 @@ def test_two_name_servers_cannot_share_a_port() -> None:
 
 def test_port_and_address_exist_only_after_the_start() -> None:
     async def work() -> None:
-        server = NameServer(NameServerConfig(port=0, host="0.0.0.0"))
+        server = NameServer(NameServerConfig(listen_port=0, bind_address="0.0.0.0"))
         with pytest.raises(StateError):
             _ = server.port
         await server.start()
@@ -696,7 +704,9 @@ def test_closing_ends_connections_and_work() -> None:
 def test_name_server_serves_tls_and_plain_peers_on_one_port(tmp_path: Path) -> None:
     async def work() -> None:
         config = NameServerConfig(
-            port=0, tls_server_cert_path=certificate.cert_path, tls_server_key_path=certificate.key_path
+            listen_port=0,
+            tls_server_cert_path=certificate.cert_path,
+            tls_server_key_path=certificate.key_path,
         )
         async with NameServer(config) as server:
             for context in (None, client_tls()):
@@ -782,7 +792,7 @@ def test_goodbye_does_not_overtake_the_registration_before_it() -> None:
 def test_broker_whose_word_is_refused_lives_on() -> None:
     async def work() -> None:
         clock = ManualClock()
-        config = NameServerConfig(port=0, max_topic_nums=100, max_inflated_registration_size=100_000)
+        config = NameServerConfig(listen_port=0, max_topic_nums=100, max_inflated_registration_size=100_000)
         async with desk(config, clock) as at:
             await at.register(table=topics(T=4))
             crowd = {f"topic-{n}": TopicConfig(topic_name=f"topic-{n}") for n in range(120)}
@@ -803,7 +813,7 @@ def test_broker_whose_word_is_refused_lives_on() -> None:
 
 def test_what_fills_the_name_server_is_refused_with_the_option_to_raise() -> None:
     async def work() -> None:
-        config = NameServerConfig(port=0, max_topic_nums=100, max_broker_nums=1, max_kv_config_nums=1)
+        config = NameServerConfig(listen_port=0, max_topic_nums=100, max_broker_nums=1, max_kv_config_nums=1)
         async with desk(config) as at:
             await at.register()
             crowd = {f"topic-{n}": TopicConfig(topic_name=f"topic-{n}") for n in range(200)}

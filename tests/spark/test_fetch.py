@@ -18,7 +18,9 @@ import pytest
 
 from gimbalmq.errors import ConnectError, DataLossError, RequestTimeoutError, RocketMQError
 from gimbalmq.model.queues import MessageQueue
-from gimbalmq.rpc import groups, management
+from gimbalmq.protocol.codes import RequestCode
+from gimbalmq.rpc import groups
+from gimbalmq.rpc.call import ask
 from gimbalmq.spark import columns
 from gimbalmq.spark.cluster import Cluster
 from gimbalmq.spark.connection import Connection
@@ -233,7 +235,9 @@ def remove_old_messages(topic: Topic) -> None:
             for file in files[:-1]:
                 with contextlib.suppress(FileNotFoundError):
                     os.utime(file, (long_ago, long_ago))
-            topic.admin(lambda wire, address: wire.run(management.delete_expired_commitlog(wire, address)))
+            topic.admin(
+                lambda wire, address: wire.run(ask(wire, address, RequestCode.DELETE_EXPIRED_COMMITLOG))
+            )
 
 
 @pytest.fixture(scope="module")

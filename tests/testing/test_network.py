@@ -10,9 +10,11 @@ import pytest
 from gimbalmq.errors import ConnectError, ConnectionLostError, ListenError, RequestTimeoutError
 from gimbalmq.nameserver.config import NameServerConfig
 from gimbalmq.nameserver.server import NameServer
+from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.protocol.headers.nameserver import KvConfig
 from gimbalmq.protocol.serializers import encode_frame
-from gimbalmq.rpc import nameserver as rpc
+from gimbalmq.rpc.call import ask
 from gimbalmq.testing.loop import VirtualClock, run_virtual
 from gimbalmq.testing.network import MemoryNetwork
 from gimbalmq.transport.channel import Channel, Handlers
@@ -178,13 +180,16 @@ def test_equal_seeds_give_equal_network_traces() -> None:
 def test_name_server_runs_in_virtual_time() -> None:
     async def main(clock: VirtualClock) -> None:
         network = MemoryNetwork(seed=5)
-        config = NameServerConfig(host=SERVER, port=9876)
+        config = NameServerConfig(bind_address=SERVER, listen_port=9876)
         async with NameServer(config, network=network.host(SERVER), clock=clock) as server:
             pool = ChannelPool(network=network.host(CLIENT))
-            await rpc.put_kv(pool, server.address, "ns", "key", "value")
-            assert await rpc.get_kv(pool, server.address, "ns", "key") == "value"
+            header = KvConfig(namespace="ns", key="key", value="value")
+            await ask(pool, server.address, RequestCode.PUT_KV_CONFIG, header)
+            answer = await ask(pool, server.address, RequestCode.GET_KV_CONFIG, header)
+            assert answer.ext_fields == {"value": "value"}
             await asyncio.sleep(3600)  # the idle connection is closed meanwhile, a new one is made
-            assert await rpc.get_kv(pool, server.address, "ns", "key") == "value"
+            answer = await ask(pool, server.address, RequestCode.GET_KV_CONFIG, header)
+            assert answer.ext_fields == {"value": "value"}
             await pool.close()
 
     run_virtual(main)

@@ -45,7 +45,7 @@ def test_hooks_see_connections_come_and_go() -> None:
 
 def test_idle_connection_is_closed() -> None:
     async def work() -> None:
-        async with wire(limits=ServerLimits(server_channel_max_idle_time_seconds=0.05)) as line:
+        async with wire(limits=ServerLimits(server_channel_max_idle_time_seconds=1)) as line:
             client = await line.client()
             await client.call(RemotingCommand(ECHO), 5.0)
             await client.wait_closed()

@@ -21,7 +21,7 @@ from gimbalmq.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from gimbalmq.nameserver import config as nameserver_config
+from gimbalmq.nameserver.config import NameServerConfig
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.serializers import encode_frame
 from gimbalmq.transport import channel as channel_module
@@ -471,12 +471,12 @@ def test_both_servers_read_the_keys_and_show_no_password() -> None:
         "tls.client.keyPassword": "sesame",
     }
     broker, unknown = BrokerConfig.from_properties(keys)
-    nameserver, unknown_too = nameserver_config.from_properties(keys)
+    nameserver, unknown_too = NameServerConfig.from_properties(keys)
     assert unknown == unknown_too == []
     for config in (broker, nameserver):
         assert config.tls_server_key_password == config.tls_client_key_password == "sesame"
         assert config.connects_by_tls and config.tls_client_auth_server is None
-    for shown in (broker.to_properties(), nameserver_config.to_properties(nameserver)):
+    for shown in (broker.to_properties(), nameserver.to_properties()):
         assert shown["tls.client.certPath"] == "/own.pem" and shown["tls.enable"] == "true"
         assert "sesame" not in shown.values()
     with pytest.raises(ConfigError, match=r"tls\.server\.keyPassword"):

@@ -63,8 +63,6 @@ def test_a_long_turn_is_measured_and_its_stack_told(
         assert watchdog.longest is not None
         assert watchdog.longest.seconds > 0.35
         assert work.__name__ in watchdog.longest.stack
-        assert watchdog.take_longest() is not None
-        assert watchdog.longest is None
 
     with caplog.at_level(logging.WARNING):
         run_on(main())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from gimbalmq.admin.clusters import Clusters
-from gimbalmq.admin.connection import Connection
-from gimbalmq.admin.dead_letters import DeadLetters
-from gimbalmq.admin.groups import Groups
-from gimbalmq.admin.messages import Messages
-from gimbalmq.admin.topics import Topics
+from gimbalmq.admin.clusters import ClusterAdmin
+from gimbalmq.admin.connection import AdminConnection
+from gimbalmq.admin.dead_letters import DeadLetterAdmin
+from gimbalmq.admin.groups import GroupAdmin
+from gimbalmq.admin.messages import MessageAdmin
+from gimbalmq.admin.topics import TopicAdmin
 from gimbalmq.client.config import ClientConfig
 
 
@@ -29,12 +29,12 @@ class Admin:
     """
 
     def __init__(self, namesrv: str | list[str] | tuple[str, ...], **options: Any) -> None:
-        self._connection = Connection(ClientConfig.of(namesrv=namesrv, **options))
-        self.clusters = Clusters(self._connection)
-        self.topics = Topics(self._connection)
-        self.groups = Groups(self._connection)
-        self.messages = Messages(self._connection)
-        self.dead_letters = DeadLetters(self._connection, self.topics, self.groups, self.messages)
+        self._connection = AdminConnection(ClientConfig.of(namesrv=namesrv, **options))
+        self.clusters = ClusterAdmin(self._connection)
+        self.topics = TopicAdmin(self._connection)
+        self.groups = GroupAdmin(self._connection)
+        self.messages = MessageAdmin(self._connection)
+        self.dead_letters = DeadLetterAdmin(self._connection, self.topics, self.groups, self.messages)
 
     async def close(self) -> None:
         await self.messages.close()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from gimbalmq.admin.connection import Connection
+from gimbalmq.admin.connection import AdminConnection
 from gimbalmq.admin.views import BrokerView
 from gimbalmq.errors import RocketMQError
 from gimbalmq.model.route import MASTER_ID
 from gimbalmq.rpc import management
 
 
-class Clusters:
+class ClusterAdmin:
     """``admin.clusters``: brokers and name servers."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: AdminConnection) -> None:
         self._at = connection
 
     async def brokers(self) -> list[BrokerView]:

@@ -19,7 +19,7 @@ from gimbalmq.rpc.call import Caller
 T = TypeVar("T")
 
 
-class Connection:
+class AdminConnection:
     """One client instance without heartbeats, and the addresses learned through it."""
 
     def __init__(self, config: ClientConfig) -> None:

@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from gimbalmq.admin.connection import Connection
-from gimbalmq.admin.groups import Groups
-from gimbalmq.admin.messages import Messages
-from gimbalmq.admin.topics import DEAD_LETTER, Topics, kind_of
+from gimbalmq.admin.connection import AdminConnection
+from gimbalmq.admin.groups import GroupAdmin
+from gimbalmq.admin.messages import MessageAdmin
+from gimbalmq.admin.topics import DEAD_LETTER, TopicAdmin, kind_of
 from gimbalmq.admin.views import DeadLetterGroup
 from gimbalmq.errors import TopicRouteNotFoundError
 from gimbalmq.model import properties as names
@@ -35,10 +35,12 @@ class Redriven:
     skipped: int
 
 
-class DeadLetters:
+class DeadLetterAdmin:
     """``admin.dead_letters``."""
 
-    def __init__(self, connection: Connection, topics: Topics, groups: Groups, messages: Messages) -> None:
+    def __init__(
+        self, connection: AdminConnection, topics: TopicAdmin, groups: GroupAdmin, messages: MessageAdmin
+    ) -> None:
         self._at = connection
         self._topics = topics
         self._groups = groups

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gimbalmq.admin.connection import Connection
+from gimbalmq.admin.connection import AdminConnection
 from gimbalmq.admin.topics import NORMAL, RETRY, kind_of
 from gimbalmq.admin.views import (
     ClientView,
@@ -41,10 +41,10 @@ def is_system_group(group: str) -> bool:
     return group in BUILT_IN_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX)
 
 
-class Groups:
+class GroupAdmin:
     """``admin.groups``."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: AdminConnection) -> None:
         self._at = connection
 
     # -- who --------------------------------------------------------------------------

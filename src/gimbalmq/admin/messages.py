@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import fields
 
-from gimbalmq.admin.connection import Connection
+from gimbalmq.admin.connection import AdminConnection
 from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.producer import Producer
 from gimbalmq.errors import ConfigError, DataLossError, QueryNotFoundError, ResponseError, RocketMQError
@@ -27,10 +27,10 @@ _READ_BYTES = 2 * 1024 * 1024
 _READ_COUNT = 1024
 
 
-class Messages:
+class MessageAdmin:
     """``admin.messages``."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: AdminConnection) -> None:
         self._at = connection
         self._producer: Producer | None = None
 

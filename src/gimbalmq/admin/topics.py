@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from gimbalmq.admin.connection import Connection
+from gimbalmq.admin.connection import AdminConnection
 from gimbalmq.admin.views import QueueStats, TopicView
 from gimbalmq.errors import ConfigError, TopicNotExistError, TopicRouteNotFoundError
 from gimbalmq.model.flags import PERM_READ, PERM_WRITE
@@ -32,10 +32,10 @@ def perm_text(perm: int) -> str:
     return ("R" if perm & PERM_READ else "-") + ("W" if perm & PERM_WRITE else "-")
 
 
-class Topics:
+class TopicAdmin:
     """``admin.topics``."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: AdminConnection) -> None:
         self._at = connection
 
     async def names(self, *, cluster: str | None = None) -> list[str]:

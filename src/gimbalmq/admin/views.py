@@ -156,16 +156,3 @@ class DeadLetterGroup:
     topic: str
     count: int
     last_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class TopicRate:
-    """Messages in and out of a topic over the last minute and day (mqadmin statsAll)."""
-
-    topic: str
-    group: str
-    in_tps: float
-    out_tps: float
-    in_today: int
-    out_today: int
-    lag: int

@@ -21,7 +21,7 @@ from typing import Protocol, runtime_checkable
 from gimbalmq.errors import ConfigError
 from gimbalmq.model.queues import MessageQueue, sort_client_ids, sort_queues
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class AllocateStrategy(Protocol):
@@ -65,7 +65,7 @@ def is_member(
     if not client_ids:
         raise ConfigError("client_ids", list(client_ids), "must not be empty")
     if client_id not in client_ids:
-        logger.warning("group %s: own id %s is not among the members %s", group, client_id, list(client_ids))
+        log.warning("group %s: own id %s is not among the members %s", group, client_id, list(client_ids))
         return False
     return True
 

@@ -28,7 +28,7 @@ from gimbalmq.balance.select import PublishQueues, Rotation
 from gimbalmq.errors import ConfigError
 from gimbalmq.model.queues import MessageQueue
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class FaultStrategy:
         try:
             chosen = self._select_available(topic, now_ms, rng, last_broker, caller)
         except Exception:  # a faulty table must never stop a send: Java's rule too
-            logger.exception("topic %s: selection by latency failed, rotating instead", topic.topic)
+            log.exception("topic %s: selection by latency failed, rotating instead", topic.topic)
             chosen = None
         return chosen if chosen is not None else topic.next_queue(caller)
 

@@ -120,13 +120,6 @@ def select_by_hash(queues: Sequence[MessageQueue], key: str) -> MessageQueue:
     return queues[abs(java_hash(key)) % len(queues)]
 
 
-def select_by_random(queues: Sequence[MessageQueue], rng: Random) -> MessageQueue:
-    """Any queue (SelectMessageQueueByRandom)."""
-    if not queues:
-        raise ConfigError("queues", list(queues), "must not be empty")
-    return queues[rng.randrange(len(queues))]
-
-
 def select_by_function(
     queues: Sequence[MessageQueue],
     choose: Callable[[Sequence[MessageQueue], _M, _A], MessageQueue],

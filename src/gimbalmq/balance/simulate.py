@@ -42,7 +42,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Rebalance:
     """One rebalance.
 
     Attributes:
@@ -70,7 +70,7 @@ class Outcome:
 @dataclass(frozen=True, slots=True)
 class Report:
     strategy: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Rebalance, ...]
 
     @property
     def moved(self) -> int:
@@ -134,7 +134,7 @@ class _Group:
     members: set[str]
     parts: Parts
 
-    def apply(self, now: float, event: Event) -> Outcome:
+    def apply(self, now: float, event: Event) -> Rebalance:
         unserved = 0
         if event.kind == "resize":
             self.queues = list(event.queues)
@@ -147,7 +147,7 @@ class _Group:
             raise ConfigError("schedule", event, "a member that leaves must have joined")
         change = compare(self.strategy, self.name, self.parts, self.queues, self.members)
         self.parts = change.after
-        return Outcome(
+        return Rebalance(
             at=now,
             event=event,
             members=len(self.members),

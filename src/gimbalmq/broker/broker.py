@@ -30,17 +30,16 @@ from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.broker.metrics import MetricsServer
 from gimbalmq.broker.redelivery import Deliverer
-from gimbalmq.broker.registration import Registration
+from gimbalmq.broker.registration import Registrar
 from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
 from gimbalmq.broker.timers import SAVE_SECONDS, Timers
 from gimbalmq.broker.transactions import Transactions
 from gimbalmq.broker.upkeep import Upkeep
-from gimbalmq.broker.values import MAX_QUEUES
 from gimbalmq.broker.writer import Writer
 from gimbalmq.errors import ConfigError, ListenError, StateError, StoreError
 from gimbalmq.model.ids import UniqueIdGenerator
 from gimbalmq.protocol.bodies import TopicConfig
-from gimbalmq.store.consumequeue import QueueLog
+from gimbalmq.store.consumequeue import MAX_QUEUES, QueueLog
 from gimbalmq.store.files import Files
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.store.results import RecoveryReport
@@ -112,7 +111,7 @@ class Broker:
         config = self.live.now
         self._tls = tls = ServerTls(config)
         self._tasks = Tasks("broker")
-        self.load = Load(config.server_limits(), clock=self._clock)
+        self.load = Load(config, clock=self._clock)
         self._server = RemotingServer(self.handlers, tls=tls, network=self._network, load=self.load)
         self._fast_server = RemotingServer(self.handlers, tls=tls, network=self._network, load=self.load)
         # The port is in every record and id, so it is taken before the store is opened.
@@ -170,7 +169,7 @@ class Broker:
             self.store.close()
             raise
         self._pool = ChannelPool(network=self._network, tls=self._tls.client)
-        self._registration = Registration(self._pool, self.topics, live, self._tasks)
+        self._registration = Registrar(self._pool, self.topics, live, self._tasks)
         self.metrics = MetricsServer(
             self.store,
             self.stats,

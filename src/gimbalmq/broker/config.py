@@ -1,248 +1,228 @@
 """What a broker can be told, under RocketMQ's own names.
 
-Each field is declared once in Python's spelling; its property is the camelCase of it
-(``broker_cluster_name`` is ``brokerClusterName``) unless ``_PROPERTY_NAMES`` says otherwise.
 Configurations are frozen; ``LiveConfig`` holds the one in force, so that a change at run time
 swaps the whole value and every part sees it at its next look.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_type_hints
 
+from gimbalmq._options import key_of, option
 from gimbalmq.errors import ConfigError
 from gimbalmq.model import topics
 from gimbalmq.model.ids import pack_host
 from gimbalmq.protocol.frames import MAX_FRAME_BYTES
-from gimbalmq.store.config import StoreConfig, parse_delay_levels
+from gimbalmq.store.config import StoreConfig, StoreOptions, parse_delay_levels
+from gimbalmq.store.consumequeue import MAX_QUEUES
 from gimbalmq.transport.descriptors import DescriptorBudget
-from gimbalmq.transport.limits import LIMIT_RANGES, ServerLimits
-from gimbalmq.transport.tls_config import TLS_PROPERTY_NAMES, TlsConfig
+from gimbalmq.transport.server_config import ServerConfig
 
-_PROPERTY_NAMES = {
-    "broker_ip1": "brokerIP1",
-    "broker_ip2": "brokerIP2",
-    **TLS_PROPERTY_NAMES,
-}
-
-_FIXED_AT_START = frozenset(
-    {
-        "broker_cluster_name",
-        "broker_name",
-        "broker_id",
-        "broker_ip1",
-        "broker_ip2",
-        "bind_address",
-        "listen_port",
-        "namesrv_addr",
-        "store_path_root_dir",
-        "mapped_file_size_commit_log",
-        "mapped_file_size_consume_queue",
-        "max_hash_slot_num",
-        "max_index_num",
-        "message_index_enable",
-        "message_delay_level",
-        "loop_pause_warn_millis",
-        "loop_pause_log_millis",
-        "metrics_prom_exporter_port",
-        "max_stats_items",
-        "flush_disk_type",
-        "default_topic_queue_nums",
-        "trace_topic_enable",
-        *TLS_PROPERTY_NAMES,
-        *LIMIT_RANGES,
-    }
-)
-"""Changing these needs a restart; a request to change one is refused by name."""
-
-
-_JAVA_INT = (1 << 31) - 1
 _DAY_MS = 86_400_000
 
-RANGES = {
-    "broker_id": (0, 0),
-    "listen_port": (0, 65535),
-    "metrics_prom_exporter_port": (0, 65535),
-    "broker_permission": (0, 7),
-    "default_topic_queue_nums": (1, 65536),
-    "max_topic_nums": (100, 10_000_000),
-    "max_subscription_group_nums": (100, 10_000_000),
-    "max_message_size": (1, MAX_FRAME_BYTES - 64 * 1024),
-    "short_polling_time_mills": (1, 60_000),
-    "max_pull_msg_bytes": (1, 16_000_000),
-    "max_pull_msg_nums": (1, 1_000_000),
-    "max_stats_items": (100, 100_000_000),
-    "register_name_server_period": (100, 3_600_000),
-    "channel_expired_timeout": (1000, _DAY_MS),
-    "flush_consumer_offset_interval": (1, 3_600_000),
-    "flush_delay_offset_interval": (1, 3_600_000),
-    "timer_max_delay_sec": (1, 10 * 365 * 86_400),
-    "transaction_time_out": (1, _DAY_MS),
-    "transaction_check_max": (0, 1_000_000),
-    "transaction_check_interval": (100, _DAY_MS),
-    "flush_interval_commit_log": (1, 60_000),
-    "sync_flush_timeout": (1, 600_000),
-    "mapped_file_size_commit_log": (4096, _JAVA_INT),
-    "mapped_file_size_consume_queue": (20, _JAVA_INT),
-    "max_hash_slot_num": (1, 100_000_000),
-    "max_index_num": (2, 100_000_000),
-    "file_reserved_time": (1, 100 * 365 * 24),
-    "disk_max_used_space_ratio": (10, 95),
-    "clean_resource_interval": (100, _DAY_MS),
-    "loop_pause_warn_millis": (1, 60_000),
-    "loop_pause_log_millis": (1, 3_600_000),
-    **LIMIT_RANGES,
-    "long_polling_max_time_mills": (1, 3_600_000),
-    "max_parked_pulls": (1, 10_000_000),
-    "max_parked_pulls_per_connection": (1, 10_000_000),
-    "max_heartbeat_bytes": (1024, MAX_FRAME_BYTES),
-    "max_groups_per_connection": (1, 1_000_000),
-    "max_group_members": (1, 100_000_000),
-    "max_subscription_bytes": (1024, 1 << 40),
-    "max_consumer_offset_topics_per_group": (1, 10_000_000),
-    "max_consumer_offset_bytes": (1024, 1 << 40),
-    "max_queue_locks": (1, 100_000_000),
-    "max_topics_created_per_connection": (0, 10_000_000),
-    "max_groups_created_per_connection": (0, 10_000_000),
-    "auto_create_topic_limit": (0, 10_000_000),
-    "auto_create_subscription_group_limit": (0, 10_000_000),
-}
-"""The least and the most that each number may be.
-
-A message of ``max_message_size`` has to fit into one frame, 16 MiB, together with its record's head, its properties and
-the answer's header.
-"""
-
 _FRAME_ROOM = 64 * 1024
-"""For what a frame has beside the message."""
-
-_MAX_TEXT = 4096
+"""For what a frame has beside the message: its record's head, its properties and the answer's header."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerConfig(TlsConfig):
-    """Options of a Broker; defaults are Apache's unless the comment says why not."""
+@dataclass(frozen=True, kw_only=True)
+class BrokerConfig(StoreOptions, ServerConfig):
+    """Options of a Broker; defaults are Apache's unless the meaning says "ours"."""
 
-    broker_cluster_name: str = "DefaultCluster"
-    broker_name: str = "broker-a"
-    broker_id: int = 0
-    broker_ip1: str = "127.0.0.1"
-    broker_ip2: str = "127.0.0.1"
-    bind_address: str = "127.0.0.1"
-    """Loopback unless asked: a broker without passwords does not open itself to a network."""
-    listen_port: int = 10911
-    namesrv_addr: str = ""
-    store_path_root_dir: str = ""
-    broker_permission: int = 6
+    broker_cluster_name: str = option("DefaultCluster", "cluster the broker belongs to", fixed=True)
+    broker_name: str = option("broker-a", "name of the broker; unique in its cluster", fixed=True)
+    broker_id: int = option(0, "0, a master; other values are refused", between=(0, 0), fixed=True)
+    broker_role: str = option(
+        "ASYNC_MASTER",
+        "there is no replication yet: a master does not wait for replicas, and `SLAVE` is refused",
+        choices=("ASYNC_MASTER", "SYNC_MASTER"),
+        fixed=True,
+    )
+    broker_ip1: str = option("127.0.0.1", "address clients are told", key="brokerIP1", fixed=True)
+    broker_ip2: str = option(
+        "127.0.0.1", "address replicas would be told; kept for Apache's tools", key="brokerIP2", fixed=True
+    )
+    listen_port: int = option(
+        10911,
+        "port to listen on; 0 takes a free one. Port - 2 is opened too, for clients before 4.5.1",
+        between=(0, 65535),
+        fixed=True,
+    )
+    namesrv_addr: str = option("", "name servers to register with, `host:port;host:port`", fixed=True)
+    broker_permission: int = option(6, "2 write + 4 read", between=(0, 7))
 
-    auto_create_topic_enable: bool = True
-    default_topic_queue_nums: int = 8
-    auto_create_subscription_group: bool = True
-    max_topic_nums: int = 100_000
-    """Ours: topics altogether, made by whomever; so many are known to have sound costs."""
-    max_subscription_group_nums: int = 100_000
-    """Ours: groups altogether."""
-    notify_consumer_ids_changed_enable: bool = True
-    reject_transaction_message: bool = False
-    trace_topic_enable: bool = False
-    trace_on: bool = True
-    region_id: str = "DefaultRegion"
-    max_message_size: int = 4 * 1024 * 1024
-    long_polling_enable: bool = True
-    short_polling_time_mills: int = 1000
-    max_pull_msg_bytes: int = 8 * 1024 * 1024
-    """Ours: most that one pull with a ``maxMsgBytes`` of its own gets; others get Apache's 256 KB."""
-    max_pull_msg_nums: int = 65_536
-    """Ours: as many messages for such a pull; others get Apache's 32."""
-    max_stats_items: int = 200_000
-    """Ours: counters of topics and groups that are kept; a topic has two, a group on a topic two more."""
+    auto_create_topic_enable: bool = option(True, "a send to an unknown topic creates it")
+    default_topic_queue_nums: int = option(
+        8, "most queues a topic created that way gets", between=(1, MAX_QUEUES), fixed=True
+    )
+    auto_create_subscription_group: bool = option(
+        True, "an unknown consumer group is created when it appears"
+    )
+    max_topic_nums: int = option(
+        100_000, "ours: topics of this broker altogether; more are refused", between=(100, 10_000_000)
+    )
+    max_subscription_group_nums: int = option(
+        100_000,
+        "ours: consumer groups of this broker altogether; more are refused",
+        between=(100, 10_000_000),
+    )
+    notify_consumer_ids_changed_enable: bool = option(
+        True, "tell consumers at once when members of their group come or go"
+    )
+    reject_transaction_message: bool = option(False, "refuse transaction messages")
+    trace_topic_enable: bool = option(False, "create the system trace topic", fixed=True)
+    trace_on: bool = option(True, "what clients are told about tracing")
+    region_id: str = option("DefaultRegion", "region written into answers")
+    max_message_size: int = option(
+        4 * 1024 * 1024, "largest message in bytes", between=(1, MAX_FRAME_BYTES - _FRAME_ROOM)
+    )
+    long_polling_enable: bool = option(True, "keep a pull that finds nothing until something comes")
+    short_polling_time_mills: int = option(
+        1000, "how long such a pull is kept with long polling off, ms", between=(1, 60_000)
+    )
+    max_pull_msg_bytes: int = option(
+        8 * 1024 * 1024,
+        "ours: most bytes of messages in the answer to a pull that carries `maxMsgBytes`",
+        between=(1, 16_000_000),
+    )
+    max_pull_msg_nums: int = option(
+        65_536, "ours: most messages in the answer to such a pull", between=(1, 1_000_000)
+    )
+    max_stats_items: int = option(
+        200_000,
+        "ours: most counters that are kept for topics and groups, about 350 bytes each when idle; "
+        "what comes then is counted in the totals only",
+        between=(100, 100_000_000),
+        fixed=True,
+    )
 
-    # Of these only the idle time is Apache's; they are ServerLimits, which says what they mean.
-    server_max_connections: int = 0
-    max_connections_per_address: int = 0
-    server_channel_max_idle_time_seconds: int = 120
-    server_frame_timeout_millis: int = 30_000
-    frame_max_length: int = MAX_FRAME_BYTES
-    max_partial_frame_bytes: int = 64 * 1024 * 1024
-    max_pending_write_bytes: int = 256 * 1024 * 1024
-    max_pending_write_bytes_per_connection: int = 32 * 1024 * 1024
-    max_requests_in_flight: int = 65_536
-    max_requests_in_flight_per_connection: int = 4096
-
-    # What clients may make the broker keep; all ours.
-    long_polling_max_time_mills: int = 60_000
-    max_parked_pulls: int = 100_000
-    max_parked_pulls_per_connection: int = 10_000
-    max_heartbeat_bytes: int = 1024 * 1024
-    max_groups_per_connection: int = 2_000
-    max_group_members: int = 200_000
-    max_subscription_bytes: int = 64 * 1024 * 1024
-    max_consumer_offset_topics_per_group: int = 20_000
-    max_consumer_offset_bytes: int = 128 * 1024 * 1024
-    max_queue_locks: int = 200_000
-    max_topics_created_per_connection: int = 1_000
-    max_groups_created_per_connection: int = 1_000
+    # What clients may make the broker keep.
+    long_polling_max_time_mills: int = option(
+        60_000,
+        "ours: most ms a pull that finds nothing is kept, whatever the client asks for",
+        between=(1, 3_600_000),
+    )
+    max_parked_pulls: int = option(
+        100_000,
+        "ours: most pulls that are kept so; beyond, pulls that find nothing are told SYSTEM_BUSY",
+        between=(1, 10_000_000),
+    )
+    max_parked_pulls_per_connection: int = option(
+        10_000, "ours: the same for one connection", between=(1, 10_000_000)
+    )
+    max_heartbeat_bytes: int = option(
+        1024 * 1024, "ours: largest heartbeat in bytes", between=(1024, MAX_FRAME_BYTES)
+    )
+    max_groups_per_connection: int = option(
+        2_000,
+        "ours: groups, of consumers and producers, that one connection may be in",
+        between=(1, 1_000_000),
+    )
+    max_group_members: int = option(200_000, "ours: members of all groups together", between=(1, 100_000_000))
+    max_subscription_bytes: int = option(
+        64 * 1024 * 1024, "ours: memory of all subscriptions together", between=(1024, 1 << 40)
+    )
+    max_consumer_offset_topics_per_group: int = option(
+        20_000, "ours: topics for which one group may keep offsets", between=(1, 10_000_000)
+    )
+    max_consumer_offset_bytes: int = option(
+        128 * 1024 * 1024,
+        "ours: memory of all consumer offsets together, about 500 bytes for a topic and group "
+        "and 100 for each further queue; beyond, offsets of new groups, topics and queues are refused",
+        between=(1024, 1 << 40),
+    )
+    max_queue_locks: int = option(
+        200_000,
+        "ours: queues locked for ordered consumers, all groups together; beyond, no more are granted",
+        between=(1, 100_000_000),
+    )
+    max_topics_created_per_connection: int = option(
+        1_000, "ours: topics that the sends of one connection may create", between=(0, 10_000_000)
+    )
+    max_groups_created_per_connection: int = option(
+        1_000, "ours: consumer groups that one connection may create by appearing", between=(0, 10_000_000)
+    )
     # Below max_topic_nums and max_subscription_group_nums, so that operators may go on when clients may not.
-    auto_create_topic_limit: int = 90_000
-    auto_create_subscription_group_limit: int = 90_000
+    auto_create_topic_limit: int = option(
+        90_000,
+        "ours: a broker with so many topics creates none for clients; operators may go on",
+        between=(0, 10_000_000),
+    )
+    auto_create_subscription_group_limit: int = option(
+        90_000, "ours: the same for consumer groups", between=(0, 10_000_000)
+    )
 
-    register_name_server_period: int = 30_000
-    force_register: bool = True
-    channel_expired_timeout: int = 120_000
-    flush_consumer_offset_interval: int = 5_000
-    flush_delay_offset_interval: int = 10_000
+    register_name_server_period: int = option(30_000, "ms between registrations", between=(100, 3_600_000))
+    force_register: bool = option(
+        True, "send the whole table every period; `false` asks each name server first whether it has it"
+    )
+    channel_expired_timeout: int = option(
+        120_000, "ms without a heartbeat after which a client is dropped", between=(1000, _DAY_MS)
+    )
+    flush_consumer_offset_interval: int = option(
+        5_000, "ms between saves of consumer progress", between=(1, 3_600_000)
+    )
+    flush_delay_offset_interval: int = option(
+        10_000, "ms between saves of the delay levels' progress", between=(1, 3_600_000)
+    )
 
-    message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-    timer_wheel_enable: bool = True
-    timer_max_delay_sec: int = 3 * 24 * 3600
-    transaction_time_out: int = 6_000
-    transaction_check_max: int = 15
-    transaction_check_interval: int = 30_000
+    timer_wheel_enable: bool = option(True, "accept messages with a delivery time of their own (5.x)")
+    timer_max_delay_sec: int = option(3 * 24 * 3600, "longest such delay, s", between=(1, 10 * 365 * 86_400))
+    transaction_time_out: int = option(
+        6_000, "ms before an undecided transaction is first asked about", between=(1, _DAY_MS)
+    )
+    transaction_check_max: int = option(
+        15, "how often it is asked about before it is dropped", between=(0, 1_000_000)
+    )
+    transaction_check_interval: int = option(
+        30_000, "ms between looks for undecided transactions", between=(100, _DAY_MS)
+    )
 
-    flush_disk_type: str = "ASYNC_FLUSH"
-    flush_interval_commit_log: int = 500
-    sync_flush_timeout: int = 5_000
-    mapped_file_size_commit_log: int = 1 << 30
-    mapped_file_size_consume_queue: int = 6_000_000
-    max_hash_slot_num: int = 5_000_000
-    max_index_num: int = 20_000_000
-    message_index_enable: bool = True
-    delete_when: str = "04"
-    file_reserved_time: int = 72
-    disk_max_used_space_ratio: int = 75
-    clean_resource_interval: int = 10_000
-    clean_file_forcibly_enable: bool = True
+    flush_interval_commit_log: int = option(500, "ms between syncs with ASYNC_FLUSH", between=(1, 60_000))
+    sync_flush_timeout: int = option(
+        5_000, "ms a send waits for the disk with SYNC_FLUSH", between=(1, 600_000)
+    )
+    clean_resource_interval: int = option(
+        10_000, "ms between looks for files to delete", between=(100, _DAY_MS)
+    )
 
-    loop_pause_warn_millis: int = 20
-    """Ours: turns of the event loop from so long on are counted."""
-    loop_pause_log_millis: int = 100
-    """Ours: from so long on they are logged, with the stack."""
-    metrics_prom_exporter_port: int = 0
-    """0 means no metrics port."""
+    loop_pause_warn_millis: int = option(
+        20,
+        "ours: turns of the event loop that take so many ms are counted (metrics, runtime table)",
+        between=(1, 60_000),
+        fixed=True,
+    )
+    loop_pause_log_millis: int = option(
+        100, "ours: turns that take so many ms are logged, with the stack", between=(1, 3_600_000), fixed=True
+    )
+    metrics_prom_exporter_port: int = option(
+        0, "port of Prometheus metrics; 0 is none", between=(0, 65535), fixed=True
+    )
 
-    def __post_init__(self) -> None:
-        TlsConfig.__post_init__(self)
+    def check(self) -> None:
+        if self.broker_role.upper() == "SLAVE":
+            raise ConfigError(
+                "brokerRole",
+                self.broker_role,
+                "there is no replication yet, and this broker would serve as one more master: use ASYNC_MASTER and a "
+                "brokerName of its own, or run Apache's broker as the slave of Apache's master",
+            )
+        if self.broker_id != 0:
+            raise ConfigError("brokerId", self.broker_id, "this broker is always a master, whose id is 0")
+        super().check()
         for name in ("broker_cluster_name", "broker_name"):
             problem = topics.broker_problem(getattr(self, name))
             if problem is not None:
-                raise ConfigError(property_name(name), getattr(self, name), problem)
+                raise ConfigError(key_of(BrokerConfig, name), getattr(self, name), problem)
         for name in ("broker_ip1", "broker_ip2"):
             try:
                 ipaddress.ip_address(getattr(self, name))
             except ValueError:
-                raise ConfigError(property_name(name), getattr(self, name), "use an IP address") from None
-        if self.flush_disk_type not in ("ASYNC_FLUSH", "SYNC_FLUSH"):
-            raise ConfigError("flushDiskType", self.flush_disk_type, "use ASYNC_FLUSH or SYNC_FLUSH")
-        if self.broker_id != 0:
-            raise ConfigError("brokerId", self.broker_id, "this broker is always a master, whose id is 0")
-        for name, (low, high) in RANGES.items():
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(property_name(name), getattr(self, name), f"use {low} to {high}")
+                raise ConfigError(
+                    key_of(BrokerConfig, name), getattr(self, name), "use an IP address"
+                ) from None
         if self.max_message_size > self.frame_max_length - _FRAME_ROOM:
             raise ConfigError(
                 "maxMessageSize",
@@ -250,34 +230,10 @@ class BrokerConfig(TlsConfig):
                 f"such a message fits into no frame of frameMaxLength={self.frame_max_length}: use at most "
                 f"{self.frame_max_length - _FRAME_ROOM}, or a larger frameMaxLength",
             )
-        for field in dataclasses.fields(self):
-            text = getattr(self, field.name)
-            if isinstance(text, str) and (len(text) > _MAX_TEXT or not text.isprintable()):
-                raise ConfigError(
-                    property_name(field.name), text[:40], f"use at most {_MAX_TEXT} printable characters"
-                )
-        parse_delay_levels(self.message_delay_level)
-        self.delete_hours()
 
     @property
     def namesrv_addresses(self) -> list[str]:
         return [address.strip() for address in self.namesrv_addr.split(";") if address.strip()]
-
-    @property
-    def sync_flush(self) -> bool:
-        return self.flush_disk_type == "SYNC_FLUSH"
-
-    def delete_hours(self) -> frozenset[int]:
-        try:
-            hours = frozenset(int(hour) for hour in self.delete_when.split(";") if hour.strip())
-        except ValueError:
-            hours = frozenset()
-        if not hours or not all(0 <= hour <= 23 for hour in hours):
-            raise ConfigError("deleteWhen", self.delete_when, "use hours from 00 to 23, like 04 or 02;14")
-        return hours
-
-    def server_limits(self) -> ServerLimits:
-        return ServerLimits(**{name: getattr(self, name) for name in LIMIT_RANGES})
 
     def store_config(self, port: int, descriptors: DescriptorBudget) -> StoreConfig:
         """What the store needs of it; ``port`` is the one really listened on."""
@@ -299,64 +255,6 @@ class BrokerConfig(TlsConfig):
             clean_forcibly=self.clean_file_forcibly_enable,
         )
 
-    @staticmethod
-    def from_properties(
-        properties: Mapping[str, str], base: BrokerConfig | None = None
-    ) -> tuple[BrokerConfig, list[str]]:
-        """Reads RocketMQ's keys over ``base``; also returns the keys that mean nothing here.
-
-        Raises:
-            ConfigError: a value is not of its key's type or out of range.
-        """
-        changes: dict[str, object] = {}
-        unknown: list[str] = []
-        for key, text in properties.items():
-            field = _FIELD_BY_PROPERTY.get(key)
-            if field is None:
-                unknown.append(key)
-            else:
-                changes[field] = _parse(key, text.strip(), _TYPES[field])
-        return dataclasses.replace(base or BrokerConfig(), **changes), unknown  # type: ignore[arg-type]
-
-    def to_properties(self) -> dict[str, str]:
-        """All options as RocketMQ's properties text has them; passwords are left out."""
-        found: dict[str, str] = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is not None and field.repr:
-                text = str(value).lower() if isinstance(value, bool) else str(value)
-                found[property_name(field.name)] = text
-        return found
-
-
-def property_name(field: str) -> str:
-    """RocketMQ's key of a field."""
-    if field in _PROPERTY_NAMES:
-        return _PROPERTY_NAMES[field]
-    head, *rest = field.split("_")
-    return head + "".join(part.capitalize() for part in rest)
-
-
-def _parse(key: str, text: str, kind: object) -> object:
-    if kind == bool | None and not text:
-        return None
-    if kind is bool or kind == bool | None:
-        if text.lower() not in ("true", "false"):
-            raise ConfigError(key, text, "use true or false")
-        return text.lower() == "true"
-    try:
-        if kind is int:
-            return int(text)
-        if kind is float:
-            return float(text)
-    except ValueError:
-        raise ConfigError(key, text, "use a number") from None
-    return text
-
-
-_TYPES = get_type_hints(BrokerConfig)
-_FIELD_BY_PROPERTY = {property_name(name): name for name in BrokerConfig.__dataclass_fields__}
-
 
 class LiveConfig:
     """The configuration in force; ``now`` is read afresh wherever a value matters."""
@@ -369,12 +267,8 @@ class LiveConfig:
         """Takes changes at run time; returns keys that mean nothing here.
 
         Raises:
-            ConfigError: a value is wrong, or the key can only be set at start.
+            ConfigError: a value is wrong, or the key can only be set at the start.
         """
-        current = self.now.to_properties()
-        for key, text in properties.items():
-            if _FIELD_BY_PROPERTY.get(key) in _FIXED_AT_START and current.get(key) != text.strip():
-                raise ConfigError(key, text, "can only be set when the broker starts")
-        self.now, unknown = BrokerConfig.from_properties(properties, self.now)
+        self.now, unknown = self.now.changed(properties)
         self.version += 1
         return unknown

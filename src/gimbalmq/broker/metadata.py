@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 UNIT_FLAG = 1
 UNIT_SUB_FLAG = 2
 _READ_WRITE = PERM_READ | PERM_WRITE
-MAX_OFFSET = (1 << 63) - 1
+MAX_QUEUE_OFFSET = (1 << 63) - 1
 _MOVES_LOGGED = 20
 _NONE: dict[int, int] = {}
 
@@ -203,7 +203,7 @@ def _system_topics(config: BrokerConfig) -> list[TopicConfig]:
     return found
 
 
-def is_system_topic(topic: str, config: BrokerConfig) -> bool:
+def is_reserved_topic(topic: str, config: BrokerConfig) -> bool:
     return (
         names.is_system_topic(topic)
         or topic in (config.broker_cluster_name, config.broker_name)
@@ -434,7 +434,7 @@ class ConsumerOffsets:
         Raises:
             TableFullError: it would be the first of its queue, and there are too many.
         """
-        if not 0 <= offset <= MAX_OFFSET:
+        if not 0 <= offset <= MAX_QUEUE_OFFSET:
             return
         if self._resets.size and queue_id in self._resets.table.get((topic, group), _NONE):
             return

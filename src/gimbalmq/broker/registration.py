@@ -63,7 +63,7 @@ class _Announcement:
     """Rows of the table in each part."""
 
 
-class Registration:
+class Registrar:
     """Java: BrokerOuterAPI.registerBrokerAll and its timer."""
 
     def __init__(self, pool: ChannelPool, topics: Topics, live: LiveConfig, tasks: Tasks) -> None:

@@ -273,9 +273,6 @@ class Stats:
             "statsMinute": self._window(counter, _MINUTE),
         }
 
-    def minute_rate(self, counter: Counter | None) -> float:
-        return 0.0 if counter is None else self._window(counter, _MINUTE)["tps"]
-
     def rates(self, counter: Counter) -> str:
         """Per second over 10 s, a minute and 10 minutes, as the runtime table writes them."""
         return " ".join(str(float(self._window(counter, rounds)["tps"])) for rounds in (1, _MINUTE, 60))

@@ -12,10 +12,10 @@ from gimbalmq.errors import InvalidParameterError
 from gimbalmq.model.topics import group_problem, topic_problem
 from gimbalmq.protocol.bodies import GroupConfig, TopicConfig
 from gimbalmq.protocol.fastjson import MAGIC_KEYS
+from gimbalmq.store.consumequeue import MAX_QUEUES
 
 log = logging.getLogger(__name__)
 
-MAX_QUEUES = 65_536
 MAX_RETRY_QUEUES = 1024
 _INT = (1 << 31) - 1
 _LONG = (1 << 63) - 1

@@ -22,7 +22,7 @@ from gimbalmq.cli.asking import (
     add_noun,
     whole_number,
 )
-from gimbalmq.cli.terminal import Progress, confirmed, table
+from gimbalmq.cli.terminal import ProgressLine, confirmed, table
 from gimbalmq.errors import ConfigError, QueryNotFoundError, TopicRouteNotFoundError
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ async def _redrive(admin: Admin, args: argparse.Namespace) -> Shown:
         return Shown(f"{found:,} dead letters would go back to {where}.", {"group": group, "found": found})
     if not confirmed(f"{found:,} dead letters go back to {where}. Go on?", assume_yes=args.yes):
         return Shown("Nothing was sent.", code=REFUSED)
-    with Progress("redriven") as bar:
+    with ProgressLine("redriven") as bar:
         outcome = await admin.dead_letters.redrive(
             group,
             keep=keep,

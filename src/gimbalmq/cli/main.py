@@ -10,7 +10,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from gimbalmq.errors import ConfigError, RocketMQError
 
 if TYPE_CHECKING:
     from gimbalmq.broker.config import BrokerConfig
-    from gimbalmq.cli.serve import Plan
+    from gimbalmq.cli.serve import ServePlan
     from gimbalmq.nameserver.config import NameServerConfig
 
 log = logging.getLogger(__name__)
@@ -50,8 +50,8 @@ examples:
 
 _FILE_HELP = """\
 A configuration file has RocketMQ's own keys (brokerName=broker-a), in Java's properties
-syntax, or as TOML if its name ends in .toml. Flags win over the file. A key that has no
-meaning here is named on start and passed over.
+syntax, or as TOML if its name ends in .toml. Flags win over the file. A key of Apache's
+servers that has no meaning here is named on start and passed over; a misspelt one is refused.
 
 Exit codes: 0 stopped by a signal, 1 could not start or failed, 2 wrong option or value.
 """
@@ -243,12 +243,15 @@ def broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, list[str
             properties["brokerIP1"] = host
     if "brokerIP1" in properties:
         properties.setdefault("brokerIP2", properties["brokerIP1"])
-    return BrokerConfig.from_properties(properties)
+    config, unknown = BrokerConfig.from_properties(properties)
+    if config.broker_role == "SYNC_MASTER":
+        log.warning("brokerRole=SYNC_MASTER: there is no replication yet, so no send waits for a replica")
+    return config, unknown
 
 
 def nameserver_config(properties: Mapping[str, str], data: Path) -> tuple[NameServerConfig, list[str]]:
     """The configuration of a name server and the keys that mean nothing to it."""
-    from gimbalmq.nameserver.config import from_properties
+    from gimbalmq.nameserver.config import NameServerConfig
 
     data = data.expanduser().resolve()
     keys = {
@@ -256,7 +259,7 @@ def nameserver_config(properties: Mapping[str, str], data: Path) -> tuple[NameSe
         "configStorePath": str(data / "namesrv.properties"),
         **properties,
     }
-    return from_properties(keys)
+    return NameServerConfig.from_properties(keys)
 
 
 def _file_keys(args: argparse.Namespace) -> dict[str, str]:
@@ -267,8 +270,20 @@ def _file_keys(args: argparse.Namespace) -> dict[str, str]:
     return config_file.read(args.config)
 
 
-def _pass_over(unknown: Sequence[str]) -> None:
-    for key in unknown:
+def _pass_over(unknown: Mapping[str, str], typed: Sequence[tuple[str, str]], known: Collection[str]) -> None:
+    """Warns of keys that mean nothing here; refuses those that are misspelt, and all that were typed with --set.
+
+    A file may be Apache's own, with hundreds of keys that only a server in Java has.
+    """
+    from gimbalmq._options import did_you_mean, misspelt
+
+    for key, text in unknown.items():
+        if key in dict(typed):
+            remedy = did_you_mean(key, known) or "; leave it out (docs/running.md lists them all)"
+            raise ConfigError(key, text, f"there is no such option here{remedy}")
+        meant = misspelt(key, known)
+        if meant is not None:
+            raise ConfigError(key, text, f"there is no such option; did you mean {meant}?")
         log.warning("%s is not an option here; passed over", key)
 
 
@@ -287,53 +302,58 @@ def _usable(folder: str, option: str) -> None:
 # -- the commands --------------------------------------------------------------------
 
 
-def namesrv_plan(args: argparse.Namespace) -> Plan:
-    from gimbalmq.cli.serve import Plan
+def namesrv_plan(args: argparse.Namespace) -> ServePlan:
+    from gimbalmq._options import options_by_key
+    from gimbalmq.cli.serve import ServePlan
 
     flags = {key: value for key, value in (("listenPort", args.port), ("bindAddress", args.host)) if value}
     properties = {**_file_keys(args), **dict(args.set), **flags}
     config, unknown = nameserver_config(properties, args.data or home() / "namesrv")
-    _pass_over(unknown)
+    _pass_over({key: properties[key] for key in unknown}, args.set, options_by_key(type(config)))
     if args.data is not None:
         _usable(str(args.data.expanduser()), "--data")
-    return Plan(nameserver=config, debug=args.debug)
+    return ServePlan(nameserver=config, debug=args.debug)
 
 
-def broker_plan(args: argparse.Namespace) -> Plan:
-    from gimbalmq.cli.serve import Plan
+def broker_plan(args: argparse.Namespace) -> ServePlan:
+    from gimbalmq._options import options_by_key
+    from gimbalmq.cli.serve import ServePlan
 
-    config, unknown = broker_config({**_file_keys(args), **dict(args.set), **_broker_flags(args)})
-    _pass_over(unknown)
+    properties = {**_file_keys(args), **dict(args.set), **_broker_flags(args)}
+    config, unknown = broker_config(properties)
+    _pass_over({key: properties[key] for key in unknown}, args.set, options_by_key(type(config)))
     _usable(config.store_path_root_dir, "--store")
     if not config.namesrv_addresses:
         log.warning("no name server is named (--namesrv); clients will not find this broker")
-    return Plan(broker=config, debug=args.debug)
+    return ServePlan(broker=config, debug=args.debug)
 
 
 _FOR_BOTH = ("bindAddress", "tls.")
 """In the file of `gimbalmq server` these reach both; other keys both know are the broker's."""
 
 
-def server_plan(args: argparse.Namespace) -> Plan:
+def server_plan(args: argparse.Namespace) -> ServePlan:
+    from gimbalmq._options import options_by_key
     from gimbalmq.broker.config import BrokerConfig
-    from gimbalmq.cli.serve import Plan
+    from gimbalmq.cli.serve import ServePlan
+    from gimbalmq.nameserver.config import NameServerConfig
 
     keys = {**_file_keys(args), **dict(args.set)}
+    of_broker, of_nameserver = options_by_key(BrokerConfig), options_by_key(NameServerConfig)
+    known = [*of_broker, *of_nameserver, *(f"namesrv.{key}" for key in of_nameserver)]
+    _pass_over({key: text for key, text in keys.items() if key not in known}, args.set, known)
     own = {key.removeprefix("namesrv."): keys.pop(key) for key in list(keys) if key.startswith("namesrv.")}
-    for_broker, broker_unknown = broker_config({**keys, **_broker_flags(args)})
-    shared = set(BrokerConfig().to_properties())
-    wanted = {key: text for key, text in keys.items() if key not in shared or key.startswith(_FOR_BOTH)}
+    for_broker, _ = broker_config({**keys, **_broker_flags(args)})
+    wanted = {key: text for key, text in keys.items() if key not in of_broker or key.startswith(_FOR_BOTH)}
     if args.host is not None:
         wanted["bindAddress"] = args.host
     wanted |= own
     if args.namesrv_port is not None:
         wanted["listenPort"] = args.namesrv_port
     store = Path(for_broker.store_path_root_dir)
-    for_nameserver, unknown = nameserver_config(wanted, args.data or store / "namesrv")
-    _pass_over([key for key in broker_unknown if key in unknown])
-    _pass_over([f"namesrv.{key}" for key in own if key in unknown])
+    for_nameserver, _ = nameserver_config(wanted, args.data or store / "namesrv")
     _usable(for_broker.store_path_root_dir, "--store")
-    return Plan(nameserver=for_nameserver, broker=for_broker, debug=args.debug)
+    return ServePlan(nameserver=for_nameserver, broker=for_broker, debug=args.debug)
 
 
 _PLANS = {"server": server_plan, "broker": broker_plan, "namesrv": namesrv_plan}

@@ -28,7 +28,7 @@ from gimbalmq.cli.asking import (
     whole_number,
     words_of,
 )
-from gimbalmq.cli.terminal import Progress
+from gimbalmq.cli.terminal import ProgressLine
 from gimbalmq.cli.topics import queues_named
 from gimbalmq.errors import ConfigError, RocketMQError
 
@@ -321,7 +321,7 @@ async def _send(admin: Admin, args: argparse.Namespace) -> Shown:
             },
         )
     lines = (line.rstrip(b"\r\n") for line in sys.stdin.buffer)
-    sent = await _send_all(admin, (_message(topic, line, args) for line in lines), Progress("sent"), None)
+    sent = await _send_all(admin, (_message(topic, line, args) for line in lines), ProgressLine("sent"), None)
     return Shown(f"{sent:,} messages are sent to {topic}.", {"topic": topic, "sent": sent})
 
 
@@ -346,7 +346,7 @@ def _message(topic: str, body: bytes, args: argparse.Namespace) -> Message:
     )
 
 
-async def _send_all(admin: Admin, messages: Iterator[Message], bar: Progress, rate: float | None) -> int:
+async def _send_all(admin: Admin, messages: Iterator[Message], bar: ProgressLine, rate: float | None) -> int:
     """Sends many, a few hundred in flight; the first that fails ends it."""
     producer = await admin.messages.producer()
     free = asyncio.Semaphore(_SENDS_IN_FLIGHT)
@@ -389,7 +389,7 @@ async def _export(admin: Admin, args: argparse.Namespace) -> Shown:
     ranges = await admin.messages.ranges(topic, begin_ms=since, end_ms=until)
     total = sum(end - first for first, end in ranges.values())
     count = 0
-    with _output(file) as out, Progress("exported", total) as bar:
+    with _output(file) as out, ProgressLine("exported", total) as bar:
         async for view in admin.messages.read(topic, dict(ranges), tags=args.tags):
             out.write(json.dumps(message_data(view), ensure_ascii=False) + "\n")
             count += 1
@@ -428,7 +428,7 @@ async def _import(admin: Admin, args: argparse.Namespace) -> Shown:
         raise ConfigError("FILE", str(args.file), error.strerror or str(error)) from error
     with source:
         sent = await _send_all(
-            admin, _messages_of(source, str(args.file), args.topic), Progress("imported"), args.rate
+            admin, _messages_of(source, str(args.file), args.topic), ProgressLine("imported"), args.rate
         )
     return Shown(f"{sent:,} messages are sent.", {"sent": sent})
 

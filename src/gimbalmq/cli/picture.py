@@ -7,7 +7,7 @@ from html import escape
 from itertools import cycle
 from math import ceil, log10
 
-from gimbalmq.balance.simulate import Outcome, Report
+from gimbalmq.balance.simulate import Rebalance, Report
 
 COLOURS = {"AVG": "#c1440e", "AVG_BY_CIRCLE": "#0b6e99", "CONSISTENT_HASH": "#7b5ea7", "STICKY": "#2e7d32"}
 OTHERS = ("#8d6e00", "#00796b", "#ad1457", "#555555")
@@ -74,7 +74,7 @@ def _running(report: Report, name: str) -> list[tuple[float, int]]:
     return values
 
 
-def _when(outcome: Outcome) -> float:
+def _when(outcome: Rebalance) -> float:
     return outcome.at
 
 

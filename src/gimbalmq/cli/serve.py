@@ -40,7 +40,7 @@ WILDCARDS = frozenset({"", "0.0.0.0", "::", "*"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ServePlan:
     """What one process is to run: a name server, a broker, or a broker that uses the name server."""
 
     nameserver: NameServerConfig | None = None
@@ -48,7 +48,7 @@ class Plan:
     debug: bool = False
 
 
-def run(plan: Plan) -> int:
+def run(plan: ServePlan) -> int:
     """Serves until SIGINT, SIGTERM or SIGHUP; the exit code.
 
     Raises:
@@ -68,7 +68,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-async def _until_signal(plan: Plan) -> int:
+async def _until_signal(plan: ServePlan) -> int:
     task = asyncio.ensure_future(_serve(plan))
     stop = _StopOnSignal(asyncio.get_running_loop(), task)
     with stop:
@@ -115,7 +115,7 @@ class _StopOnSignal:
         self._task.cancel()
 
 
-async def _serve(plan: Plan) -> None:
+async def _serve(plan: ServePlan) -> None:
     async with AsyncExitStack() as stack:
         plan = share_connections(plan)
         broker_config = plan.broker
@@ -128,7 +128,7 @@ async def _serve(plan: Plan) -> None:
             await nameserver.start()
             announce(f"name server ready on {nameserver.address}")
             if broker_config is not None:
-                own = f"{_reachable(plan.nameserver.host)}:{nameserver.port}"
+                own = f"{_reachable(plan.nameserver.bind_address)}:{nameserver.port}"
                 known = [own, *broker_config.namesrv_addresses]
                 broker_config = replace(broker_config, namesrv_addr=";".join(dict.fromkeys(known)))
         if broker_config is not None:
@@ -146,7 +146,7 @@ async def _serve(plan: Plan) -> None:
         await asyncio.get_running_loop().create_future()
 
 
-def share_connections(plan: Plan) -> Plan:
+def share_connections(plan: ServePlan) -> ServePlan:
     """Two servers of one process share its descriptors: the name server gets a quarter at most, the broker the rest."""
     if plan.nameserver is None or plan.broker is None:
         return plan

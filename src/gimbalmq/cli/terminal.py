@@ -45,10 +45,10 @@ def confirmed(question: str, *, assume_yes: bool) -> bool:
         return False
 
 
-class Progress:
+class ProgressLine:
     """A bar on stderr while something long runs; silent where stderr is no terminal.
 
-    >>> with Progress("export", 10) as bar:
+    >>> with ProgressLine("export", 10) as bar:
     ...     bar.at(10)
     """
 

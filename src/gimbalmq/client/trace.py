@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BATCH_LINES = 100
-MAX_BODY_BYTES = 128_000
+MAX_TRACE_BYTES = 128_000
 MAX_WAITING = 2048
 FLUSH_SECONDS = 0.5
 
@@ -230,7 +230,7 @@ def _take(lines: list[TraceLine]) -> list[TraceLine]:
     size = count = 0
     for line in lines[:BATCH_LINES]:
         size += len(line.text)
-        if count and size > MAX_BODY_BYTES:
+        if count and size > MAX_TRACE_BYTES:
             break
         count += 1
     batch = lines[:count]

@@ -24,7 +24,7 @@ from gimbalmq.model.flags import (
 
 LEVEL = 5
 _ZSTD_STEP = 1024
-MAX_BODY_BYTES = 64 * 1024 * 1024
+MAX_UNPACKED_BYTES = 64 * 1024 * 1024
 """What one body may grow to when it is unpacked: 16 times the largest a broker stores by default."""
 
 
@@ -54,7 +54,7 @@ def compress(body: bytes, method: Compression = Compression.ZLIB, level: int = L
     return zstandard.ZstdCompressor(level=level, write_content_size=False).compress(body)
 
 
-def decompress(body: bytes, sys_flag: int, *, limit: int = MAX_BODY_BYTES) -> bytes:
+def decompress(body: bytes, sys_flag: int, *, limit: int = MAX_UNPACKED_BYTES) -> bytes:
     """The body as it was before ``compress``; the flag says by which method, or that it is plain.
 
     Raises:

@@ -81,15 +81,6 @@ def parse_unique_id(text: str) -> UniqueId:
     return UniqueId(ip_text(raw[:-12]), *_UNIQUE_TAIL.unpack_from(raw, len(raw) - 12))
 
 
-def unique_id_time(text: str, now_ms: int) -> int:
-    """About when the id was made: its month is taken to be this one, or the last if that were ahead."""
-    month_ms = parse_unique_id(text).month_ms
-    start, _ = _month(now_ms)
-    if start + month_ms >= now_ms:
-        start, _ = _month(start - 1)
-    return start + month_ms
-
-
 class UniqueIdGenerator:
     """Makes unique ids; one per process (Java's ``MessageClientIDSetter``).
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gimbalmq.nameserver.config import NameServerConfig, from_properties
+from gimbalmq.nameserver.config import NameServerConfig
 from gimbalmq.nameserver.server import NameServer
 
-__all__ = ["NameServer", "NameServerConfig", "from_properties"]
+__all__ = ["NameServer", "NameServerConfig"]

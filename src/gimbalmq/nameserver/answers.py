@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from gimbalmq.protocol import fastjson
+from gimbalmq.protocol.bodies import without_nulls
 
 
 def dump_bare(body: object) -> bytes:
@@ -24,7 +25,7 @@ def dump_bare(body: object) -> bytes:
 
 def dump_standard(body: object) -> bytes:
     """Standard JSON: keys quoted, maps sorted, everything but ASCII escaped."""
-    text = json.dumps(_without_nulls(msgspec.to_builtins(body)), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(without_nulls(msgspec.to_builtins(body)), sort_keys=True, separators=(",", ":"))
     return fastjson.without_references(text.encode())
 
 
@@ -47,11 +48,3 @@ def _write(value: Any, parts: list[str]) -> None:
         parts.append("[]" if separator == "[" else "]")
     else:
         parts.append(fastjson.dumps(value).decode())
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    return value

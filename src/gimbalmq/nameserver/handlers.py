@@ -15,7 +15,7 @@ from gimbalmq.errors import (
     TopicNotExistError,
 )
 from gimbalmq.nameserver.answers import dump_bare, dump_standard
-from gimbalmq.nameserver.kv import ORDER_TOPIC_CONFIG, KvConfig
+from gimbalmq.nameserver.kv import ORDER_TOPIC_CONFIG, KvStore
 from gimbalmq.nameserver.registration import MOST_TOPICS, ReadingLimits, reading
 from gimbalmq.nameserver.route_table import (
     UNIT,
@@ -48,13 +48,20 @@ _LARGE = {
 }
 """What walks over the whole table."""
 
+_COMPLETED = {RequestCode.PUT_KV_CONFIG, RequestCode.DELETE_KV_CONFIG, RequestCode.UPDATE_NAMESRV_CONFIG}
+"""What is changed even if who asked hangs up while the change waits for the one before it.
+
+A registration is none of these: it ends with its connection, and the broker with it. Completed later, it would leave a
+broker in the table that no closing connection takes out again.
+"""
+
 _FAQ = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 
 class NameServerRequests:
     """The handlers and what they work on."""
 
-    def __init__(self, table: RouteTable, kv: KvConfig, settings: Settings, clock: Clock) -> None:
+    def __init__(self, table: RouteTable, kv: KvStore, settings: Settings, clock: Clock) -> None:
         self._table = table
         self._kv = kv
         self._settings = settings
@@ -95,7 +102,7 @@ class NameServerRequests:
             code.GET_NAMESRV_CONFIG: self.get_config,
         }
         for number, handler in table.items():
-            handlers.add(number, handler, large=number in _LARGE)
+            handlers.add(number, handler, completes=number in _COMPLETED, large=number in _LARGE)
 
     # -- brokers ---------------------------------------------------------------------
 
@@ -120,7 +127,7 @@ class NameServerRequests:
                     registration,
                     now=self._clock.monotonic(),
                     connection=channel,
-                    default_expiry=config.broker_expiry,
+                    default_expiry=config.broker_channel_expired_time / 1000,
                     delete_missing_topics=config.delete_topic_with_broker_registration,
                 )
             )
@@ -178,7 +185,7 @@ class NameServerRequests:
         header = _header(request, headers.GetRoute)
         config = self._settings.config
         if config.need_wait_for_service and (
-            self._clock.monotonic() - self._started < config.wait_for_service
+            self._clock.monotonic() - self._started < config.wait_seconds_for_service
         ):
             raise ResponseError("name server not ready")
         zone_mode = (header.zone_mode or "").lower() == "true"

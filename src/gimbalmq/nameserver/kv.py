@@ -33,7 +33,7 @@ MAX_TEXT_CHARACTERS = 32_767
 """Of a name space, a key or a value: what one field of a header carries."""
 
 
-class KvConfig:
+class KvStore:
     """The table and its file (Java: KVConfigManager).
 
     Attributes:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import field as struct_field
 
-from gimbalmq._steps import Steps, run_through
+from gimbalmq._steps import Steps
 from gimbalmq.errors import InvalidParameterError, RemoteProtocolError, ResponseError
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import Body, DataVersion, TopicConfig, TopicTable
@@ -142,13 +142,6 @@ class Registration:
                     f"{name} has {len(text)} characters; {MAX_NAME_CHARACTERS} are allowed",
                     code=ResponseCode.SYSTEM_ERROR,
                 )
-
-
-def read_registration(
-    header: RegisterBroker, body: bytes, version: int, limits: ReadingLimits | None = None
-) -> Registration:
-    """Header and body of request 103, sent by a broker of this version; see ``reading``."""
-    return run_through(reading(header, body, version, limits))
 
 
 def reading(

@@ -33,6 +33,7 @@ from msgspec.structs import replace
 from gimbalmq._steps import Steps, run_through
 from gimbalmq.errors import InvalidParameterError, ResponseError, TableFullError
 from gimbalmq.model.flags import PERM_READ, PERM_WRITE
+from gimbalmq.model.route import MASTER_ID
 from gimbalmq.model.topics import SELF_TEST_TOPIC
 from gimbalmq.nameserver.registration import MAX_NAME_CHARACTERS, Registration
 from gimbalmq.protocol.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, TopicList, TopicRoute
@@ -40,7 +41,6 @@ from gimbalmq.protocol.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
-MASTER_ID = 0
 UNIT = 0x1
 UNIT_SUBSCRIPTION = 0x2
 SYNC_MEMBERS_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"

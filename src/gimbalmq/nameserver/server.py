@@ -10,7 +10,7 @@ from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.errors import StateError
 from gimbalmq.nameserver.config import NameServerConfig
 from gimbalmq.nameserver.handlers import NameServerRequests
-from gimbalmq.nameserver.kv import KvConfig
+from gimbalmq.nameserver.kv import KvStore
 from gimbalmq.nameserver.route_table import RouteTable
 from gimbalmq.nameserver.settings import Settings
 from gimbalmq.transport.channel import Channel, Handlers
@@ -60,7 +60,7 @@ class NameServer:
     @property
     def address(self) -> str:
         """Where clients and brokers on this machine find it."""
-        host = self.config.host
+        host = self.config.bind_address
         return f"{'127.0.0.1' if host in ('', '0.0.0.0', '::') else host}:{self.port}"
 
     async def start(self) -> None:
@@ -73,7 +73,7 @@ class NameServer:
         if self._remoting is not None or self._closed:
             raise StateError("the name server was started before")
         config = self.config
-        kv = KvConfig(config.kv_config_path)
+        kv = KvStore(config.kv_config_path)
         kv.load()
         handlers = Handlers()
         requests = NameServerRequests(self.table, kv, self._settings, self._clock)
@@ -81,12 +81,16 @@ class NameServer:
         handlers.closed = requests.disconnected
         self.table.swept_later = self._sweep_later
         tls = ServerTls(config)
-        load = Load(config.server_limits(), clock=self._clock)
+        load = Load(config, clock=self._clock)
         remoting = RemotingServer(handlers, tls=tls, network=self._network, load=load)
-        await remoting.start(config.host, config.port)
+        await remoting.start(config.bind_address, config.listen_port)
         self._remoting = remoting
-        self._settings.config = replace(config, port=remoting.port)
-        self._tasks.every(lambda: self.config.scan_interval, self.drop_silent_brokers, "broker expiry")
+        self._settings.config = replace(config, listen_port=remoting.port)
+        self._tasks.every(
+            lambda: self.config.scan_not_active_broker_interval / 1000,
+            self.drop_silent_brokers,
+            "broker expiry",
+        )
         self._tasks.every(RELOAD_SECONDS, tls.reload, "certificates")
         log.info("name server listens on %s", self.address)
 

@@ -5,14 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from gimbalmq._options import did_you_mean, options_by_key
 from gimbalmq.errors import ConfigError, InvalidParameterError, NoPermissionError
-from gimbalmq.nameserver.config import (
-    ALWAYS_BLACK_LISTED,
-    FIXED_WHILE_RUNNING,
-    NameServerConfig,
-    from_properties,
-    to_properties,
-)
+from gimbalmq.nameserver.config import ALWAYS_BLACK_LISTED, NameServerConfig
 from gimbalmq.nameserver.kv import uninterrupted, write_atomically
 from gimbalmq.protocol import properties_text
 from gimbalmq.protocol.codes import ResponseCode
@@ -27,7 +22,7 @@ class Settings:
 
     def describe(self) -> bytes:
         """All options as properties text."""
-        return properties_text.dumps(to_properties(self.config))
+        return properties_text.dumps(self.config.to_properties())
 
     async def update(self, text: str) -> None:
         """Applies properties text, and keeps it where a file for that is configured.
@@ -49,21 +44,17 @@ class Settings:
     async def _apply(self, properties: dict[str, str]) -> None:
         if {*ALWAYS_BLACK_LISTED, *self.config.config_black_list} & properties.keys():
             raise NoPermissionError("Can not update config in black list.")
-        fixed = [key for key in FIXED_WHILE_RUNNING if key in properties]
-        if fixed:
-            raise InvalidParameterError(
-                f"{', '.join(fixed)} cannot change while running", code=ResponseCode.SYSTEM_ERROR
-            )
         try:
-            config, unknown = from_properties(properties, self.config)
+            config, unknown = self.config.changed(properties)
         except ConfigError as error:
             raise InvalidParameterError(str(error), code=ResponseCode.SYSTEM_ERROR) from error
         if unknown:
+            asked = did_you_mean(unknown[0], options_by_key(NameServerConfig))
             raise InvalidParameterError(
-                f"{', '.join(sorted(unknown))} is no option of this name server",
+                f"{', '.join(sorted(unknown))} is no option of this name server{asked}",
                 code=ResponseCode.SYSTEM_ERROR,
             )
         if config.config_store_path is not None and config != self.config:
-            path, kept = Path(config.config_store_path), properties_text.dumps(to_properties(config))
+            path, kept = Path(config.config_store_path), properties_text.dumps(config.to_properties())
             await asyncio.to_thread(write_atomically, path, kept)
         self.config = config

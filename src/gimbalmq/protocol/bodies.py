@@ -125,14 +125,15 @@ class Body(msgspec.Struct, rename="camel", kw_only=True):
         text = fastjson.dumps(self, queue_keys=self.queue_keys)
         if b"null" not in text:
             return text
-        return fastjson.dumps(_without_nulls(msgspec.to_builtins(self)), queue_keys=self.queue_keys)
+        return fastjson.dumps(without_nulls(msgspec.to_builtins(self)), queue_keys=self.queue_keys)
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
+    """Plain values without what is None, as Java writes them."""
     if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
+        return [without_nulls(item) for item in value]
     return value
 
 

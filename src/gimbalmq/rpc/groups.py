@@ -18,7 +18,6 @@ from gimbalmq.protocol.bodies import (
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers import groups as headers
-from gimbalmq.protocol.status_bodies import Assignment, QueryAssignment
 from gimbalmq.rpc.call import Caller, ask, tell
 
 
@@ -182,16 +181,6 @@ async def min_offset(caller: Caller, address: str, queue: MessageQueue, *, timeo
     return headers.OffsetReply.from_ext(answer.ext_fields).offset
 
 
-async def earliest_store_time(
-    caller: Caller, address: str, queue: MessageQueue, *, timeout: float = 3.0
-) -> int:
-    """32 GET_EARLIEST_MSG_STORETIME, ms."""
-    answer = await ask(
-        caller, address, RequestCode.GET_EARLIEST_MSG_STORETIME, _queue_header(queue), timeout=timeout
-    )
-    return headers.TimestampReply.from_ext(answer.ext_fields).timestamp
-
-
 async def search_offset(
     caller: Caller,
     address: str,
@@ -283,26 +272,3 @@ async def unlock_queues_oneway(
 ) -> None:
     """42 UNLOCK_BATCH_MQ, one-way."""
     await tell(caller, address, RequestCode.UNLOCK_BATCH_MQ, None, _lock_body(group, client_id, queues))
-
-
-async def query_assignment(
-    caller: Caller,
-    address: str,
-    *,
-    group: str,
-    topic: str,
-    client_id: str,
-    strategy: str = "AVG",
-    message_model: str = "CLUSTERING",
-    timeout: float = 3.0,
-) -> Assignment:
-    """400 QUERY_ASSIGNMENT (5.x): the broker's own allocation."""
-    body = QueryAssignment(
-        client_id=client_id,
-        consumer_group=group,
-        message_model=message_model,
-        strategy_name=strategy,
-        topic=topic,
-    )
-    answer = await ask(caller, address, RequestCode.QUERY_ASSIGNMENT, None, body.dump(), timeout=timeout)
-    return Assignment.parse(answer.body) if answer.body else Assignment()

@@ -24,22 +24,10 @@ from gimbalmq.protocol.headers import groups as group_headers
 from gimbalmq.protocol.headers import management as headers
 from gimbalmq.protocol.headers import nameserver as nameserver_headers
 from gimbalmq.protocol.status_bodies import (
-    BrokerConsumeStats,
-    BrokerStats,
-    ConsumeDirectlyResult,
-    ConsumeQueueView,
-    ConsumerOffsets,
     ConsumerRunningInfo,
-    ConsumerStatusBody,
     ConsumeStats,
-    ConsumeTimeSpans,
-    CorrectionOffsets,
-    DelayOffsets,
-    GroupForbiddenReply,
     GroupList,
-    ProducerTable,
     QueueOffsets,
-    SubscriptionOfGroup,
     TopicStats,
 )
 from gimbalmq.rpc.call import Caller, ask
@@ -85,24 +73,11 @@ async def all_topic_configs(caller: Caller, address: str, *, timeout: float = TI
     return TopicTable.parse(answer.body)
 
 
-async def topic_config(caller: Caller, address: str, topic: str, *, timeout: float = TIMEOUT) -> TopicConfig:
-    """351 GET_TOPIC_CONFIG (5.x); raises TopicNotExistError."""
-    header = headers.DeleteTopic(topic=topic)
-    answer = await ask(caller, address, RequestCode.GET_TOPIC_CONFIG, header, timeout=timeout)
-    return TopicConfig.parse(answer.body)
-
-
 async def topic_stats(caller: Caller, address: str, topic: str, *, timeout: float = TIMEOUT) -> TopicStats:
     """202 GET_TOPIC_STATS_INFO: each queue's ends and its last message's time."""
     header = headers.DeleteTopic(topic=topic)
     answer = await ask(caller, address, RequestCode.GET_TOPIC_STATS_INFO, header, timeout=timeout)
     return TopicStats.parse(answer.body)
-
-
-async def system_topics(caller: Caller, address: str, *, timeout: float = TIMEOUT) -> TopicList:
-    """305 GET_SYSTEM_TOPIC_LIST_FROM_BROKER."""
-    answer = await ask(caller, address, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, timeout=timeout)
-    return TopicList.parse(answer.body)
 
 
 async def topics_by_cluster(
@@ -119,13 +94,6 @@ async def groups_of_topic(caller: Caller, address: str, topic: str, *, timeout: 
     header = headers.DeleteTopic(topic=topic)
     answer = await ask(caller, address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header, timeout=timeout)
     return GroupList.parse(answer.body).group_list
-
-
-async def topics_of_group(caller: Caller, address: str, group: str, *, timeout: float = TIMEOUT) -> list[str]:
-    """343 QUERY_TOPICS_BY_CONSUMER."""
-    header = headers.GroupField(group=group)
-    answer = await ask(caller, address, RequestCode.QUERY_TOPICS_BY_CONSUMER, header, timeout=timeout)
-    return TopicList.parse(answer.body).topic_list
 
 
 # --- groups --------------------------------------------------------------------------------------
@@ -159,37 +127,6 @@ async def all_group_configs(caller: Caller, address: str, *, timeout: float = TI
     return GroupTable.parse(answer.body)
 
 
-async def group_config(caller: Caller, address: str, group: str, *, timeout: float = TIMEOUT) -> GroupConfig:
-    """352 GET_SUBSCRIPTIONGROUP_CONFIG (5.x); raises SubscriptionGroupNotExistError."""
-    header = headers.GroupField(group=group)
-    answer = await ask(caller, address, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, header, timeout=timeout)
-    return GroupConfig.parse(answer.body)
-
-
-async def group_subscription(
-    caller: Caller, address: str, group: str, topic: str, *, timeout: float = TIMEOUT
-) -> SubscriptionOfGroup:
-    """345 QUERY_SUBSCRIPTION_BY_CONSUMER."""
-    header = headers.GroupTopic(group=group, topic=topic)
-    answer = await ask(caller, address, RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, header, timeout=timeout)
-    return SubscriptionOfGroup.parse(answer.body)
-
-
-async def group_forbidden(
-    caller: Caller,
-    address: str,
-    group: str,
-    topic: str,
-    *,
-    readable: bool | None = None,
-    timeout: float = TIMEOUT,
-) -> GroupForbiddenReply:
-    """353 UPDATE_AND_GET_GROUP_FORBIDDEN (5.x): may this group read the topic; None only asks."""
-    header = headers.GroupForbidden(group=group, topic=topic, readable=readable)
-    answer = await ask(caller, address, RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, header, timeout=timeout)
-    return GroupForbiddenReply.parse(answer.body)
-
-
 async def consume_stats(
     caller: Caller, address: str, group: str, *, topic: str | None = None, timeout: float = TIMEOUT
 ) -> ConsumeStats:
@@ -197,15 +134,6 @@ async def consume_stats(
     header = headers.GetConsumeStats(consumer_group=group, topic=topic)
     answer = await ask(caller, address, RequestCode.GET_CONSUME_STATS, header, timeout=timeout)
     return ConsumeStats.parse(answer.body)
-
-
-async def consume_time_spans(
-    caller: Caller, address: str, group: str, topic: str, *, timeout: float = TIMEOUT
-) -> ConsumeTimeSpans:
-    """303 QUERY_CONSUME_TIME_SPAN."""
-    header = headers.GroupTopic(group=group, topic=topic)
-    answer = await ask(caller, address, RequestCode.QUERY_CONSUME_TIME_SPAN, header, timeout=timeout)
-    return ConsumeTimeSpans.parse(answer.body)
 
 
 async def consumer_connections(
@@ -226,28 +154,6 @@ async def producer_connections(
     return ProducerConnections.parse(answer.body)
 
 
-async def all_producers(caller: Caller, address: str, *, timeout: float = TIMEOUT) -> ProducerTable:
-    """328 GET_ALL_PRODUCER_INFO."""
-    answer = await ask(caller, address, RequestCode.GET_ALL_PRODUCER_INFO, timeout=timeout)
-    return ProducerTable.parse(answer.body)
-
-
-async def consumer_status(
-    caller: Caller,
-    address: str,
-    group: str,
-    topic: str,
-    *,
-    client_addr: str | None = None,
-    timeout: float = TIMEOUT,
-) -> dict[str, dict[MessageQueue, int]]:
-    """223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS: offsets by queue as each member has them."""
-    header = headers.ConsumerStatus(topic=topic, group=group, client_addr=client_addr)
-    code = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
-    answer = await ask(caller, address, code, header, timeout=timeout)
-    return ConsumerStatusBody.parse(answer.body).clients
-
-
 async def running_info(
     caller: Caller,
     address: str,
@@ -261,24 +167,6 @@ async def running_info(
     header = headers.RunningInfo(consumer_group=group, client_id=client_id, jstack_enable=jstack)
     answer = await ask(caller, address, RequestCode.GET_CONSUMER_RUNNING_INFO, header, timeout=timeout)
     return ConsumerRunningInfo.parse(answer.body)
-
-
-async def consume_directly(
-    caller: Caller,
-    address: str,
-    group: str,
-    client_id: str,
-    offset_msg_id: str,
-    *,
-    topic: str | None = None,
-    timeout: float = 10.0,
-) -> ConsumeDirectlyResult:
-    """309 CONSUME_MESSAGE_DIRECTLY, through the broker."""
-    header = headers.ConsumeDirectly(
-        consumer_group=group, client_id=client_id, msg_id=offset_msg_id, topic=topic
-    )
-    answer = await ask(caller, address, RequestCode.CONSUME_MESSAGE_DIRECTLY, header, timeout=timeout)
-    return ConsumeDirectlyResult.parse(answer.body)
 
 
 # --- offsets of groups ---------------------------------------------------------------------------
@@ -322,33 +210,6 @@ async def clone_group_offset(
     """314 CLONE_GROUP_OFFSET."""
     header = headers.CloneGroupOffset(src_group=source, dest_group=target, topic=topic, offline=offline)
     await ask(caller, address, RequestCode.CLONE_GROUP_OFFSET, header, timeout=timeout)
-
-
-async def correction_offsets(
-    caller: Caller,
-    address: str,
-    topic: str,
-    compare_group: str,
-    *,
-    filter_groups: str | None = None,
-    timeout: float = TIMEOUT,
-) -> dict[int, int]:
-    """308 QUERY_CORRECTION_OFFSET."""
-    header = headers.CorrectionOffset(compare_group=compare_group, topic=topic, filter_groups=filter_groups)
-    answer = await ask(caller, address, RequestCode.QUERY_CORRECTION_OFFSET, header, timeout=timeout)
-    return CorrectionOffsets.parse(answer.body).correction_offsets
-
-
-async def all_consumer_offsets(caller: Caller, address: str, *, timeout: float = TIMEOUT) -> ConsumerOffsets:
-    """43 GET_ALL_CONSUMER_OFFSET."""
-    answer = await ask(caller, address, RequestCode.GET_ALL_CONSUMER_OFFSET, timeout=timeout)
-    return ConsumerOffsets.parse(answer.body)
-
-
-async def all_delay_offsets(caller: Caller, address: str, *, timeout: float = TIMEOUT) -> DelayOffsets:
-    """45 GET_ALL_DELAY_OFFSET."""
-    answer = await ask(caller, address, RequestCode.GET_ALL_DELAY_OFFSET, timeout=timeout)
-    return DelayOffsets.parse(answer.body)
 
 
 # --- brokers -------------------------------------------------------------------------------------
@@ -404,63 +265,3 @@ async def runtime_info(caller: Caller, address: str, *, timeout: float = TIMEOUT
     """28 GET_BROKER_RUNTIME_INFO."""
     answer = await ask(caller, address, RequestCode.GET_BROKER_RUNTIME_INFO, timeout=timeout)
     return KvTable.parse(answer.body).table
-
-
-async def broker_stats(
-    caller: Caller, address: str, name: str, key: str, *, timeout: float = TIMEOUT
-) -> BrokerStats:
-    """315 VIEW_BROKER_STATS_DATA; raises ResponseError where nothing is counted under the key."""
-    header = headers.ViewStats(stats_name=name, stats_key=key)
-    answer = await ask(caller, address, RequestCode.VIEW_BROKER_STATS_DATA, header, timeout=timeout)
-    return BrokerStats.parse(answer.body)
-
-
-async def broker_consume_stats(
-    caller: Caller, address: str, *, is_order: bool = False, timeout: float = TIMEOUT
-) -> BrokerConsumeStats:
-    """317 GET_BROKER_CONSUME_STATS."""
-    header = headers.ConsumeStatsOfBroker(is_order=is_order)
-    answer = await ask(caller, address, RequestCode.GET_BROKER_CONSUME_STATS, header, timeout=timeout)
-    return BrokerConsumeStats.parse(answer.body)
-
-
-async def consume_queue(
-    caller: Caller,
-    address: str,
-    topic: str,
-    queue_id: int,
-    index: int,
-    count: int,
-    *,
-    group: str | None = None,
-    timeout: float = TIMEOUT,
-) -> ConsumeQueueView:
-    """321 QUERY_CONSUME_QUEUE: entries of a consume queue as they lie on disk."""
-    header = headers.QueryConsumeQueue(
-        topic=topic, queue_id=queue_id, index=index, count=count, consumer_group=group
-    )
-    answer = await ask(caller, address, RequestCode.QUERY_CONSUME_QUEUE, header, timeout=timeout)
-    return ConsumeQueueView.parse(answer.body)
-
-
-async def resume_check(
-    caller: Caller, address: str, msg_id: str, *, topic: str | None = None, timeout: float = TIMEOUT
-) -> None:
-    """323 RESUME_CHECK_HALF_MESSAGE."""
-    header = headers.ResumeCheck(msg_id=msg_id, topic=topic)
-    await ask(caller, address, RequestCode.RESUME_CHECK_HALF_MESSAGE, header, timeout=timeout)
-
-
-async def clean_expired_queues(caller: Caller, address: str, *, timeout: float = 30.0) -> None:
-    """306 CLEAN_EXPIRED_CONSUMEQUEUE."""
-    await ask(caller, address, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, timeout=timeout)
-
-
-async def clean_unused_topics(caller: Caller, address: str, *, timeout: float = 30.0) -> None:
-    """316 CLEAN_UNUSED_TOPIC."""
-    await ask(caller, address, RequestCode.CLEAN_UNUSED_TOPIC, timeout=timeout)
-
-
-async def delete_expired_commitlog(caller: Caller, address: str, *, timeout: float = 30.0) -> None:
-    """329 DELETE_EXPIRED_COMMITLOG."""
-    await ask(caller, address, RequestCode.DELETE_EXPIRED_COMMITLOG, timeout=timeout)

@@ -9,8 +9,7 @@ from gimbalmq.model.results import PullResult, PullStatus
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers import messages as headers
-from gimbalmq.protocol.headers.base import Header
-from gimbalmq.rpc.call import Caller, ask, tell
+from gimbalmq.rpc.call import Caller, ask
 
 STORED = (0, 10, 11, 12)
 """Codes of a send's answer that all mean "the message is stored"."""
@@ -18,7 +17,6 @@ STORED = (0, 10, 11, 12)
 PULL_COMMIT_OFFSET = 1
 PULL_SUSPEND = 2
 PULL_SUBSCRIPTION = 4
-PULL_CLASS_FILTER = 8
 PULL_LITE = 16
 
 _PULL_STATUS = {
@@ -30,19 +28,6 @@ _PULL_STATUS = {
 PULL_ANSWERS = tuple(_PULL_STATUS)
 
 
-class RecallReply(Header):
-    msg_id: str | None = None
-
-
-class Recall(Header):
-    """370 RECALL_MESSAGE."""
-
-    topic: str
-    recall_handle: str
-    producer_group: str | None = None
-    bname: str | None = None
-
-
 async def send(
     caller: Caller,
     address: str,
@@ -51,35 +36,12 @@ async def send(
     *,
     timeout: float = 3.0,
 ) -> RemotingCommand:
-    """310 SEND_MESSAGE_V2, or 320 where the header says batch; any answer that means "stored".
+    """310 SEND_MESSAGE_V2, or 320 if the header says batch; any answer that means "stored".
 
-    Read it with ``send_reply``. (Clients that send take the short way of client/sending/frames.)
+    (Clients that send take the short way of client/sending/frames.)
     """
     code = RequestCode.SEND_BATCH_MESSAGE if header.batch else RequestCode.SEND_MESSAGE_V2
     return await ask(caller, address, code, header, body, timeout=timeout, accept=STORED)
-
-
-async def send_oneway(caller: Caller, address: str, header: headers.SendMessageV2, body: bytes) -> None:
-    code = RequestCode.SEND_BATCH_MESSAGE if header.batch else RequestCode.SEND_MESSAGE_V2
-    await tell(caller, address, code, header, body)
-
-
-async def send_reply_message(
-    caller: Caller,
-    address: str,
-    header: headers.SendMessageV2,
-    body: bytes,
-    *,
-    timeout: float = 3.0,
-) -> RemotingCommand:
-    """325 SEND_REPLY_MESSAGE_V2: the answer to a request message, pushed on to who asked."""
-    return await ask(
-        caller, address, RequestCode.SEND_REPLY_MESSAGE_V2, header, body, timeout=timeout, accept=STORED
-    )
-
-
-def send_reply(answer: RemotingCommand) -> headers.SendMessageReply:
-    return headers.SendMessageReply.from_ext(answer.ext_fields)
 
 
 async def pull(
@@ -124,13 +86,6 @@ async def end_transaction(
 ) -> None:
     """37 END_TRANSACTION, one-way as Java sends it."""
     await caller.oneway(address, RemotingCommand(RequestCode.END_TRANSACTION, header.to_ext(), remark=remark))
-
-
-async def end_transaction_checked(
-    caller: Caller, address: str, header: headers.EndTransaction, *, timeout: float = 3.0
-) -> None:
-    """37 with an answer, for callers that must know."""
-    await ask(caller, address, RequestCode.END_TRANSACTION, header, timeout=timeout)
 
 
 async def view_message(
@@ -191,17 +146,3 @@ async def query_message(
     if unique:
         return [view for view in views if view.msg_id == key]
     return [view for view in views if key in view.keys]
-
-
-async def recall_message(
-    caller: Caller, address: str, topic: str, handle: str, *, group: str | None = None, timeout: float = 3.0
-) -> str | None:
-    """370 RECALL_MESSAGE (5.3+): takes back a timed message; its id."""
-    answer = await ask(
-        caller,
-        address,
-        RequestCode.RECALL_MESSAGE,
-        Recall(topic=topic, recall_handle=handle, producer_group=group),
-        timeout=timeout,
-    )
-    return RecallReply.from_ext(answer.ext_fields).msg_id

@@ -101,29 +101,5 @@ async def query_data_version(
     return headers.DataVersionReply.from_ext(answer.ext_fields).changed
 
 
-async def get_kv(caller: Caller, address: str, namespace: str, key: str) -> str | None:
-    answer = await ask(
-        caller,
-        address,
-        RequestCode.GET_KV_CONFIG,
-        headers.KvConfig(namespace=namespace, key=key),
-        accept=(ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND),
-    )
-    return headers.KvReply.from_ext(answer.ext_fields).value if answer.code == ResponseCode.SUCCESS else None
-
-
-async def put_kv(caller: Caller, address: str, namespace: str, key: str, value: str) -> None:
-    await ask(
-        caller,
-        address,
-        RequestCode.PUT_KV_CONFIG,
-        headers.KvConfig(namespace=namespace, key=key, value=value),
-    )
-
-
-async def delete_kv(caller: Caller, address: str, namespace: str, key: str) -> None:
-    await ask(caller, address, RequestCode.DELETE_KV_CONFIG, headers.KvConfig(namespace=namespace, key=key))
-
-
 async def delete_topic(caller: Caller, address: str, topic: str) -> None:
     await ask(caller, address, RequestCode.DELETE_TOPIC_IN_NAMESRV, headers.TopicOnly(topic=topic))

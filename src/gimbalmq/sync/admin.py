@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Self
 
 from gimbalmq.admin import admin as admins
-from gimbalmq.admin.clusters import Clusters
-from gimbalmq.admin.dead_letters import DeadLetters
-from gimbalmq.admin.groups import Groups
-from gimbalmq.admin.messages import Messages
-from gimbalmq.admin.topics import Topics
+from gimbalmq.admin.clusters import ClusterAdmin
+from gimbalmq.admin.dead_letters import DeadLetterAdmin
+from gimbalmq.admin.groups import GroupAdmin
+from gimbalmq.admin.messages import MessageAdmin
+from gimbalmq.admin.topics import TopicAdmin
 from gimbalmq.sync.bridge import blocking, reading
 from gimbalmq.sync.loop import LoopThread, loop_thread
 
@@ -25,61 +25,61 @@ class _Part:
 
 
 class _Clusters(_Part):
-    brokers = blocking(Clusters.brokers)
-    broker = blocking(Clusters.broker)
-    config = blocking(Clusters.config)
-    set_config = blocking(Clusters.set_config)
-    nameserver_config = blocking(Clusters.nameserver_config)
-    set_nameserver_config = blocking(Clusters.set_nameserver_config)
-    set_writable = blocking(Clusters.set_writable)
+    brokers = blocking(ClusterAdmin.brokers)
+    broker = blocking(ClusterAdmin.broker)
+    config = blocking(ClusterAdmin.config)
+    set_config = blocking(ClusterAdmin.set_config)
+    nameserver_config = blocking(ClusterAdmin.nameserver_config)
+    set_nameserver_config = blocking(ClusterAdmin.set_nameserver_config)
+    set_writable = blocking(ClusterAdmin.set_writable)
 
 
 class _Topics(_Part):
-    names = blocking(Topics.names)
-    all = blocking(Topics.all)
-    route = blocking(Topics.route)
-    stats = blocking(Topics.stats)
-    groups = blocking(Topics.groups)
-    create = blocking(Topics.create)
-    resize = blocking(Topics.resize)
-    delete = blocking(Topics.delete)
-    queues = blocking(Topics.queues)
+    names = blocking(TopicAdmin.names)
+    all = blocking(TopicAdmin.all)
+    route = blocking(TopicAdmin.route)
+    stats = blocking(TopicAdmin.stats)
+    groups = blocking(TopicAdmin.groups)
+    create = blocking(TopicAdmin.create)
+    resize = blocking(TopicAdmin.resize)
+    delete = blocking(TopicAdmin.delete)
+    queues = blocking(TopicAdmin.queues)
 
 
 class _Groups(_Part):
-    names = blocking(Groups.names)
-    all = blocking(Groups.all)
-    connections = blocking(Groups.connections)
-    producers = blocking(Groups.producers)
-    running_info = blocking(Groups.running_info)
-    member_ids = blocking(Groups.member_ids)
-    told_by = blocking(Groups.told_by)
-    owners = blocking(Groups.owners)
-    progress = blocking(Groups.progress)
-    config = blocking(Groups.config)
-    create = blocking(Groups.create)
-    delete = blocking(Groups.delete)
-    plan_reset = blocking(Groups.plan_reset)
-    reset = blocking(Groups.reset)
-    clone_offsets = blocking(Groups.clone_offsets)
-    topics = blocking(Groups.topics)
+    names = blocking(GroupAdmin.names)
+    all = blocking(GroupAdmin.all)
+    connections = blocking(GroupAdmin.connections)
+    producers = blocking(GroupAdmin.producers)
+    running_info = blocking(GroupAdmin.running_info)
+    member_ids = blocking(GroupAdmin.member_ids)
+    told_by = blocking(GroupAdmin.told_by)
+    owners = blocking(GroupAdmin.owners)
+    progress = blocking(GroupAdmin.progress)
+    config = blocking(GroupAdmin.config)
+    create = blocking(GroupAdmin.create)
+    delete = blocking(GroupAdmin.delete)
+    plan_reset = blocking(GroupAdmin.plan_reset)
+    reset = blocking(GroupAdmin.reset)
+    clone_offsets = blocking(GroupAdmin.clone_offsets)
+    topics = blocking(GroupAdmin.topics)
 
 
 class _Messages(_Part):
-    by_id = blocking(Messages.by_id)
-    by_unique_key = blocking(Messages.by_unique_key)
-    by_key = blocking(Messages.by_key)
-    by_offset = blocking(Messages.by_offset)
-    ranges = blocking(Messages.ranges)
-    read = reading(Messages.read)
-    send = blocking(Messages.send)
+    by_id = blocking(MessageAdmin.by_id)
+    by_unique_key = blocking(MessageAdmin.by_unique_key)
+    by_key = blocking(MessageAdmin.by_key)
+    by_offset = blocking(MessageAdmin.by_offset)
+    ranges = blocking(MessageAdmin.ranges)
+    read = reading(MessageAdmin.read)
+    send = blocking(MessageAdmin.send)
 
 
 class _DeadLetters(_Part):
-    groups = blocking(DeadLetters.groups)
-    ranges = blocking(DeadLetters.ranges)
-    read = reading(DeadLetters.read)
-    redrive = blocking(DeadLetters.redrive)
+    groups = blocking(DeadLetterAdmin.groups)
+    ranges = blocking(DeadLetterAdmin.ranges)
+    read = reading(DeadLetterAdmin.read)
+    redrive = blocking(DeadLetterAdmin.redrive)
 
 
 class Admin:

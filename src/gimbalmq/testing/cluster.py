@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
+from gimbalmq._options import Configuration, did_you_mean, options_by_key
 from gimbalmq.broker.broker import Broker
 from gimbalmq.broker.config import BrokerConfig
 from gimbalmq.errors import ConfigError, StateError
-from gimbalmq.nameserver.config import from_properties as nameserver_from_properties
+from gimbalmq.nameserver.config import NameServerConfig
 from gimbalmq.nameserver.server import NameServer
 from gimbalmq.testing.network import MemoryNetwork
 
@@ -171,8 +172,8 @@ class LocalCluster:
         host = HOST if self._network is None else NAMESERVER_HOST
         shared = {key: text for key, text in self._properties.items() if key.startswith("tls.")}
         keys = {"bindAddress": host, "listenPort": "0", **shared, **self._namesrv_properties}
-        config, unknown = nameserver_from_properties(keys)
-        _refuse(unknown)
+        config, unknown = NameServerConfig.from_properties(keys)
+        _refuse(unknown, NameServerConfig)
         self._nameserver = NameServer(
             config, network=None if self._network is None else self._network.host(host), clock=self._clock
         )
@@ -195,7 +196,7 @@ class LocalCluster:
             **self._properties,
         }
         config, unknown = BrokerConfig.from_properties(keys)
-        _refuse(unknown)
+        _refuse(unknown, BrokerConfig)
         return config
 
     async def close(self) -> None:
@@ -347,7 +348,8 @@ def _texts(properties: Mapping[str, object] | None) -> dict[str, str]:
     }
 
 
-def _refuse(unknown: list[str]) -> None:
+def _refuse(unknown: list[str], configuration: type[Configuration]) -> None:
     """A test that sets a key nobody reads tests nothing."""
     if unknown:
-        raise ConfigError("properties", ", ".join(unknown), "not an option here")
+        asked = did_you_mean(unknown[0], options_by_key(configuration))
+        raise ConfigError("properties", ", ".join(unknown), f"not an option here{asked}")

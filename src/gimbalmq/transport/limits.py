@@ -15,7 +15,7 @@ from heapq import nsmallest
 from typing import TYPE_CHECKING
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
-from gimbalmq.errors import ConfigError
+from gimbalmq._options import Configuration, option
 from gimbalmq.protocol.frames import MAX_FRAME_BYTES
 from gimbalmq.transport.descriptors import budget
 
@@ -57,61 +57,78 @@ _LARGE_AT_ONCE = 8
 _COMPLAIN_SECONDS = 10.0
 _COMPLAIN_LINES = 20
 
-LIMIT_RANGES = {
-    "server_max_connections": (0, 1_000_000),
-    "max_connections_per_address": (0, 1_000_000),
-    "server_channel_max_idle_time_seconds": (1, 86_400),
-    "server_frame_timeout_millis": (100, 3_600_000),
-    "frame_max_length": (65_536, MAX_FRAME_BYTES),
-    "max_partial_frame_bytes": (MAX_FRAME_BYTES, 1 << 40),
-    "max_pending_write_bytes": (MAX_FRAME_BYTES, 1 << 40),
-    "max_pending_write_bytes_per_connection": (MAX_FRAME_BYTES, 1 << 40),
-    "max_requests_in_flight": (1, 10_000_000),
-    "max_requests_in_flight_per_connection": (1, 1_000_000),
-}
-"""Lowest and highest value of every option, under its Python name."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLimits:
-    """Options of servers, name server and broker alike.
+@dataclass(frozen=True, kw_only=True)
+class ServerLimits(Configuration):
+    """Options of servers, name server and broker alike. Only the idle time and the frame's length are Apache's.
 
     One address gets half of all connections unless told otherwise: a thousand clients behind one router fit, and
     yet no single machine keeps all others out. The loopback is exempt, for proxies and for development.
-
-    Attributes:
-        server_max_connections: most connections; 0 means 20,000. Never more than there are files to open.
-        max_connections_per_address: connections from one address other than the loopback; 0 means half of all.
-        server_channel_max_idle_time_seconds: s without a byte either way after which a connection is closed.
-        server_frame_timeout_millis: ms for a connection's first frame, and for any; 64 KB of a frame get 1 s more.
-        frame_max_length: largest frame in bytes; Apache's is a system property, com.rocketmq.remoting.frameMaxLength.
-            A connection with as many bytes of requests being worked on has no more of them read.
-        max_partial_frame_bytes: bytes of all unfinished frames together, and as many of all requests being worked on;
-            beyond, large ones wait, and who stands still within one is closed.
-        max_pending_write_bytes: bytes that wait for all peers to read; from three quarters on, answers to pulls are
-            small; beyond, who has not read for longest is closed.
-        max_pending_write_bytes_per_connection: bytes that wait for one peer to read; beyond, it is closed.
-        max_requests_in_flight: requests being worked on; beyond, nothing is read of whoever has some of them.
-        max_requests_in_flight_per_connection: the same for one connection.
     """
 
-    server_max_connections: int = 0
-    max_connections_per_address: int = 0
-    server_channel_max_idle_time_seconds: float = 120.0
-    server_frame_timeout_millis: float = 30_000
-    frame_max_length: int = MAX_FRAME_BYTES
-    max_partial_frame_bytes: int = 64 * 1024 * 1024
-    max_pending_write_bytes: int = 256 * 1024 * 1024
-    max_pending_write_bytes_per_connection: int = 32 * 1024 * 1024
-    max_requests_in_flight: int = 65_536
-    max_requests_in_flight_per_connection: int = 4096
-
-
-def check_limit(option: str, key: str, value: float) -> None:
-    """Raises ConfigError under the option's RocketMQ-like name ``key``."""
-    low, high = LIMIT_RANGES[option]
-    if not low <= value <= high:
-        raise ConfigError(key, value, f"use {low} to {high}")
+    server_max_connections: int = option(
+        0,
+        "most connections; 0 means 20,000. Never more than there are files to open",
+        between=(0, 1_000_000),
+        fixed=True,
+    )
+    max_connections_per_address: int = option(
+        0,
+        "connections from one address other than the loopback; 0 means half of all",
+        between=(0, 1_000_000),
+        fixed=True,
+    )
+    server_channel_max_idle_time_seconds: float = option(
+        120,
+        "s without a byte either way after which a connection is closed",
+        between=(1, 86_400),
+        fixed=True,
+    )
+    server_frame_timeout_millis: float = option(
+        30_000,
+        "ms for a connection's first frame, and for any; 64 KB of a frame get 1 s more",
+        between=(100, 3_600_000),
+        fixed=True,
+    )
+    frame_max_length: int = option(
+        MAX_FRAME_BYTES,
+        "largest frame in bytes; Apache's is a system property, com.rocketmq.remoting.frameMaxLength. A connection "
+        "with as many bytes of requests being worked on has no more of them read",
+        between=(65_536, MAX_FRAME_BYTES),
+        fixed=True,
+    )
+    max_partial_frame_bytes: int = option(
+        64 * 1024 * 1024,
+        "bytes of all unfinished frames together, and as many of all requests being worked on; beyond, large ones "
+        "wait, and who stands still within one is closed",
+        between=(MAX_FRAME_BYTES, 1 << 40),
+        fixed=True,
+    )
+    max_pending_write_bytes: int = option(
+        256 * 1024 * 1024,
+        "bytes that wait for all peers to read; from three quarters on, answers to pulls are small; beyond, who has "
+        "not read for longest is closed",
+        between=(MAX_FRAME_BYTES, 1 << 40),
+        fixed=True,
+    )
+    max_pending_write_bytes_per_connection: int = option(
+        32 * 1024 * 1024,
+        "bytes that wait for one peer to read; beyond, it is closed",
+        between=(MAX_FRAME_BYTES, 1 << 40),
+        fixed=True,
+    )
+    max_requests_in_flight: int = option(
+        65_536,
+        "requests being worked on; beyond, nothing is read of whoever has some of them",
+        between=(1, 10_000_000),
+        fixed=True,
+    )
+    max_requests_in_flight_per_connection: int = option(
+        4096,
+        "the same for one connection",
+        between=(1, 1_000_000),
+        fixed=True,
+    )
 
 
 class Load:

@@ -66,7 +66,7 @@ class ServerTls:
     def __init__(self, config: TlsConfig | None = None) -> None:
         """Reads the files; raises ConfigError naming the key that is wrong."""
         self._config = config = config or TlsConfig()
-        self.mode = TlsMode(config.tls_server_mode.lower())
+        self.mode = TlsMode(config.tls_server_mode)
         self._loaded = self._seen = self._stamps()
         self._complained: tuple[tuple[int, int, int] | None, ...] | None = None
         self.context, self.client = _contexts(config)
@@ -147,7 +147,7 @@ def _server_context(config: TlsConfig) -> ssl.SSLContext | None:
         "none": ssl.CERT_NONE,
         "optional": ssl.CERT_OPTIONAL,
         "require": ssl.CERT_REQUIRED,
-    }[config.tls_server_need_client_auth.lower()]
+    }[config.tls_server_need_client_auth]
     return context
 
 

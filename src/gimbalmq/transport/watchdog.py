@@ -92,11 +92,6 @@ class LoopWatchdog:
             self._thread.join()
             self._thread = None
 
-    def take_longest(self) -> Pause | None:
-        """The longest pause since the last call; for benchmarks and tests that look at one task."""
-        longest, self.longest = self.longest, None
-        return longest
-
     def _answer(self) -> None:
         self._answered = self._clock.monotonic()
         self._asked = False

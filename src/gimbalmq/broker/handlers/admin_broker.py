@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 
 from gimbalmq._clock import Clock
-from gimbalmq.broker.config import LiveConfig
+from gimbalmq._options import did_you_mean, options_by_key
+from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.delay_levels import DelayLevels
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.stats import Stats
@@ -77,7 +78,8 @@ class BrokerAdminHandlers:
         except ConfigError as error:
             raise InvalidParameterError(str(error)) from error
         if unknown and len(unknown) == len(changes):
-            raise InvalidParameterError(f"{', '.join(unknown)}: no option of this broker")
+            asked = did_you_mean(unknown[0], options_by_key(BrokerConfig))
+            raise InvalidParameterError(f"{', '.join(unknown)}: no option of this broker{asked}")
         return request.reply()
 
     def get_config(self, channel: Channel, request: RemotingCommand) -> Answer:

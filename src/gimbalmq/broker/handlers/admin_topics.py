@@ -8,7 +8,7 @@ from gimbalmq._steps import for_each
 from gimbalmq.broker.clients import Consumers
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.message_time import message_time
-from gimbalmq.broker.metadata import ConsumerOffsets, Topics, is_system_topic
+from gimbalmq.broker.metadata import ConsumerOffsets, Topics, is_reserved_topic
 from gimbalmq.broker.stats import Stats
 from gimbalmq.broker.tables_text import json_object
 from gimbalmq.broker.values import check_topic
@@ -93,14 +93,14 @@ class TopicAdminHandlers:
 
     def _check(self, config: TopicConfig) -> None:
         check_topic(config)
-        if is_system_topic(config.topic_name, self._live.now):
+        if is_reserved_topic(config.topic_name, self._live.now):
             raise InvalidParameterError(f"The topic[{config.topic_name}] is conflict with system topic.")
 
     async def delete(self, channel: Channel, request: RemotingCommand) -> Answer:
         topic = DeleteTopic.from_ext(request.ext_fields).topic
         if not topic.strip():
             raise InvalidParameterError("The specified topic is blank.")
-        if is_system_topic(topic, self._live.now):
+        if is_reserved_topic(topic, self._live.now):
             raise InvalidParameterError(f"The topic[{topic}] is conflict with system topic.")
         # First, because a disk that takes no record of the deletion refuses it.
         self._store.delete_topic(topic)
@@ -153,7 +153,7 @@ class TopicAdminHandlers:
         found: list[str] = []
 
         def note(config: TopicConfig) -> None:
-            if is_system_topic(config.topic_name, self._live.now):
+            if is_reserved_topic(config.topic_name, self._live.now):
                 found.append(config.topic_name)
 
         await self._turns.run(for_each(note, self._topics.all()))
@@ -198,7 +198,7 @@ class TopicAdminHandlers:
         unknown = [
             topic
             for topic in self._store.topics()
-            if topic not in self._topics and not is_system_topic(topic, self._live.now)
+            if topic not in self._topics and not is_reserved_topic(topic, self._live.now)
         ]
 
         def delete(topic: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gimbalmq.broker.creations import Creations
-from gimbalmq.broker.metadata import MAX_OFFSET, ConsumerOffsets, Topics
+from gimbalmq.broker.metadata import MAX_QUEUE_OFFSET, ConsumerOffsets, Topics
 from gimbalmq.errors import (
     InvalidParameterError,
     QueryNotFoundError,
@@ -75,8 +75,10 @@ class OffsetHandlers:
             raise InvalidParameterError(
                 f"queueId[{header.queue_id}] is illegal, topic[{header.topic}] has queues 0 to {count - 1}"
             )
-        if not 0 <= header.commit_offset <= MAX_OFFSET:
-            raise InvalidParameterError(f"commitOffset is {header.commit_offset}; use 0 to {MAX_OFFSET}")
+        if not 0 <= header.commit_offset <= MAX_QUEUE_OFFSET:
+            raise InvalidParameterError(
+                f"commitOffset is {header.commit_offset}; use 0 to {MAX_QUEUE_OFFSET}"
+            )
         self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return request.reply()
 

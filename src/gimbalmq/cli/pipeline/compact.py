@@ -11,7 +11,7 @@ from typing import Any
 from gimbalmq.admin.texts import cell
 from gimbalmq.cli.output import announce, complain
 from gimbalmq.cli.pipeline.run import INTERRUPTED, tables_folder
-from gimbalmq.cli.terminal import Progress, table
+from gimbalmq.cli.terminal import ProgressLine, table
 from gimbalmq.errors import ConfigError
 from gimbalmq.spark.archive.log import LONGEST_KEEP, ArchiveLog
 from gimbalmq.spark.option_values import duration, size
@@ -71,7 +71,7 @@ def _one(log: ArchiveLog, target: int, keep: float, args: argparse.Namespace) ->
         return told
     done = taken = 0
     left = Counter[str]()
-    with Progress(f"joining files of {log.root.name}", total) as bar:
+    with ProgressLine(f"joining files of {log.root.name}", total) as bar:
 
         def on_bytes(count: int) -> None:
             nonlocal done

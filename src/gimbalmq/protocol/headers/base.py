@@ -46,7 +46,3 @@ class Header(msgspec.Struct, rename="camel", kw_only=True, gc=False):
             else:
                 fields[name] = str(value)
         return fields
-
-
-class EmptyHeader(Header):
-    pass

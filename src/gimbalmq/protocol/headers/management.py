@@ -124,12 +124,6 @@ class ViewStats(Header):
     stats_key: str
 
 
-class ConsumeStatsOfBroker(Header):
-    """317 GET_BROKER_CONSUME_STATS."""
-
-    is_order: bool = field(name="isOrder", default=False)
-
-
 class QueryConsumeQueue(Header):
     """321 QUERY_CONSUME_QUEUE."""
 
@@ -146,10 +140,3 @@ class GroupForbidden(Header):
     group: str
     topic: str
     readable: bool | None = None
-
-
-class ResumeCheck(Header):
-    """323 RESUME_CHECK_HALF_MESSAGE."""
-
-    msg_id: str
-    topic: str | None = None
