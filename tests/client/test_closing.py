@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -658,6 +660,39 @@ def test_a_blocking_consumer_left_by_an_exception_commits_nothing_past_the_faile
         with pytest.raises(Unusable):
             once(fail=True)
         assert once(fail=False) == [b"x"]
+
+
+def test_a_blocking_close_that_ctrl_c_interrupts_can_be_repeated() -> None:
+    with LocalCluster.in_thread() as cluster:
+        with sync.Producer("p", cluster.namesrv) as producer:
+            producer.send(Message("T", b"x"))
+        begun, finish = threading.Event(), threading.Event()
+
+        def handler(message: MessageView) -> None:
+            begun.set()
+            finish.wait(30)
+
+        consumer = sync.PushConsumer(
+            "g", cluster.namesrv, consume_from_where=ConsumeFromWhere.FIRST_OFFSET, await_termination=30.0
+        )
+        consumer.subscribe("T", "*", handler)
+        consumer.start()
+        assert begun.wait(20)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            timer = threading.Timer(0.3, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                consumer.close()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        timer.join()
+        finish.set()
+        consumer.close()
+        assert not consumer.running
+        with sync.PullConsumer("g", cluster.namesrv) as reader:
+            committed = [reader.committed(queue) for queue in reader.queues("T")]
+        assert 1 in committed
 
 
 # --- the end of the program ------------------------------------------------------------------------

@@ -88,6 +88,56 @@ def test_half_message_is_followed_by_its_outcome(
     run(work())
 
 
+def _exits(message: object) -> Outcome:
+    raise SystemExit(3)
+
+
+def _interrupts(message: object) -> Outcome:
+    raise KeyboardInterrupt
+
+
+def _stops(message: object) -> Outcome:
+    raise StopIteration
+
+
+async def _exits_on_the_loop(message: object) -> Outcome:
+    raise SystemExit(3)
+
+
+async def _awaits_something_cancelled(message: object) -> Outcome:
+    future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    future.cancel()
+    return await future
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (_exits, "SystemExit"),
+        (_interrupts, "KeyboardInterrupt"),
+        (_stops, "StopIteration"),
+        (_exits_on_the_loop, "SystemExit"),
+        (_awaits_something_cancelled, "CancelledError"),
+    ],
+)
+def test_a_transaction_function_that_exits_or_is_cancelled_leaves_the_outcome_open(
+    function: Callable[[object], Outcome | Awaitable[Outcome]], told: str
+) -> None:
+    """It neither ends the loop nor waits for ever; the broker is told, and asks later."""
+
+    async def work() -> None:
+        async with ScriptedCluster() as cluster:
+            cluster.add_topic("T")
+            async with TransactionProducer("tg", cluster.namesrv, check=no_check) as producer:
+                result = await producer.send_in_transaction(Message("T", b"x"), function)
+                assert result.state is TransactionState.UNKNOWN
+            await until(lambda: cluster.broker.of(RequestCode.END_TRANSACTION))
+            (end,) = cluster.broker.of(RequestCode.END_TRANSACTION)
+            assert told in (end.remark or "")
+
+    run(work())
+
+
 def test_half_message_that_is_not_safe_is_rolled_back_unasked() -> None:
     async def work() -> None:
         async with ScriptedCluster() as cluster:
