@@ -3,23 +3,29 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gimbalmq.errors import CorruptRecordError, LocalProtocolError
-from gimbalmq.model import properties
+from gimbalmq.model import properties, queue_entry
 from gimbalmq.model.flags import BORN_HOST_V6, STORE_HOST_V6
 from gimbalmq.model.record import (
+    HEADS,
     MAGIC_V1,
     MAGIC_V2,
+    Head,
     check_record,
     decode_properties,
     decode_record,
     encode_properties,
     encode_record,
     find_property,
+    head_dtype,
+    head_subset,
     iter_records,
+    places,
 )
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "records.json").read_text())["answers"]
@@ -194,3 +200,45 @@ def test_what_no_record_can_hold() -> None:
         encode_record(topic="t", body=b"", properties=bytes(40000))
     with pytest.raises(LocalProtocolError):
         encode_record(topic="t" * 40000, body=b"")
+
+
+@pytest.mark.parametrize("bits", [0, BORN_HOST_V6, STORE_HOST_V6, BORN_HOST_V6 | STORE_HOST_V6])
+def test_numpy_and_struct_read_the_same_head(bits: int) -> None:
+    kind = head_dtype(bits)
+    assert kind.itemsize == HEADS[bits].size
+    assert kind.names == Head._fields
+    assert kind.fields is not None
+    for name in Head._fields:
+        assert kind.fields[name][1] == places(name)[bits]
+    born_store = (
+        ("::1" if bits & BORN_HOST_V6 else "1.2.3.4", 5),
+        ("::2" if bits & STORE_HOST_V6 else "5.6.7.8", 9),
+    )
+    raw = encode_record(
+        topic="T",
+        body=b"body",
+        queue_id=1,
+        flag=2,
+        queue_offset=3,
+        commitlog_offset=4,
+        born_timestamp=5,
+        born_host=born_store[0],
+        store_timestamp=6,
+        store_host=born_store[1],
+        reconsume_times=7,
+        prepared_transaction_offset=-8,
+    )
+    head = Head._make(HEADS[bits].unpack_from(raw))
+    assert (head.sys_flag, head.body_size, head.total_size) == (bits, 4, len(raw))
+    found = np.frombuffer(raw[: kind.itemsize], kind)[0]
+    for name, value in head._asdict().items():
+        assert (found[name].tobytes() if isinstance(value, bytes) else found[name]) == value
+    few = head_subset("queue_offset", "body_size")[bits].unpack_from(raw)
+    assert few == (3, 4)
+
+
+def test_numpy_and_struct_read_the_same_queue_entry() -> None:
+    raw = queue_entry.ENTRY.pack(1, 2, -3) * 3
+    found = np.frombuffer(raw, queue_entry.entry_dtype())
+    assert found[["place", "size", "code"]].tolist() == [(1, 2, -3)] * 3
+    assert queue_entry.places_and_sizes(3).unpack(raw) == (1, 2) * 3

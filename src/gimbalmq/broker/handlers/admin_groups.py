@@ -25,7 +25,7 @@ from gimbalmq.errors import (
     SubscriptionGroupNotExistError,
     TopicNotExistError,
 )
-from gimbalmq.model.ids import ip_text, parse_offset_id
+from gimbalmq.model.ids import parse_offset_id, unpack_host
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.topics import retry_topic
 from gimbalmq.protocol import fastjson
@@ -230,8 +230,8 @@ class GroupAdminHandlers:
         return fastjson.queue_text(MessageQueue(topic, self._live.now.broker_name, queue_id))
 
     def _address(self) -> str:
-        host = self._store.config.store_host
-        return f"{ip_text(host[:-4])}:{int.from_bytes(host[-4:], 'big')}"
+        host, port = unpack_host(self._store.config.store_host)
+        return f"{host}:{port}"
 
     async def progress_of_all(self, channel: Channel, request: RemotingCommand) -> Answer:
         return request.reply(body=await self._turns.run(self._progress_of_all()))
