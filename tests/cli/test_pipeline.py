@@ -177,7 +177,7 @@ def test_places_are_meant_from_where_the_user_is(tmp_path: Path, monkeypatch: py
         ),
         (("run", "PROJECT", "--remote", "sc://x:1", "--master", "local"), "not allowed with argument"),
         (("run",), "the following arguments are required: DIR"),
-        ((), "the following arguments are required: COMMAND"),
+        ((), "usage: gimbalmq pipeline [-h] COMMAND ..."),
     ],
 )
 def test_mistakes_are_named_with_a_remedy(words: tuple[str, ...], told: str, tmp_path: Path) -> None:
