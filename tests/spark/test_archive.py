@@ -292,6 +292,25 @@ def test_replaced_files_stay_for_those_who_read_and_go_later(tmp_path: Path) -> 
         list(reader.read(parts[0]))
 
 
+def test_clearing_away_removes_nothing_that_counts_wherever_it_lies(tmp_path: Path) -> None:
+    clock = ManualClock()
+    log = ArchiveLog(tmp_path / "m", clock=clock)
+    for batch in range(3):
+        add(log, batch, rows(0, range(batch, batch + 1)))
+    first, second, _ = log.state().files.values()
+    # As a power cut may leave it on a disk that forgets renames.
+    os.replace(log.find(first), log.staged / first.name)
+    os.replace(log.find(second), log.old / second.name)
+    stray = log.staged / "left-by-a-task.parquet"
+    stray.write_bytes(b"half")
+    for path in (stray, log.staged / first.name):
+        os.utime(path, (0, 0))
+    clock.advance(10**6)
+    assert log.clear(keep_seconds=0)[0] == 1
+    assert not stray.exists()
+    assert bodies(log) == ["orders/0/0", "orders/0/1", "orders/0/2"]
+
+
 def test_two_who_join_the_same_files_do_not_both_succeed(log: ArchiveLog) -> None:
     add(log, 0, rows(0, range(2)))
     add(log, 1, rows(0, range(2, 4)))

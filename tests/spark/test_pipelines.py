@@ -233,6 +233,31 @@ def _names(cmdline: Path, place: str) -> bool:
         return False
 
 
+def test_ctrl_c_ends_the_run_on_a_server_too(brokers: ThreadCluster, remote: Remote, tmp_path: Path) -> None:
+    log = ArchiveLog(tmp_path / "messages")
+    log.prepare()
+    for batch in range(3):
+        _archive_batch(log, batch)
+    settings = {"namesrv": brokers.namesrv, "archive": log.root, "topic": "broken-off", "rate": 2}
+    pipeline("init", "replay", tmp_path / "p", *_set(settings))
+    words = [sys.executable, "-m", "gimbalmq", "pipeline", "run", str(tmp_path / "p"), *remote.words]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            if line.rstrip().endswith("replay: running"):
+                break
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=200)
+    assert run.returncode == 130
+    spec = tmp_path / "p" / "spark-pipeline.yml"
+    spec.write_text(spec.read_text().replace('gimbalmq.rate: "2"', 'gimbalmq.rate: "0"'))
+    pipeline("run", tmp_path / "p", *remote.words)
+    found = receive(brokers.namesrv, "broken-off", 60)
+    assert {int(message.keys[0][1:]) for message in found} == set(range(60))
+
+
 def test_second_run_takes_only_what_is_new(archive: Path, brokers: ThreadCluster) -> None:
     send(brokers.namesrv, "orders", range(60, 75))
     told = pipeline("run", archive, *QUICK)

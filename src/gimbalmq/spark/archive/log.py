@@ -286,13 +286,19 @@ class ArchiveLog:
         change = _read(last)
         for data in change["add"]:
             path = self.root / data["path"]
-            staged = self.staged / path.name
-            if staged.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(staged, path)
+            if (self.staged / path.name).exists():
+                self._move(self.staged / path.name, path)
         for name in change.get("replace", ()):
-            with contextlib.suppress(FileNotFoundError):
-                os.replace(self.root / name, self.old / PurePosixPath(name).name)
+            if (self.root / name).exists():
+                self._move(self.root / name, self.old / PurePosixPath(name).name)
+
+    def _move(self, source: Path, target: Path) -> None:
+        """Moves a file so that a power cut does not undo it: later changes do not look at this one again."""
+        new = [folder for folder in target.parents if not folder.exists()]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(source, target)
+        for folder in {target.parent, source.parent, *(folder.parent for folder in new)}:
+            _sync(folder)
 
     # -- clearing away -------------------------------------------------------------------
 
@@ -310,13 +316,19 @@ class ArchiveLog:
         with self._locked():
             state = self.state()
             self._settle(state)
+            # Nothing that counts may be removed, wherever it lies.
+            counting = {file.name for file in state.files.values()}
             doomed = [
                 path
                 for path in self.old.iterdir()
                 # A name that no state remembers was replaced longer ago than states are kept.
-                if state.replaced.get(path.name, 0) <= limit
+                if path.name not in counting and state.replaced.get(path.name, 0) <= limit
             ]
-            doomed += [path for path in self.staged.iterdir() if path.stat().st_mtime_ns // 10**6 <= limit]
+            doomed += [
+                path
+                for path in self.staged.iterdir()
+                if path.name not in counting and path.stat().st_mtime_ns // 10**6 <= limit
+            ]
             for path in doomed:
                 size += path.stat().st_size
                 removed += 1

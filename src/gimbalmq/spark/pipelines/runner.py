@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--full-refresh", action="append", default=[])
     parser.add_argument("--refresh", action="append", default=[])
     args = parser.parse_args(argv)
+    # The parent ends a run by SIGTERM. Spark's command then gives its session back, or a server would go on with it.
+    signal.signal(signal.SIGTERM, _interrupt)
     _use_port(os.environ.pop(PORT, ""))
     try:
         from pyspark.pipelines import cli
@@ -46,6 +49,10 @@ def main(argv: Sequence[str]) -> int:
         print(FAILURE + json.dumps(_told(error, args.spec.parent)), flush=True)
         return 1
     return 0
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _use_port(text: str) -> None:
