@@ -106,7 +106,12 @@ OPTIONS: Final = (
     ),
     Option("checkCrc", "false", "compare each body with the checksum the broker stored"),
     Option("dropDuplicates", "false", "drop rows our sink has written twice (column `rowId`)"),
-    Option("duplicateLookback", "10000", "how many messages before a range duplicates are looked for"),
+    Option(
+        "duplicateLookback",
+        "100000",
+        "how many messages of others may lie between two copies of a row in a queue; a query fails if it would have "
+        "to look back further",
+    ),
     Option("fetchRetries", "10", "further attempts when a broker or name server does not answer"),
     Option("retryInterval", "200ms", "pause before the second attempt; doubled each time, up to 5 s"),
     Option("pullTimeout", "30s", "how long one pull may take"),
@@ -207,7 +212,7 @@ class SourceSettings:
     on_decode_error: OnError = "fail"
     check_crc: bool = False
     drop_duplicates: bool = False
-    duplicate_lookback: int = 10_000
+    duplicate_lookback: int = 100_000
     fetch_retries: int = 10
     retry_interval: float = 0.2
     pull_timeout: float = 30.0
@@ -275,7 +280,7 @@ class SourceSettings:
             on_decode_error="fail" if on_error == "fail" else "skip" if on_error == "skip" else "keep",
             check_crc=reader.boolean("checkCrc", False),
             drop_duplicates=reader.boolean("dropDuplicates", False),
-            duplicate_lookback=reader.integer("duplicateLookback", 10_000, 0, 10_000_000),
+            duplicate_lookback=reader.integer("duplicateLookback", 100_000, 0, 1_000_000_000),
             fetch_retries=reader.integer("fetchRetries", 10, 0, 1000),
             retry_interval=reader.duration("retryInterval", 0.2, 0.0, 600.0),
             pull_timeout=reader.duration("pullTimeout", 30.0),

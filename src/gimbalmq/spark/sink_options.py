@@ -47,8 +47,7 @@ TABLE: Final = (
     Option(
         "batchSize",
         "4000",
-        "rows for one queue before the next has its turn; a row's queue follows from it, so keep it between "
-        "restarts of a query",
+        "rows of one request at most",
     ),
     Option("batchBytes", "1m", "bytes of one request at most"),
     Option("sendsInFlight", "8", "requests of one task that wait for their answer at a time"),
@@ -67,7 +66,7 @@ TABLE: Final = (
     Option(
         "retries",
         "5",
-        "further attempts of a request that failed, at another broker where rows are not bound",
+        "further attempts of a request that failed, at another broker if its rows are not bound to a queue",
     ),
     Option("waitStore", "true", "answers wait for the flush and replication the broker is set to"),
     Option(
@@ -98,8 +97,7 @@ class SinkSettings:
     Attributes:
         topic: where rows go that name no topic of their own.
         producer_group: the group the tasks' producers belong to.
-        batch_size: rows that go to one queue before the next has its turn. The queue of a row without
-            sharding key follows from its index and this number, so keep it between restarts of a query.
+        batch_size: rows of one request at most.
         batch_bytes: bytes of one request at most.
         sends_in_flight: requests of a task that wait for their answer at a time.
         max_rows_per_second: of each task; None is as fast as it goes.
