@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import random
 import re
@@ -721,9 +722,11 @@ def test_rows_of_a_sharding_key_keep_their_order_when_a_request_is_sent_again(
 
 def test_nothing_overtakes_rows_of_a_sharding_key_that_could_not_be_sent(scripted: ScriptedCluster) -> None:
     stored: list[int] = []
+    all_given = threading.Event()
 
-    def answer(channel: Channel, request: RemotingCommand) -> RemotingCommand:
+    async def answer(channel: Channel, request: RemotingCommand) -> RemotingCommand:
         numbers = [int(item.body) for item in split_batch(bytes(request.body))]
+        await asyncio.to_thread(all_given.wait, 20)
         if 20 in numbers:
             return request.reply(13, "no")
         stored.extend(numbers)
@@ -733,8 +736,13 @@ def test_nothing_overtakes_rows_of_a_sharding_key_that_could_not_be_sent(scripte
         broker.on_send = answer
     options = {"namesrv": scripted.namesrv, "topic": "T", "batchsize": "10", "sendsinflight": "6"}
     batch = table(body=[b"%d" % n for n in range(60)], shardingKey=["one"] * 60)
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield batch
+        all_given.set()  # all requests wait for their turn
+
     with pytest.raises(SendFailedError, match="rows 20 to 29"):
-        sink.SinkWriter(SinkSettings.read(options), {"body": 0, "shardingKey": 1}, "q").write(iter([batch]))
+        sink.SinkWriter(SinkSettings.read(options), {"body": 0, "shardingKey": 1}, "q").write(rows())
     assert stored == list(range(20))
 
 
