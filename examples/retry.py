@@ -9,6 +9,7 @@ import argparse
 import asyncio
 
 from gimbalmq import (
+    ConsumeContext,
     ConsumeFromWhere,
     Message,
     MessageQueue,
@@ -17,7 +18,6 @@ from gimbalmq import (
     PullConsumer,
     PushConsumer,
 )
-from gimbalmq import ConsumeContext
 from gimbalmq.errors import TopicRouteNotFoundError
 
 GROUP = "mailers"

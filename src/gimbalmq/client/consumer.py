@@ -128,9 +128,9 @@ class Consumer(ABC, Generic[C]):
     def _compose(self, instance: ClientInstance) -> Member:
         """Makes the parts."""
 
-    @abstractmethod
     async def _join(self, member: Member) -> None:
         """Has them begin."""
+        await member.join()
 
     @abstractmethod
     def _decompose(self) -> None:

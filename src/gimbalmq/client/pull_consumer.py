@@ -16,6 +16,7 @@ from gimbalmq.client.config import check_options
 from gimbalmq.client.consumer import Consumer
 from gimbalmq.client.consumer_config import TAG, PullConsumerConfig, subscription_for
 from gimbalmq.client.consuming.assigned import Assigned
+from gimbalmq.client.consuming.engine import Engine
 from gimbalmq.client.consuming.ground import Ground
 from gimbalmq.client.consuming.held_queue import READING, HeldQueue, Work
 from gimbalmq.client.consuming.member import Member
@@ -90,7 +91,7 @@ class PullConsumer(Consumer[PullConsumerConfig]):
         self._subscriptions.by_hand = {
             queue: subscription_for(queue.topic, expression, 0) for queue in queues
         }
-        if self._assigned is not None and self.running:
+        if self._assigned is not None and self.member.joined:
             if first_time:
                 self.member.stop_sharing()
             self._tasks.spawn(self._assigned.settle(self._assigned.apply()), "assign")
@@ -122,12 +123,13 @@ class PullConsumer(Consumer[PullConsumerConfig]):
             start_delay=config.offset_failure_delay,
             all_messages=config.pull_threshold_for_all,
         )
-        return Member(ground, manner, self._polled, None, self._queue_listeners, pushes=False)
+        engine = Engine(ground, manner, self._polled, None, self._queue_listeners, pushes=False)
+        self._assigned = Assigned(engine)
+        return Member(engine, PullRequests(engine, self._polled))
 
     async def _join(self, member: Member) -> None:
-        await member.join(PullRequests(member, self._waiting))
-        self._assigned = Assigned(member)
-        if not member.shares:
+        await super()._join(member)
+        if self._assigned is not None and not member.shares:
             await self._assigned.settle(self._assigned.apply())
 
     def _decompose(self) -> None:
@@ -251,7 +253,7 @@ class PullConsumer(Consumer[PullConsumerConfig]):
         if not low <= offset <= high:
             raise ConfigError("offset", offset, f"{queue} reaches from {low} to {high}")
         self._waiting.move(held, offset)
-        self.member.puller.start(held, offset)
+        self.member.engine.puller.start(held, offset)
 
     def _held(self, queue: MessageQueue) -> HeldQueue:
         held = self.holdings.table.get(queue)

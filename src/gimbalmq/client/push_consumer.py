@@ -14,6 +14,7 @@ from gimbalmq.client.consumer import Consumer
 from gimbalmq.client.consumer_config import TAG, PushConsumerConfig, subscription_for
 from gimbalmq.client.consuming.concurrent import Concurrent
 from gimbalmq.client.consuming.duplicates import Duplicates
+from gimbalmq.client.consuming.engine import Engine
 from gimbalmq.client.consuming.ground import Ground
 from gimbalmq.client.consuming.handlers import Handler, Listener, Listeners
 from gimbalmq.client.consuming.member import Member
@@ -67,7 +68,7 @@ class PushConsumer(Consumer[PushConsumerConfig]):
         self._listeners = Listeners()
         self._ordered: bool | None = None
         self._threads: HandlerThreads | None = None
-        self._requests: PushRequests | None = None
+        self._suspended = False
 
     # -- subscribing -----------------------------------------------------------------
 
@@ -149,15 +150,19 @@ class PushConsumer(Consumer[PushConsumerConfig]):
 
     def suspend(self) -> None:
         """Stops pulling and balancing; what is cached is still consumed."""
-        self.member.suspend()
+        self._suspended = True
+        if self._member is not None:
+            self._member.engine.suspend()
 
     def resume(self) -> None:
         """Goes on; a round is run at once."""
-        self.member.resume()
+        self._suspended = False
+        if self._member is not None:
+            self._member.engine.resume()
 
     @property
     def suspended(self) -> bool:
-        return self._member is not None and self._member.puller.suspended
+        return self._suspended if self._member is None else self._member.engine.puller.suspended
 
     @property
     def ordered(self) -> bool:
@@ -166,12 +171,16 @@ class PushConsumer(Consumer[PushConsumerConfig]):
     @property
     def pull_threshold_for_queue(self) -> int:
         """Messages a queue may have cached; shared out anew with the queues if a topic limit is set."""
-        return self.member.puller.queue_messages
+        member = self._member
+        return self.config.pull_threshold_for_queue if member is None else member.engine.puller.queue_messages
 
     @property
     def pull_threshold_size_for_queue(self) -> int:
         """MiB a queue may have cached; shared out as the messages are."""
-        return self.member.puller.queue_mebibytes
+        member = self._member
+        if member is None:
+            return self.config.pull_threshold_size_for_queue
+        return member.engine.puller.queue_mebibytes
 
     # -- composing -------------------------------------------------------------------
 
@@ -213,7 +222,7 @@ class PushConsumer(Consumer[PushConsumerConfig]):
             topic_messages=config.pull_threshold_for_topic,
             topic_mebibytes=config.pull_threshold_size_for_topic,
         )
-        member = Member(
+        engine = Engine(
             ground,
             manner,
             worker,
@@ -221,22 +230,18 @@ class PushConsumer(Consumer[PushConsumerConfig]):
             self._queue_listeners,
             pushes=True,
             handler_wait=config.remove_wait,
-            close_wait=config.await_termination,
-            threads=config.consume_threads,
         )
+        if self._suspended:
+            engine.suspend()
         if isinstance(worker, Concurrent):
             self._tasks.every(
                 config.consume_timeout,
-                lambda: worker.send_back_expired(member.holdings.all()),
+                lambda: worker.send_back_expired(engine.holdings.all()),
                 "expired messages",
             )
         self._threads = threads
-        self._requests = PushRequests(member, config, self._listeners, threads, duplicates, ordered=ordered)
-        return member
-
-    async def _join(self, member: Member) -> None:
-        assert self._requests is not None
-        await member.join(self._requests)
+        requests = PushRequests(engine, config, self._listeners, threads, duplicates, ordered=ordered)
+        return Member(engine, requests, close_wait=config.await_termination, threads=config.consume_threads)
 
     def _decompose(self) -> None:
         if self._threads is not None:

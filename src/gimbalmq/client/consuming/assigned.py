@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gimbalmq.client.consuming.engine import Engine
 from gimbalmq.client.consuming.held_queue import HeldQueue
-from gimbalmq.client.consuming.member import Member
 from gimbalmq.model.queues import MessageQueue, sort_queues
 
 
 class Assigned:
-    """Makes a member hold the queues that were assigned."""
+    """Makes a consumer hold the queues that were assigned."""
 
-    def __init__(self, member: Member) -> None:
-        self._member = member
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._giving_up: dict[MessageQueue, HeldQueue] = {}
 
     def apply(self) -> list[HeldQueue]:
         """Holds what is assigned, from now on; answers what is still to be given up."""
-        ground, holdings = self._member.ground, self._member.holdings
+        ground, holdings = self._engine.ground, self._engine.holdings
         wanted = ground.subscriptions.by_hand or {}
         dropped = []
         for queue, item in list(holdings.table.items()):
@@ -41,10 +41,10 @@ class Assigned:
 
     async def settle(self, dropped: Iterable[HeldQueue]) -> None:
         """Gives up what is not assigned any more, and has brokers hear of the rest."""
-        member = self._member
+        engine = self._engine
         for item in dropped:
-            if item.queue not in member.holdings.table:
-                await member.holdings.give_up(item)
+            if item.queue not in engine.holdings.table:
+                await engine.holdings.give_up(item)
             self._giving_up.pop(item.queue, None)
-        await member.ground.announcer.refresh_routes()
-        await member.ground.announcer.announce()
+        await engine.ground.announcer.refresh_routes()
+        await engine.ground.announcer.announce()

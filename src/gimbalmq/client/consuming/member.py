@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from gimbalmq.client import events
-from gimbalmq.client.consuming.balancer import Balancer, QueueListener
-from gimbalmq.client.consuming.duplicates import Duplicates
-from gimbalmq.client.consuming.ground import Ground
+from gimbalmq.client.consuming.engine import Engine
 from gimbalmq.client.consuming.group_check import GroupCheck
 from gimbalmq.client.consuming.held_queue import HeldQueue
-from gimbalmq.client.consuming.holdings import Holdings
-from gimbalmq.client.consuming.leases import Leases
-from gimbalmq.client.consuming.puller import Manner, Puller, Worker
 from gimbalmq.client.consuming.report import row_of, running_properties, stacks
 from gimbalmq.client.rates import SAMPLE_SECONDS
 from gimbalmq.errors import RocketMQError
@@ -46,43 +41,24 @@ class Member:
     """Joins a group with its parts, and leaves it; for the client instance it is a ``ConsumerMember``.
 
     Args:
-        worker: works queues off.
-        duplicates: looks for messages that come again; None for pull consumers.
-        listeners: told when the held queues of a topic are others than before.
-        pushes: the consumer calls handlers; else it is asked for messages.
-        handler_wait: how long a handler at work may put off the end of a locked queue until a later round.
+        requests: answers what brokers ask of this kind of consumer.
         close_wait: how long leaving waits for handlers at work.
         threads: handlers that run at the same time, as the report tells.
     """
 
     def __init__(
-        self,
-        ground: Ground,
-        manner: Manner,
-        worker: Worker,
-        duplicates: Duplicates | None,
-        listeners: Sequence[QueueListener],
-        *,
-        pushes: bool,
-        handler_wait: float = 0.0,
-        close_wait: float = 0.0,
-        threads: int = 0,
+        self, engine: Engine, requests: Requests, *, close_wait: float = 0.0, threads: int = 0
     ) -> None:
-        self.ground = ground
-        self.puller = Puller(ground, manner, worker, duplicates)
-        self.holdings = Holdings(ground, self.puller, duplicates, handler_wait=handler_wait)
-        self.balancer = Balancer(
-            ground, self.holdings, self.puller, listeners, finds_starts=pushes, drops_idle=pushes
-        )
-        by_lease = ground.locks is not None and ground.locks.leased
-        self.leases = Leases(ground, self.holdings) if by_lease else None
-        self.group_check = GroupCheck(ground)
-        self._worker = worker
-        self._ordered = manner.ordered
-        self._consume_type = "CONSUME_PASSIVELY" if pushes else "CONSUME_ACTIVELY"
+        self.ground = engine.ground
+        self.engine = engine
+        self.holdings = engine.holdings
+        self.balancer = engine.balancer
+        self.leases = engine.leases
+        self.group_check = GroupCheck(engine.ground)
+        self._requests = requests
+        self._consume_type = "CONSUME_PASSIVELY" if engine.pushes else "CONSUME_ACTIVELY"
         self._close_wait = close_wait
         self._threads = threads
-        self._requests: Requests | None = None
         self._announced = False
         self._leaving = False
         self._hurried = asyncio.Event()
@@ -94,10 +70,14 @@ class Member:
         """Whether the group shares the queues out; not if they were assigned by hand."""
         return self.ground.subscriptions.by_hand is None
 
-    async def join(self, requests: Requests) -> None:
+    @property
+    def joined(self) -> bool:
+        """Whether brokers know of us, and we do not leave."""
+        return self._announced and not self._leaving
+
+    async def join(self) -> None:
         """Becomes a member of the group, and takes its share of the queues."""
         ground = self.ground
-        self._requests = requests
         ground.subscriptions.date(ground.started_ms)
         await ground.offsets.load()
         ground.instance.register_consumer(ground.group, self)
@@ -136,15 +116,6 @@ class Member:
         """Takes no more part in the rounds: queues are assigned by hand from now on."""
         self.ground.rounds.leave(self.balancer)
 
-    def suspend(self) -> None:
-        """Neither pulls nor balances; what is cached is still consumed."""
-        self.puller.suspended = self.balancer.suspended = True
-
-    def resume(self) -> None:
-        """Goes on; a round is run at once."""
-        self.puller.suspended = self.balancer.suspended = False
-        self.ground.wakes.wake("resumed")
-
     def hurry(self) -> None:
         """Whoever waits for the end does not want to wait for handlers any longer."""
         self._hurried.set()
@@ -157,7 +128,7 @@ class Member:
         ground.rounds.leave(self.balancer)
         self.balancer.close()
         self.holdings.drain()
-        self._worker.close()
+        self.engine.worker.close()
         await self._quiet()
         try:
             await self.holdings.persist_finally()
@@ -190,7 +161,7 @@ class Member:
 
     def subscribed(self, topic: str) -> None:
         """A topic was subscribed while we run."""
-        if self._announced and not self._leaving:
+        if self.joined:
             self.ground.tasks.spawn(self._subscribe(topic), "subscribe")
 
     async def _subscribe(self, topic: str) -> None:
@@ -198,7 +169,7 @@ class Member:
         self.ground.wakes.wake(f"{topic} was subscribed")
 
     def unsubscribed(self, topic: str) -> None:
-        if self._announced and not self._leaving:
+        if self.joined:
             self.ground.tasks.spawn(self.ground.announcer.announce(), "unsubscribe")
             self.ground.wakes.wake(f"{topic} was unsubscribed")
 
@@ -225,7 +196,7 @@ class Member:
 
     def route_changed(self, topic: str, route: TopicRoute) -> None:
         ground = self.ground
-        if not self._announced or self._leaving or topic not in ground.subscriptions.by_topic:
+        if not self.joined or topic not in ground.subscriptions.by_topic:
             return
         if ground.config.rebalance_on_route_change and self.shares:
             known = self.balancer.view.queues.get(topic, ())
@@ -271,11 +242,9 @@ class Member:
         self.ground.wakes.wake("a broker said that members changed")
 
     async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
-        assert self._requests is not None
         await self._requests.reset_offsets(topic, offsets)
 
     async def consume_directly(self, message: MessageView, broker_name: str | None) -> ConsumeDirectlyResult:
-        assert self._requests is not None
         return await self._requests.consume_directly(message, broker_name)
 
     async def consumer_status(self, topic: str) -> Mapping[MessageQueue, int]:
@@ -288,7 +257,7 @@ class Member:
         info = ConsumerRunningInfo(
             properties=running_properties(
                 ground.config,
-                ordered=self._ordered,
+                ordered=self.engine.ordered,
                 threads=self._threads,
                 started_ms=ground.started_ms,
                 consume_type=self._consume_type,

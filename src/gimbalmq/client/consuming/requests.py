@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from gimbalmq.client import events
 from gimbalmq.client.consumer_config import PushConsumerConfig
 from gimbalmq.client.consuming.duplicates import Duplicates
+from gimbalmq.client.consuming.engine import Engine
 from gimbalmq.client.consuming.handlers import ConsumeContext, ConsumeResult, Listeners
 from gimbalmq.client.consuming.held_queue import READING
-from gimbalmq.client.consuming.member import Member
 from gimbalmq.client.consuming.polled import Polled
 from gimbalmq.client.consuming.threads import HandlerThreads
 from gimbalmq.errors import ResponseError
@@ -25,7 +25,7 @@ class PushRequests:
 
     def __init__(
         self,
-        member: Member,
+        engine: Engine,
         config: PushConsumerConfig,
         listeners: Listeners,
         threads: HandlerThreads,
@@ -33,7 +33,7 @@ class PushRequests:
         *,
         ordered: bool,
     ) -> None:
-        self._member = member
+        self._engine = engine
         self._config = config
         self._listeners = listeners
         self._threads = threads
@@ -42,17 +42,17 @@ class PushRequests:
 
     async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
         """220: stops, waits for what runs, sets the offsets, goes on."""
-        member, ground = self._member, self._member.ground
-        member.suspend()
+        engine, ground = self._engine, self._engine.ground
+        engine.suspend()
         try:
             concerned = [
                 item
-                for queue, item in member.holdings.table.items()
+                for queue, item in engine.holdings.table.items()
                 if queue.topic == topic and queue in offsets
             ]
             for item in concerned:
                 if not item.dropped:
-                    member.holdings.drop(item, "its offset is being reset")
+                    engine.holdings.drop(item, "its offset is being reset")
                 item.empty()
             await asyncio.sleep(self._config.reset_delay)
             for item in concerned:
@@ -63,10 +63,10 @@ class PushRequests:
                         group=ground.group, queue=item.queue, offset=offset, reason="reset by request"
                     )
                 )
-                await member.holdings.discard(item.queue, "its offset was reset")
+                await engine.holdings.discard(item.queue, "its offset was reset")
                 self._duplicates.forget(item.queue)
         finally:
-            member.resume()
+            engine.resume()
 
     async def consume_directly(self, message: MessageView, broker_name: str | None) -> ConsumeDirectlyResult:
         """309: runs the handler on one message and tells what it said; progress is not touched."""
@@ -76,7 +76,7 @@ class PushRequests:
         if listener is None:
             raise ResponseError(f"no handler for topic {message.topic} in this consumer")
         context = ConsumeContext(MessageQueue(message.topic, broker_name or "", message.queue_id))
-        clock = self._member.ground.clock
+        clock = self._engine.ground.clock
         began = clock.monotonic()
         outcome = await self._threads.handle(listener, [message], context)
         return ConsumeDirectlyResult(
@@ -99,16 +99,16 @@ _DIRECT_RESULTS = {
 class PullRequests:
     """Requests to a consumer that is asked for messages."""
 
-    def __init__(self, member: Member, polled: Polled) -> None:
-        self._member = member
+    def __init__(self, engine: Engine, polled: Polled) -> None:
+        self._engine = engine
         self._polled = polled
 
     async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
         """220: seeks to the offsets and commits them."""
-        ground = self._member.ground
+        ground = self._engine.ground
         concerned = [
             held
-            for queue, held in self._member.holdings.table.items()
+            for queue, held in self._engine.holdings.table.items()
             if queue.topic == topic and queue in offsets and held.state is READING
         ]
         for held in concerned:
@@ -120,7 +120,7 @@ class PullRequests:
                     group=ground.group, queue=held.queue, offset=offset, reason="reset by request"
                 )
             )
-            self._member.puller.start(held, offset)
+            self._engine.puller.start(held, offset)
         await asyncio.gather(*(held.commit() for held in concerned))
 
     async def consume_directly(self, message: MessageView, broker_name: str | None) -> ConsumeDirectlyResult:
