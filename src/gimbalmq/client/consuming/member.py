@@ -125,9 +125,10 @@ class Member:
             await self.holdings.persist_finally()
         except (RocketMQError, OSError) as error:
             log.warning("progress of %s could not be committed at close: %s", ground.group, error)
+        # Handlers that still run are ended before others may have their queues.
+        await ground.tasks.close()
         if ground.locks is not None:
             await ground.locks.give_back_all(wait=ground.locks.leased)
-        await ground.tasks.close()
         if ground.instance.consumers.get(ground.group) is self:
             await ground.instance.unregister_consumer(ground.group)
         else:
