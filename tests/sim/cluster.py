@@ -100,6 +100,11 @@ class SimCluster(LocalCluster):
     def broker_at(self, index: int) -> Broker | None:
         return self._slots[index].broker
 
+    @property
+    def hosts(self) -> list[str]:
+        """Where each broker is, or was and will be again."""
+        return [slot.config.bind_address for slot in self._slots]
+
     def index_of(self, broker_name: str) -> int:
         return next(index for index, slot in enumerate(self._slots) if slot.config.broker_name == broker_name)
 
