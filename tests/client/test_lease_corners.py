@@ -7,12 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 from gimbalmq.client.events import BalanceEvent, LeaseLost, QueueReleased, QueueTaken
+from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.push_consumer import PushConsumer
 from gimbalmq.model.message import MessageView
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.topics import retry_topic
+from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.testing import LocalCluster, MemoryNetwork, VirtualClock, run_virtual
 from tests.client.group_peers import GroupCluster, in_virtual_time, until
 
 LOCK = RequestCode.LOCK_BATCH_MQ
@@ -294,3 +297,34 @@ def test_close_ends_handlers_that_hang_before_it_gives_the_locks_back() -> None:
         assert second.saw(QueueTaken)
 
     in_virtual_time(scenario)
+
+
+def test_a_member_that_joins_right_after_a_brokers_restart_leaves_the_locks_to_their_holders() -> None:
+    """The broker has forgotten whose they were, and the newcomer had no connection to it that could have broken."""
+
+    async def main(clock: VirtualClock) -> None:
+        network = MemoryNetwork()
+
+        async def member(host: str) -> PushConsumer:
+            consumer = PushConsumer(
+                "g", cluster.namesrv, client_ip=host, network=network.host(host), handover="lease"
+            )
+            consumer.subscribe("T", "*", lambda message: None)
+            await consumer.start(instance=ClientInstance.shared(consumer.config, clock=clock))
+            return consumer
+
+        async with LocalCluster(network=network, clock=clock) as cluster:
+            cluster.broker.topics.put(TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=2))
+            first = await member("10.3.0.1")
+            await soon(lambda: len(first.assignment.get("T", [])) == 2)
+            network.cut("10.3.0.1", "10.0.0.11")
+            await cluster.restart_broker()
+            back = clock.monotonic()
+            second = await member("10.3.0.2")
+            await soon(lambda: len(second.assignment.get("T", [])) == 2)
+            assert 5.0 <= clock.monotonic() - back < 7.0
+            network.mend()
+            await second.close()
+            await first.close()
+
+    run_virtual(main)

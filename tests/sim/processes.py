@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, TypeVarTuple
 
 from gimbalmq.testing import MemoryNetwork, VirtualLoop
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
@@ -87,7 +89,7 @@ class _Step:
         self.slept = process.slept
         self.handle: asyncio.Handle | None = None
 
-    def __call__(self, *args: Any) -> None:
+    def run(self, *args: Any) -> None:
         process = self.process
         if process.stopped:
             process.hold(self, args)
@@ -102,33 +104,33 @@ class _Step:
 
     def again(self, *args: Any) -> None:
         if self.handle is None or not self.handle.cancelled():
-            self(*args)
+            self.run(*args)
 
 
 class ProcessLoop(VirtualLoop):
     """Virtual time for a world with processes in it."""
 
     def call_soon(
-        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         process = _process.get() if context is None else context.get(_process)
         if process is None:
             return super().call_soon(callback, *args, context=context)
         step = _Step(process, callback, context, None)
-        step.handle = super().call_soon(step, *args, context=step.context)
+        step.handle = super().call_soon(partial(step.run, *args), context=step.context)
         return step.handle
 
     def call_at(
         self,
         when: float,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         process = _process.get() if context is None else context.get(_process)
         if process is None:
             return super().call_at(when, callback, *args, context=context)
         step = _Step(process, callback, context, when)
-        handle = super().call_at(when, step, *args, context=step.context)
+        handle = super().call_at(when, partial(step.run, *args), context=step.context)
         step.handle = handle
         return handle

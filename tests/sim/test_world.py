@@ -7,6 +7,7 @@ there becomes a test at the end of this file, with its schedule cut down to the 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from gimbalmq.client.consumer_config import PushConsumerConfig
+from gimbalmq.client.consuming.held_queue import HeldQueue
+from gimbalmq.client.consuming.locks import Locks
 from gimbalmq.client.consuming.rounds import Rounds
 from gimbalmq.testing import VirtualClock, run_virtual
 from gimbalmq.transport.tasks import Tasks
@@ -99,14 +102,46 @@ def test_a_promise_that_is_broken_is_noticed() -> None:
     assert any("never sent" in problem for problem in broken(report))
 
 
-def test_a_clock_that_stands_still_while_the_machine_sleeps_is_noticed() -> None:
-    """As ``time.monotonic`` does on Linux: a member that wakes takes its leases for fresh. Others have its queues."""
-    schedule = [Fault(5.0, "sleep", 0.9, 30.0)]
-    world = small(WORLDS["leases, pauses"])
-    report = run_world(3, replace(world, sleep_counts=False, pause=(0.02, 0.08)), schedule)
-    assert report.desk.overlaps
-    assert any("two handlers were at work" in problem for problem in broken(report))
-    kept(run_world(3, replace(world, pause=(0.02, 0.08)), schedule))
+AWAY_FOR_LONG = [Fault(5.0, "partition", 0.6, 30.0), Fault(50.0, "clock", 0.99, 1.0)]
+"""A member reaches nobody for so long that another takes its queues. Worlds heal after their last fault."""
+ASLEEP = [Fault(5.0, "sleep", 0.2, 30.0), Fault(50.0, "clock", 0.99, 1.0)]
+RESTART = [Fault(5.0, "broker restart", 0.2, 0.05), Fault(5.06, "join", 0.2), Fault(20.0, "clock", 0.99, 1.0)]
+JOINS = [Fault(5.0, "join", 0.5), Fault(10.0, "join", 0.5)]
+BUSY = replace(small(WORLDS["leases, pauses"]), pause=(0.1, 0.2))
+
+
+def test_the_check_notices_members_that_are_not_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept(run_world(1, BUSY, AWAY_FOR_LONG))
+    lease = HeldQueue.lease
+    monkeypatch.setattr(HeldQueue, "lease", lambda held, sent, until: lease(held, sent, math.inf))
+    monkeypatch.setattr(HeldQueue, "fence", lambda held: None)
+    found = broken(run_world(1, BUSY, AWAY_FOR_LONG))
+    assert any("c01#1 took itself for the owner" in problem for problem in found)
+
+
+def test_the_check_notices_a_clock_that_stands_still_while_the_machine_sleeps() -> None:
+    """As ``time.monotonic`` does on Linux: a member that wakes takes its leases for fresh, and others have them."""
+    kept(run_world(1, BUSY, ASLEEP))
+    found = broken(run_world(1, replace(BUSY, sleep_counts=False), ASLEEP))
+    assert any("two handlers were at work" in problem for problem in found)
+
+
+def test_the_check_notices_locks_that_are_taken_right_after_a_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = replace(BUSY, work=(1.0, 1.9))
+    kept(run_world(2, slow, RESTART))
+    monkeypatch.setattr(Locks, "withheld", lambda locks, queue: None)
+    found = broken(run_world(2, slow, RESTART))
+    assert any("two handlers were at work" in problem for problem in found)
+
+
+def test_the_check_notices_a_handover_that_does_not_wait() -> None:
+    world = replace(small(WORLDS["leases, planned"]), pause=(0.1, 0.2), work=(0.1, 0.5))
+    kept(run_world(1, world, JOINS))
+    found = broken(run_world(1, replace(world, options=(("handover_wait", 0.0),)), JOINS))
+    assert any("two handlers were at work" in problem for problem in found)
+    assert any("repeated by planned changes" in problem for problem in found)
 
 
 # --- what was found, one test each --------------------------------------------------------------------
