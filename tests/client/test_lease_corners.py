@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from gimbalmq.client.events import BalanceEvent, LeaseLost, QueueReleased, QueueTaken
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.push_consumer import PushConsumer
@@ -165,7 +167,9 @@ def test_the_lock_of_a_lost_lease_is_kept_while_a_handler_is_at_work() -> None:
     in_virtual_time(scenario)
 
 
-def test_a_handover_that_waits_touches_nothing_of_a_queue_that_was_lost_and_taken_again() -> None:
+def test_a_handover_that_waits_touches_nothing_of_a_queue_that_was_lost_and_taken_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scenario(cluster: GroupCluster) -> None:
         cluster.topic("T", 2)
         cluster.broker.from_start(Q0, Q1)
@@ -196,6 +200,7 @@ def test_a_handover_that_waits_touches_nothing_of_a_queue_that_was_lost_and_take
         assert not cluster.broker.of(UNLOCK)
         assert holder(cluster, Q1) == "c1#1"
         assert len(first.saw(QueueReleased)) == released
+        assert "ended by an error" not in caplog.text
 
     in_virtual_time(scenario)
 
@@ -328,3 +333,38 @@ def test_a_member_that_joins_right_after_a_brokers_restart_leaves_the_locks_to_t
             await first.close()
 
     run_virtual(main)
+
+
+def test_a_broker_that_moves_while_the_old_connection_hangs_was_restarted_all_the_same() -> None:
+    """The route names the new address before anybody sees the old connection break. The new broker grants every lock
+    to whoever asks first: nobody asks before it has answered a heartbeat, nor for others' locks before the grace."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 2)
+        cluster.broker.from_start(Q0, Q1)
+        first = Member(cluster, "c1#1", poll_namesrv_interval=2.0)
+        second = Member(cluster, "c2#1", poll_namesrv_interval=2.0)
+        await first.join()
+        await second.join()
+        await soon(lambda: first.held == [Q0] and second.held == [Q1])
+        assert cluster.network is not None
+        old = cluster.broker
+        for name in ("c1#1", "c2#1"):
+            cluster.network.cut(cluster.client_host(name), old.address.split(":")[0])
+        new = await cluster.add_broker("broker-a")
+        new.offsets = old.offsets
+        cluster.network.cut(cluster.client_host("c1#1"), new.address.split(":")[0])
+        new.overrides[RequestCode.HEART_BEAT] = lambda request: request.reply(1, "not yet")
+        await soon(lambda: new.of(RequestCode.HEART_BEAT))
+        await asyncio.sleep(2)
+        assert new.of(LOCK) == []
+        del new.overrides[RequestCode.HEART_BEAT]
+        await soon(lambda: new.clients("g"))
+        heard = cluster.clock.monotonic()
+        await second.consumer.rebalance("the first one is not there yet")
+        await soon(lambda: Q0 in second.held)
+        assert 4.9 <= cluster.clock.monotonic() - heard < 7.0
+        cluster.network.mend()
+        await old.close()
+
+    in_virtual_time(scenario)

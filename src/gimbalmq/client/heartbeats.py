@@ -189,6 +189,9 @@ class Heartbeats:
         self._greeting = False
         if any(address not in self._greeted for _, address in self.targets()):
             await self.to_all()
+        for _, address in self.targets():
+            if address not in self._greeted and not self._host.closed:
+                self._rejoin_soon(address)
 
     # -- to one broker -----------------------------------------------------------------
 
@@ -359,6 +362,9 @@ class Heartbeats:
             return
         if known:
             self._lost.add(address)
+        self._rejoin_soon(address)
+
+    def _rejoin_soon(self, address: str) -> None:
         if address not in self._rejoining:
             self._rejoining.add(address)
             self._host.tasks.spawn(self._rejoin(address), f"rejoin {address}")
