@@ -11,6 +11,7 @@ NO_BROKER_FAULTS = tuple(kind for kind in KINDS if not kind.startswith("broker")
 HARMLESS: tuple[Kind, ...] = (*PLANNED, "resize", "clock")
 """Nothing of this repeats a message where queues are handed over by lease."""
 PAUSES: tuple[Kind, ...] = ("stop", "sleep", "hang", "partition", "clock", *PLANNED)
+OF_MEMBERS: tuple[Kind, ...] = ("crash", "vanish", *CONNECTIONS, *PAUSES, "resize")
 MOVES: tuple[Kind, ...] = ("broker move", "broker restart", "broker kill", "partition", "stop", *HARMLESS)
 HANDOVER_SECONDS = 60.0
 """How long a queue that is to be handed over waits for a handler: ``handover_wait``."""
@@ -42,6 +43,7 @@ GROUPS: dict[str, Settings] = {
     "leases, handlers that fail": Settings(handover="lease", failing=0.1, kinds=MOVES),
     "leases, brokers stay": Settings(handover="lease", kinds=NO_BROKER_FAULTS),
     "leases, brokers move": Settings(handover="lease", kinds=MOVES),
+    "leases, Apache's brokers": Settings(handover="lease", kinds=OF_MEMBERS, as_apache=True),
     "in order, brokers stay": Settings(ordered=True, kinds=NO_BROKER_FAULTS, work_limit=LOCK_SECONDS),
 }
 """What befalls members and their queues."""

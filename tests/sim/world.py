@@ -80,6 +80,7 @@ class Settings:
         broker_options, nameserver_options: properties of the servers.
         work_limit: how long a handler may be at work before the world stops waiting for it: another member may
             then begin its queue.
+        as_apache: brokers know of locks and members what Apache's do, and no more.
         sleep_counts: members' clocks count the time their machine is asleep.
     """
 
@@ -109,6 +110,7 @@ class Settings:
     nameserver_options: tuple[tuple[str, Any], ...] = ()
     work_limit: float = 2.0
     sleep_counts: bool = True
+    as_apache: bool = False
 
     @property
     def subscribed(self) -> tuple[str, ...]:
