@@ -279,6 +279,44 @@ def test_iteration_commits_message_by_message() -> None:
     in_virtual_time(scenario)
 
 
+def test_a_loop_that_is_left_loses_nothing() -> None:
+    """What a pull brought and the loop was not given comes in the next loop, or to the next poll."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1)
+        cluster.broker.put("T", 0, *(str(number) for number in range(25)))
+        consumer = await subscribed(cluster)
+        got: list[str] = []
+        for end in (1, 5):
+            async for message in consumer:
+                got.append(message.body.decode())
+                if len(got) == end:
+                    break
+        got += await drain(consumer, 20)
+        assert got == [str(number) for number in range(25)]
+        await consumer.close()
+        assert cluster.broker.committed(Q0) == 25
+
+    in_virtual_time(scenario)
+
+
+def test_iteration_heeds_a_pause_in_the_middle_of_what_was_pulled() -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1)
+        cluster.broker.put("T", 0, *"abc")
+        consumer = await subscribed(cluster)
+        messages = aiter(consumer)
+        assert (await anext(messages)).body == b"a"
+        consumer.pause(Q0)
+        second = asyncio.ensure_future(anext(messages))
+        await asyncio.sleep(5)
+        assert not second.done()
+        consumer.resume(Q0)
+        assert (await second).body == b"b"
+
+    in_virtual_time(scenario)
+
+
 def test_iteration_ends_with_the_consumer() -> None:
     async def scenario(cluster: GroupCluster) -> None:
         consumer = await subscribed(cluster)
