@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gimbalmq.client.consumer_config import PullConsumerConfig
-from gimbalmq.client.events import QueueTaken
+from gimbalmq.client.events import OffsetReset, QueueTaken
 from gimbalmq.client.pull_consumer import PullConsumer
 from gimbalmq.errors import ConfigError, ResponseError, StateError
 from gimbalmq.model.message import MessageView
@@ -509,6 +509,37 @@ def test_an_illegal_offset_is_passed_over() -> None:
         cluster.broker.put("T", 0, "a")
         consumer = await subscribed(cluster)
         assert bodies(await consumer.poll()) == ["a"]
+
+    in_virtual_time(scenario)
+
+
+@pytest.mark.parametrize("by_loop", [False, True])
+def test_progress_in_a_queue_that_was_made_anew_starts_anew(by_loop: bool) -> None:
+    """Else the offset of the old queue is committed, and what the new one gets up to there is passed over."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1)
+        cluster.broker.put("T", 0, *(str(number) for number in range(20)))
+        consumer = await subscribed(cluster)
+        reset: list[OffsetReset] = []
+        consumer.on_event(lambda event: reset.append(event) if isinstance(event, OffsetReset) else None)
+        await drain(consumer, 20)
+        assert await consumer.poll(0.1) == []
+        cluster.broker.queues[("T", 0)].clear()
+        cluster.broker.put("T", 0, "passed over")
+        while not reset:
+            assert await consumer.poll(0.1) == []
+        cluster.broker.put("T", 0, "new")
+        if by_loop:
+            async for message in consumer:
+                assert message.body == b"new"
+                assert consumer.position(Q0) == 1
+                break
+        else:
+            assert await drain(consumer, 1) == ["new"]
+            assert consumer.position(Q0) == 2
+        await consumer.close()
+        assert cluster.broker.committed(Q0) == (1 if by_loop else 2)
 
     in_virtual_time(scenario)
 
