@@ -381,6 +381,18 @@ def test_what_is_assigned_to_a_running_consumer_is_held_at_once() -> None:
     in_virtual_time(scenario)
 
 
+def test_a_round_takes_nothing_away_that_was_assigned() -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 2)
+        consumer = cluster.pull()
+        consumer.assign([Q0, Q1])
+        await cluster.launch(consumer)
+        assert await consumer.rebalance()
+        assert consumer.assignment == {"T": [Q0, Q1]}
+
+    in_virtual_time(scenario)
+
+
 def test_assigned_queues_can_be_filtered() -> None:
     async def scenario(cluster: GroupCluster) -> None:
         cluster.topic("T", 1)
