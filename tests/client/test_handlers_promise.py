@@ -617,6 +617,35 @@ def test_an_offset_store_that_raises_does_not_stop_the_queue(ordered: bool) -> N
     in_virtual_time(scenario)
 
 
+def test_after_an_offset_store_has_raised_ordered_messages_that_fail_are_still_kept() -> None:
+    """A window that had lost count would take the queue for empty, and answers without messages for progress."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        tried: list[str] = []
+
+        async def handler(message: MessageView) -> bool:
+            tried.append(message.body.decode())
+            return tried[-1] == "a"
+
+        cluster.topic("T", 1)
+        cluster.broker.put("T", 0, "a")
+        cluster.broker.from_start(Q0)
+        options = cluster.client_options("c1#1") | {"broker_suspend": 0.2}
+        consumer = PushConsumer("g", cluster.nameserver.address, **options)
+        instance = ClientInstance.shared(consumer.config, clock=cluster.clock)
+        consumer = PushConsumer("g", cluster.nameserver.address, offset_store=Moody(instance, "g"), **options)
+        consumer.subscribe("T", "*", handler, ordered=True)
+        await cluster.launch(consumer)
+        await asyncio.sleep(0.1)
+        cluster.broker.put("T", 0, "b")
+        await asyncio.sleep(5)
+        assert tried[:3] == ["a", "a", "b"]
+        await consumer.close()
+        assert cluster.broker.committed(Q0) == 1, "b was never handled"
+
+    in_virtual_time(scenario)
+
+
 def test_messages_of_an_unsubscribed_topic_are_not_given_to_the_handler_of_another() -> None:
     async def scenario(cluster: GroupCluster) -> None:
         cluster.topic("T", 1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gimbalmq.client.consumer_config import PullConsumerConfig
-from gimbalmq.client.events import QueueTaken
+from gimbalmq.client.events import OffsetReset, QueueTaken
 from gimbalmq.client.pull_consumer import PullConsumer
 from gimbalmq.errors import ConfigError, ResponseError, StateError
 from gimbalmq.model.message import MessageView
@@ -381,6 +381,18 @@ def test_what_is_assigned_to_a_running_consumer_is_held_at_once() -> None:
     in_virtual_time(scenario)
 
 
+def test_a_round_takes_nothing_away_that_was_assigned() -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 2)
+        consumer = cluster.pull()
+        consumer.assign([Q0, Q1])
+        await cluster.launch(consumer)
+        assert await consumer.rebalance()
+        assert consumer.assignment == {"T": [Q0, Q1]}
+
+    in_virtual_time(scenario)
+
+
 def test_assigned_queues_can_be_filtered() -> None:
     async def scenario(cluster: GroupCluster) -> None:
         cluster.topic("T", 1)
@@ -509,6 +521,37 @@ def test_an_illegal_offset_is_passed_over() -> None:
         cluster.broker.put("T", 0, "a")
         consumer = await subscribed(cluster)
         assert bodies(await consumer.poll()) == ["a"]
+
+    in_virtual_time(scenario)
+
+
+@pytest.mark.parametrize("by_loop", [False, True])
+def test_progress_in_a_queue_that_was_made_anew_starts_anew(by_loop: bool) -> None:
+    """Else the offset of the old queue is committed, and what the new one gets up to there is passed over."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1)
+        cluster.broker.put("T", 0, *(str(number) for number in range(20)))
+        consumer = await subscribed(cluster)
+        reset: list[OffsetReset] = []
+        consumer.on_event(lambda event: reset.append(event) if isinstance(event, OffsetReset) else None)
+        await drain(consumer, 20)
+        assert await consumer.poll(0.1) == []
+        cluster.broker.queues[("T", 0)].clear()
+        cluster.broker.put("T", 0, "passed over")
+        while not reset:
+            assert await consumer.poll(0.1) == []
+        cluster.broker.put("T", 0, "new")
+        if by_loop:
+            async for message in consumer:
+                assert message.body == b"new"
+                assert consumer.position(Q0) == 1
+                break
+        else:
+            assert await drain(consumer, 1) == ["new"]
+            assert consumer.position(Q0) == 2
+        await consumer.close()
+        assert cluster.broker.committed(Q0) == (1 if by_loop else 2)
 
     in_virtual_time(scenario)
 

@@ -170,7 +170,7 @@ class PullConsumer(Consumer[PullConsumerConfig]):
                 continue
             held, (message,) = work.held, work.messages
             following = held.window.remove(work.messages)
-            held.position = message.queue_offset
+            held.position = min(message.queue_offset, following)
             yield message
             if self._waiting.is_out(work):  # no seek has moved the queue elsewhere meanwhile
                 held.position = following
