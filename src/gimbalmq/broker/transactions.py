@@ -150,7 +150,7 @@ class Transactions:
 
     def prepare(self, draft: Draft) -> Placed:
         """Stores a half message instead of the message itself."""
-        for name in (prop.DELAY, prop.TIMER_DELAY_SEC, prop.TIMER_DELAY_MS, prop.TIMER_DELIVER_MS):
+        for name in prop.DELAYS:
             if draft.properties.get(name, "0") != "0":
                 raise MessageIllegalError(
                     f"a transactional message cannot be delayed: send it without property {name}"

@@ -138,22 +138,6 @@ class Files:
         """Renames a file, over another one if there is one; see ``sync_folder``."""
         os.replace(source, target)
 
-    def write_file(self, path: Path, data: bytes) -> None:
-        """Gives a small file new content: after a crash it has the old one or the new one, never half of either.
-
-        Durable when it returns. Takes two syncs, so do not call it on an event loop.
-        """
-        aside = path.with_name(path.name + ".tmp")
-        fd = self.open(aside, create=True)
-        try:
-            self.truncate(fd, 0)  # a crash may have left a longer one
-            self.write_at(fd, data, 0)
-            self.sync(fd)
-        finally:
-            self.close(fd)
-        self.replace(aside, path)
-        self.sync_folder(path.parent)
-
     def read_at(self, fd: int, size: int, position: int) -> bytes:
         return os.pread(fd, size, position)
 

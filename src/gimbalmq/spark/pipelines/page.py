@@ -175,10 +175,6 @@ def _members(holdings: Iterable[Row]) -> dict[str, tuple[str, int]]:
     }
 
 
-def _called(members: Mapping[str, tuple[str, int]], member: str) -> str:
-    return escape(members[member][0] if member in members else str(member))
-
-
 def _legend(members: Mapping[str, tuple[str, int]]) -> str:
     items = "".join(
         f'<span title="{escape(member)}"><i style="background:var(--c{colour})"></i>{escape(name)}</span>'
