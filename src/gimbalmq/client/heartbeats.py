@@ -91,6 +91,9 @@ class Heartbeats:
         self._greeting = False
         self._greeted: set[str] = set()
         self._lost: set[str] = set()
+        self._masters: dict[str, str] = {}
+        self._away: set[str] = set()
+        self._up_since: dict[str, float] = {}
         self._rejoining: set[str] = set()
         self._introducing: dict[str, asyncio.Task[bool]] = {}
         self._introduced: dict[str, float] = {}
@@ -195,6 +198,9 @@ class Heartbeats:
         self._greeting = False
         if any(address not in self._greeted for _, address in self.targets()):
             await self.to_all()
+        for _, address in self.targets():
+            if address not in self._greeted and not self._host.closed:
+                self._rejoin_soon(address)
 
     # -- to one broker -----------------------------------------------------------------
 
@@ -261,11 +267,38 @@ class Heartbeats:
         else:
             self._watching.pop(address, None)
         self._look_for_expulsions(broker_name, address, reply.expelled_groups or "")
-        if address in self._lost:
-            self._lost.discard(address)
-            if self._is_master(broker_name, address):
-                for member in list(host.consumers.values()):
-                    member.connection_back(broker_name)
+        self._lost.discard(address)
+        if self._is_master(broker_name, address):
+            if reply.uptime_millis is not None:
+                self._up_since[broker_name] = host.clock.monotonic() - reply.uptime_millis / 1000
+            self._master_heard(broker_name, address)
+
+    def _master_heard(self, broker_name: str, address: str) -> None:
+        """A master has answered. One that is at another address than before was restarted, whatever became of
+        the old connection."""
+        before = self._masters.get(broker_name)
+        self._masters[broker_name] = address
+        if before is not None and before != address:
+            self._lost.discard(before)
+            self._master_lost(broker_name)
+        if broker_name in self._away:
+            self._away.discard(broker_name)
+            for member in list(self._host.consumers.values()):
+                member.connection_back(broker_name)
+
+    def _master_lost(self, broker_name: str) -> None:
+        if broker_name not in self._away:
+            self._away.add(broker_name)
+            for member in list(self._host.consumers.values()):
+                member.connection_lost(broker_name)
+
+    def knows_master(self, broker_name: str, address: str) -> bool:
+        """Whether a broker's master at this address has answered a heartbeat, and its connection not broken since."""
+        return self._masters.get(broker_name) == address and broker_name not in self._away
+
+    def up_since(self, broker_name: str) -> float:
+        """Monotonic time at which a master was started, if it said so: it may have forgotten what it knew before."""
+        return self._up_since.get(broker_name, -math.inf)
 
     def _look_for_expulsions(self, broker_name: str, address: str, told: str) -> None:
         """Broker and we count how often it has given us up; an answer that told so may have been lost."""
@@ -309,10 +342,10 @@ class Heartbeats:
 
     def connected(self, address: str, channel: Channel) -> None:
         """A connection was made: where it replaces one that broke, the broker hears of us before all else."""
-        if address not in self._lost or not self._has_members():
-            return
         name = self._name_of(address)
-        if name is None:
+        if name is None or not self._has_members():
+            return
+        if address not in self._lost and not (name in self._away and self._is_master(name, address)):
             return
         said = self._say()
         request = group_calls.heartbeat_request(said.body, said.header)
@@ -338,14 +371,20 @@ class Heartbeats:
         self._versions.pop(address, None)
         self._watching.pop(address, None)
         self._expulsions.pop(address, None)
+        if self._host.closed:
+            return
+        if known:
+            for broker_name, master in self._masters.items():
+                if master == address:  # though the route may name another one by now
+                    self._master_lost(broker_name)
         name = self._name_of(address)
-        if self._host.closed or name is None:
+        if name is None:
             return
         if known:
             self._lost.add(address)
-            if self._is_master(name, address):
-                for member in list(self._host.consumers.values()):
-                    member.connection_lost(name)
+        self._rejoin_soon(address)
+
+    def _rejoin_soon(self, address: str) -> None:
         if address not in self._rejoining:
             self._rejoining.add(address)
             self._host.tasks.spawn(self._rejoin(address), f"rejoin {address}")

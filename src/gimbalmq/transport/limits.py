@@ -98,14 +98,14 @@ class ServerLimits(Configuration):
         fixed=True,
     )
     max_partial_frame_bytes: int = option(
-        64 * 1024 * 1024,
+        32 * 1024 * 1024,
         "bytes of all unfinished frames together, and as many of all requests being worked on; beyond, large ones "
         "wait, and who stands still within one is closed",
         between=(MAX_FRAME_BYTES, 1 << 40),
         fixed=True,
     )
     max_pending_write_bytes: int = option(
-        256 * 1024 * 1024,
+        96 * 1024 * 1024,
         "bytes that wait for all peers to read; from three quarters on, answers to pulls are small; beyond, who has "
         "not read for longest is closed",
         between=(MAX_FRAME_BYTES, 1 << 40),

@@ -70,4 +70,11 @@ def _locks(instance: ClientInstance, config: ConsumerConfig, tasks: Tasks, *, or
         return None
     if not by_lease:
         return Locks(instance, config.group, tasks)
-    return Locks(instance, config.group, tasks, margin=config.lease_margin, grace=config.lease_orphan_grace)
+    return Locks(
+        instance,
+        config.group,
+        tasks,
+        margin=config.lease_margin,
+        grace=config.lease_orphan_grace,
+        handler_wait=config.handover_wait,
+    )

@@ -139,7 +139,16 @@ class Holdings:
     async def hand_over(self, held: HeldQueue) -> bool:
         """Finishes, commits and leaves a queue that is draining; False if it was lost or dropped meanwhile."""
         began = self._clock.monotonic()
-        await held.quiet()
+        try:
+            async with asyncio.timeout(self._config.handover_wait):
+                await held.quiet()
+        except TimeoutError:
+            log.warning(
+                "%s is handed over though a handler has been at work on it for more than %g s (handover_wait); what "
+                "it does is not committed, and its messages come again at the next owner",
+                held.queue,
+                self._config.handover_wait,
+            )
         for attempt in range(_COMMIT_TRIES):
             if held.state is not DRAINING:
                 return False

@@ -28,6 +28,7 @@ class Returns:
     def __init__(self, instance: ClientInstance, config: PushConsumerConfig, *, ordered: bool) -> None:
         self._instance = instance
         self._config = config
+        self._leased = config.handover == "lease" and not ordered
         self.max_times = config.max_reconsume_times
         if self.max_times == -1:
             self.max_times = UNLIMITED if ordered else 16
@@ -38,8 +39,11 @@ class Returns:
     async def send_back(self, message: MessageView, delay_level: int, queue: MessageQueue) -> bool:
         """36 to the broker that has the message; if that fails, a send to the retry topic.
 
+        Not with leases: brokers take the locks of a group for those of an ordered consumer, and what is sent to its
+        retry topic for a message that failed for good.
+
         Returns:
-            False if even the detour failed.
+            False if the message must be consumed again here.
         """
         header = SendBack(
             offset=message.commitlog_offset,
@@ -59,10 +63,17 @@ class Returns:
                 self._tell_dead(message)
             return True
         except RocketMQError as error:
+            failure = error
+        times = message.reconsume_times + 1
+        if self._leased and times <= self.max_times:
             log.warning(
-                "message %s could not be sent back, it goes to the retry topic: %s", message.msg_id, error
+                "message %s could not be sent back, it is consumed again here: %s", message.msg_id, failure
             )
-        return await self._retry_topic.send(message, message.reconsume_times + 1)
+            return False
+        log.warning(
+            "message %s could not be sent back, it goes to the retry topic: %s", message.msg_id, failure
+        )
+        return await self._retry_topic.send(message, times)
 
     async def resend(self, message: MessageView) -> bool:
         """Sends an ordered message to the retry topic, from where the broker moves it to the dead letters."""
