@@ -169,7 +169,7 @@ class Transactions:
         return self._writer.put(draft)[0]
 
     def end(self, header: EndTransaction) -> None:
-        """Commits or rolls back; raises ResponseError where the half does not fit the request."""
+        """Commits or rolls back; raises ResponseError if the half does not fit the request."""
         raw = stored_record(self._store, header.commit_log_offset)
         half = None if raw is None else decode_record(raw)
         if half is None or half.topic != topics.HALF_TOPIC:

@@ -1,4 +1,4 @@
-"""The file system as the store sees it: the one place where OSError becomes a store error.
+"""The file system as the store sees it: the one place in which an OSError becomes a store error.
 
 Everything that changes a file goes through a ``Files`` object, so tests hand in one that runs out
 of space, writes short or loses what was not synced. Reads of the log do not: they are slices of a

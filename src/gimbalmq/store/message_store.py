@@ -55,7 +55,7 @@ _PROBE_BYTES = 1 << 20
 _INDEX_STEP = 512
 """Records indexed in one step: about a millisecond."""
 _QUEUES_AT_ONCE = 32
-"""Queues written where nobody can wait for steps: likewise."""
+"""Queues written at once if nobody can wait for steps: about a millisecond, too."""
 _MOST_INDEX_BATCHES = 16
 """A commit that finds so many times ``index_pending_limit`` records waiting indexes them, whatever it takes."""
 

@@ -159,7 +159,7 @@ class SendHandlers:
         return answer
 
     def _topic_for(self, channel: Channel, header: AnySendHeader) -> TopicConfig:
-        """The topic's configuration, made on the spot where that is allowed."""
+        """The topic's configuration, made on the spot if that is allowed."""
         topic = header.topic
         config = self._live.now
         problem = names.topic_problem(topic)

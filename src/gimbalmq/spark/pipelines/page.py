@@ -454,7 +454,7 @@ def _clock(second: float) -> str:
 
 
 def _round_up(value: float) -> float:
-    """1, 2 or 5 and zeros, or twice that: halves stay whole where they can."""
+    """1, 2 or 5 and zeros, or twice that: halves stay whole if they can."""
     power = 1
     while True:
         for step in (2, 4, 6, 10):
