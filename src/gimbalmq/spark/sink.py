@@ -2,8 +2,8 @@
 
 A row is written at least once, and its copies can be recognised: every message carries the property SPARK_ROW_ID
 (``row_ids``), which follows from what the row says, and a row that nothing binds to a queue goes to one that follows
-from the same (``row_homes``). A task or a micro-batch that Spark runs again therefore brings the same ids to the same queues, in
-whatever order its rows come, and the source's ``dropDuplicates`` recognises them.
+from the same (``row_homes``). A task or a micro-batch that Spark runs again therefore brings the same ids to the same
+queues, in whatever order its rows come, and the source's ``dropDuplicates`` recognises them.
 
 A task keeps several requests in flight on one connection for each broker and returns when all of them
 are acknowledged. Connections stay with the worker process a while for the next task.
