@@ -1,4 +1,4 @@
-"""The only module that reads the time; everything else is handed a Clock."""
+"""The clocks: servers and clients are handed one, and outside of Spark no other module imports ``time``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Clock(Protocol):
     """Two readings: one that never steps, one that people and disks use."""
 
     def monotonic(self) -> float:
-        """Seconds that only grow, those included that the machine was suspended."""
+        """Seconds that only grow, also while the machine is suspended."""
         ...
 
     def wall_ms(self) -> int:

@@ -150,7 +150,7 @@ class Topics:
     def create_for_send(
         self, topic: str, template_name: str, queue_count: int, sys_flag: int = 0
     ) -> TopicConfig | None:
-        """Auto-creation: by the template the sender names, where that one lets others inherit."""
+        """Auto-creation: by the template the sender names, if that one lets others inherit."""
         template = self._table.get(template_name)
         if template is None or not template.perm & PERM_INHERIT:
             return None

@@ -1,4 +1,7 @@
-"""A consumer's options. Defaults are Java's (4.9 timing), so members of both kinds can share a group."""
+"""A consumer's options. Most defaults are Java's, so members of both kinds can share a group.
+
+``profiles`` has those that differ.
+"""
 
 from __future__ import annotations
 

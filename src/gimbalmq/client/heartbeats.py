@@ -143,7 +143,7 @@ class Heartbeats:
         return next((name for name, target in self.targets() if target == address), None)
 
     def version_known(self, address: str, group: str, topic: str) -> int:
-        """The newest version of a subscription that a broker has heard of; 0 where it has of none.
+        """The newest version of a subscription that a broker has heard of; 0 if it has of none.
 
         A pull that names a newer one is refused (code 25), so pulls name this one.
         """
@@ -155,7 +155,7 @@ class Heartbeats:
         """One heartbeat to all brokers, at the same time.
 
         Returns:
-            False where nothing was sent: nobody is registered here, or another is under way. If that
+            False if nothing was sent: nobody is registered here, or another is under way. If that
             one had left before what it should say changed, it is followed by one that says it.
         """
         if not self._has_members():
@@ -404,7 +404,7 @@ class Heartbeats:
     # -- signs of life -----------------------------------------------------------------
 
     def _liveness(self) -> float:
-        """The shortest interval that a member wants, 0 where none does."""
+        """The shortest interval that a member wants, 0 if none does."""
         wanted = [member.liveness_interval for member in self._host.consumers.values()]
         return min((seconds for seconds in wanted if seconds > 0), default=0.0)
 

@@ -1,6 +1,6 @@
 """The columns of a topic in Spark: names, types, and which of them a reader was asked for.
 
-Spark compares Arrow schemas exactly, so the types here are the only place that names them.
+Spark compares Arrow schemas exactly, so no other module names these types.
 """
 
 from __future__ import annotations

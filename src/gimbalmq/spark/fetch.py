@@ -1,7 +1,7 @@
 """What a task does: pulls of its ranges in flight, their answers joined, decoded and cut to the range.
 
-A pull of Apache's broker brings 32 messages, so without a tag filter consecutive pieces of a range are
-asked for at once and what an answer lacks is asked for again. Our broker brings what ``maxMsgBytes`` allows;
+A pull of Apache's broker brings 32 messages. So, if there is no tag filter, consecutive pieces of a range are
+asked for at once, and what an answer lacks is asked for again. Our broker brings what ``maxMsgBytes`` allows;
 then two pulls under way are enough, and an answer is a batch. How much a pull brings is learnt from the
 answers; nobody has to know whose broker it is.
 """
@@ -54,7 +54,7 @@ class _Answer(NamedTuple):
 
     Attributes:
         covers: offsets; not all of them need have a message.
-        high: where to cut it off; None where it ends within what was asked for.
+        high: where to cut it off; None if it ends within what was asked for.
     """
 
     body: Body
@@ -314,7 +314,7 @@ class PartitionReader:
     # -- answers ---------------------------------------------------------------------
 
     def _receive(self, address: str) -> None:
-        """Takes the next answer from a broker; asks where nothing is under way."""
+        """Takes the next answer from a broker; asks if nothing is under way."""
         out = self._out.get(address)
         if not out:
             self._ask()

@@ -1,14 +1,14 @@
-"""``df.write.format("rocketmq")`` and ``writeStream``: rows in Arrow batches out as batched sends.
+"""``df.write.format("rocketmq")`` and ``writeStream``: rows in Arrow batches go out as batched sends.
 
-At least once, in a way that can be seen through: every message carries the property SPARK_ROW_ID (``row_ids``), which
-follows from what the row says, and a row that nothing binds to a queue goes to one that follows from the same
-(``row_homes``). A task or a micro-batch that Spark runs again therefore brings the same ids to the same queues, in
-whatever order its rows come, and the source's ``dropDuplicates`` recognises them.
+A row is written at least once, and its copies can be recognised: every message carries the property SPARK_ROW_ID
+(``row_ids``), which follows from what the row says, and a row that nothing binds to a queue goes to one that follows
+from the same (``row_homes``). A task or a micro-batch that Spark runs again therefore brings the same ids to the same
+queues, in whatever order its rows come, and the source's ``dropDuplicates`` recognises them.
 
 A task keeps several requests in flight on one connection for each broker and returns when all of them
 are acknowledged. Connections stay with the worker process a while for the next task.
 
-UNIQ_KEY is not written unless asked for (option ``uniqueKeys``): for a batch nobody needs it, it would
+UNIQ_KEY is not written unless asked for (option ``uniqueKeys``): nobody needs it for a batch, and it would
 be a third of a small message and an index entry for each. Without it a consumer's message id is the
 offset id, and a row is found again by its key or its row id.
 """

@@ -256,7 +256,7 @@ class RowEncoder:
         return pieces[0] if len(pieces) == 1 else pc.binary_join_element_wise(*pieces, _EMPTY), delayed
 
     def _text(self, batch: pa.RecordBatch, role: str, name: str, first: int) -> pa.Array | None:
-        """``name U+0001 value U+0002`` of each row, empty where the value is; None where all are."""
+        """``name U+0001 value U+0002`` of each row, empty if the value is; None if all are."""
         column = self._column(batch, role)
         if column is None or column.null_count == len(column):
             return None

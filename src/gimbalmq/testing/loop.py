@@ -1,6 +1,6 @@
 """Virtual time: an event loop whose clock jumps to the next timer instead of waiting for it.
 
-A selector is the only place where asyncio's loop waits. Ours looks whether a file is ready, and
+A selector is the only place in which asyncio's loop waits. Ours looks whether a file is ready, and
 if none is, moves the loop's clock by the time it was asked to wait. An hour of heartbeats then
 takes as long as the heartbeats themselves, and the order of events depends on nothing but the
 program and its seeds.

@@ -1,8 +1,8 @@
 """What a server takes from its peers, and what they have made it keep so far.
 
 One ``Load`` counts for all connections of a server, however many ports it has. A limit that is reached slows a
-peer down (nothing more is read from it) if that is enough; only what cannot be slowed down is closed: a
-connection too many, a frame that does not get on, a peer that does not read what it is sent.
+peer down (nothing more is read from it) if that is enough. A connection is closed only if it cannot be slowed
+down: one too many, one whose frame does not get on, one whose peer does not read what it is sent.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from gimbalmq.transport.tasks import Tasks
 
 
 class Ground:
-    """The client instance, the configuration, and the parts that know no held queue.
+    """The client instance, the configuration, and the parts that do not know which queues are held.
 
     Attributes:
         locks: None if queues are taken without the broker's lock on them: neither ordered nor by lease.

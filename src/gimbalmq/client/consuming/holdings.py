@@ -1,8 +1,8 @@
 """The queues a member has, and the ways in and out.
 
-``take`` is the way in. There are three ways to the door: ``let_go`` (a round says that the queue is another's),
-``discard`` (its offset was illegal, or set anew) and ``abandon`` (it may be another's already). All of them go
-through ``_leave``, which takes the queue out of the table and gives its lock back.
+``take`` is the way in. A queue goes by ``let_go`` (a round says that it is another's; ``give_up`` or ``hand_over``
+follow), by ``discard`` (its offset was illegal, or set anew) or by ``abandon`` (it may be another's already). All of
+them end in ``_remove``: the queue is out of the table, and its lock is given back or soon will be.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each queue's messages consumed one after the other.
+"""Works queues off in order: each queue's messages one after the other.
 
 One run per queue at a time takes the oldest messages, and only while the broker's lock on the queue is ours.
 """
