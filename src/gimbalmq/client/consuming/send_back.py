@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from gimbalmq.client.consumer_config import PushConsumerConfig
+from gimbalmq.client.consumer_config import ConsumerConfig
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.sending.retry_topic import RetryTopic
 from gimbalmq.errors import RocketMQError
@@ -16,6 +16,14 @@ from gimbalmq.rpc import messages as message_calls
 log = logging.getLogger(__name__)
 
 UNLIMITED = 0x7FFFFFFF
+DEFAULT_TIMES = 16
+
+
+def max_times(times: int, *, ordered: bool) -> int:
+    """How often a message comes again; -1 is the default, which for ordered handlers is without end."""
+    if times != -1:
+        return times
+    return UNLIMITED if ordered else DEFAULT_TIMES
 
 
 class Returns:
@@ -25,21 +33,28 @@ class Returns:
         max_times: after so many tries a message goes to the dead letters.
     """
 
-    def __init__(self, instance: ClientInstance, config: PushConsumerConfig, *, ordered: bool) -> None:
+    def __init__(self, instance: ClientInstance, config: ConsumerConfig, *, max_times: int) -> None:
         self._instance = instance
         self._config = config
-        self.max_times = config.max_reconsume_times
-        if self.max_times == -1:
-            self.max_times = UNLIMITED if ordered else 16
+        self.max_times = max_times
         self._retry_topic = RetryTopic(
-            instance, config.group, max_times=self.max_times, unit_mode=config.unit_mode
+            instance, config.group, max_times=max_times, unit_mode=config.unit_mode
         )
 
     async def send_back(self, message: MessageView, delay_level: int, queue: MessageQueue) -> bool:
+        """As ``give_back``; False if even the detour failed."""
+        try:
+            await self.give_back(message, delay_level, queue)
+        except RocketMQError as error:
+            log.warning("message %s could not be sent to the retry topic: %s", message.msg_id, error)
+            return False
+        return True
+
+    async def give_back(self, message: MessageView, delay_level: int, queue: MessageQueue) -> None:
         """36 to the broker that has the message; if that fails, a send to the retry topic.
 
-        Returns:
-            False if even the detour failed.
+        Raises:
+            RocketMQError: even the detour failed.
         """
         header = SendBack(
             offset=message.commitlog_offset,
@@ -57,12 +72,12 @@ class Returns:
             await message_calls.send_back(self._instance, address, header)
             if delay_level < 0 or message.reconsume_times >= self.max_times:
                 self._tell_dead(message)
-            return True
+            return
         except RocketMQError as error:
             log.warning(
                 "message %s could not be sent back, it goes to the retry topic: %s", message.msg_id, error
             )
-        return await self._retry_topic.send(message, message.reconsume_times + 1)
+        await self._retry_topic.deliver(message, message.reconsume_times + 1)
 
     async def resend(self, message: MessageView) -> bool:
         """Sends an ordered message to the retry topic, from where the broker moves it to the dead letters."""
