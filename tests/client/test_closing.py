@@ -753,3 +753,24 @@ def test_whoever_starts_while_the_last_member_of_an_instance_leaves_gets_one_tha
                 await coming.close()
 
     run(scenario())
+
+
+def test_a_consumer_can_start_while_the_last_member_of_its_instance_leaves() -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1)
+        for turns in range(8):
+            options = cluster.client_options("shared")
+            leaving = Producer("p", cluster.nameserver.address, **options)
+            coming = PullConsumer("g", cluster.nameserver.address, **options)
+            coming.subscribe("T")
+            await leaving.start(instance=ClientInstance.shared(leaving.config, clock=cluster.clock))
+
+            async def start_later(consumer: PullConsumer = coming, turns: int = turns) -> None:
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await cluster.launch(consumer)
+
+            await asyncio.gather(leaving.close(), start_later())
+            await coming.close()
+
+    in_virtual_time(scenario)
