@@ -247,17 +247,60 @@ def test_batch_is_split_where_it_grows_too_large() -> None:
     run(work())
 
 
+def test_batches_go_to_the_queues_of_their_keys() -> None:
+    async def work() -> None:
+        async with ScriptedCluster("a", "b") as cluster:
+            cluster.add_topic("T", write=2)
+            async with Producer("pg", cluster.namesrv) as producer:
+                keys = ("k", None, "l", "k", "m", None, "l")
+                messages = [Message("T", str(number), sharding_key=key) for number, key in enumerate(keys)]
+                await producer.send_batch(messages)
+                alone = {
+                    key: (await producer.send(Message("T", b"x", sharding_key=key))).queue for key in "klm"
+                }
+            found: dict[str, MessageQueue] = {}
+            for name, broker in cluster.brokers.items():
+                for request in broker.of(RequestCode.SEND_BATCH_MESSAGE):
+                    queue = MessageQueue("T", name, int(fields_of(request)["e"]))
+                    bodies = [item.body.decode() for item in split_batch(bytes(request.body))]
+                    assert bodies == sorted(bodies)
+                    found |= dict.fromkeys(bodies, queue)
+            assert len(found) == 7
+            for number, key in enumerate(keys):
+                assert key is None or found[str(number)] == alone[key]
+
+    run(work())
+
+
+def test_batches_of_keys_are_tried_once() -> None:
+    async def work() -> None:
+        async with ScriptedCluster("a", "b") as cluster:
+            cluster.add_topic("T", write=1)
+            for broker in cluster.brokers.values():
+                broker.on_send = lambda channel, request: request.reply(1, "not now")
+            async with Producer("pg", cluster.namesrv) as producer:
+                with pytest.raises(ResponseError, match="not now"):
+                    await producer.send_batch([Message("T", b"x", sharding_key="k")])
+            assert (
+                sum(len(broker.of(RequestCode.SEND_BATCH_MESSAGE)) for broker in cluster.brokers.values())
+                == 1
+            )
+
+    run(work())
+
+
 @pytest.mark.parametrize(
     "messages",
     [
         [],
         [Message("T", b"x"), Message("U", b"x")],
+        [Message("T", b"x", sharding_key="k"), Message("U", b"x", sharding_key="l")],
         [Message("T", b"x"), Message("T", b"x", wait_store_ok=False)],
         [Message("T", b"x", delay_level=1)],
         [Message("%RETRY%g", b"x")],
         [Message("T", b"")],
     ],
-    ids=["empty", "two topics", "two ways to wait", "delayed", "retry topic", "no body"],
+    ids=["empty", "two topics", "two topics by key", "two ways to wait", "delayed", "retry topic", "no body"],
 )
 def test_batch_refuses_what_cannot_go_together(messages: list[Message]) -> None:
     async def work() -> None:

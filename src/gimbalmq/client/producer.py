@@ -33,6 +33,9 @@ from gimbalmq.transport.tasks import Ending
 
 log = logging.getLogger(__name__)
 
+Batches = list[tuple[Prepared, MessageQueue | None]]
+"""Requests of several messages, each with the queue that it is bound to."""
+
 
 class Producer:
     """Sends messages (Java: DefaultMQProducer).
@@ -305,7 +308,11 @@ class Producer:
     ) -> list[SendResult]:
         """Sends messages of one topic together, in as few requests as their size allows.
 
-        Each request is stored as a whole in one queue. Retries are those of ``send``.
+        Each request is stored as a whole in one queue. Messages with a sharding key go to the queue of their key, so
+        each such queue gets a request of its own. Retries are those of ``send``.
+
+        Args:
+            queue: send all of them to this queue; one attempt.
 
         Returns:
             One result per request; its ids are joined by commas.
@@ -314,12 +321,32 @@ class Producer:
             MessageIllegalError: they differ in topic or in waiting, are delayed, or go to a retry topic.
         """
         limit = self.config.send_timeout if timeout is None else timeout
+        given = list(messages)
+        requests: Batches = [
+            (prepared, queue) for prepared in prepare_batches(given, self.instance, self.config)
+        ]
+        if queue is None and any(message.sharding_key is not None for message in given):
+            requests = await self._batches_by_key(given, limit)
         results: list[SendResult] = []
-        for prepared in prepare_batches(list(messages), self.instance, self.config):
-            rules = self._rules if queue is None else ONCE
+        for prepared, chosen in requests:
+            rules = self._rules if chosen is None else ONCE
             started = self._loop.time()
-            results.append(await self.sending.deliver(prepared, rules, limit, started=started, chosen=queue))
+            results.append(await self.sending.deliver(prepared, rules, limit, started=started, chosen=chosen))
         return results
+
+    async def _batches_by_key(self, messages: list[Message], limit: float) -> Batches:
+        topic, targets = messages[0].topic, self.sending.targets
+        publish = self._publish.get(topic) or await targets.find(topic, limit)
+        parts: dict[MessageQueue | None, list[Message]] = {}
+        for message in messages:
+            bound = message.sharding_key is not None
+            chosen = targets.choose(publish, message, None, None, None) if bound else None
+            parts.setdefault(chosen, []).append(message)
+        return [
+            (prepared, chosen)
+            for chosen, part in parts.items()
+            for prepared in prepare_batches(part, self.instance, self.config)
+        ]
 
     async def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues a topic can be sent to (Java: fetchPublishMessageQueues)."""
