@@ -108,11 +108,15 @@ def test_options_named_in_pages_exist(page: str) -> None:
     from dataclasses import fields
 
     from gimbalmq.client.config import ProducerConfig
-    from gimbalmq.client.consumer_config import PullConsumerConfig, PushConsumerConfig
+    from gimbalmq.client.consumer_config import (
+        PullConsumerConfig,
+        PushConsumerConfig,
+        QueuePullConsumerConfig,
+    )
 
     known = {
         item.name
-        for kind in (ProducerConfig, PushConsumerConfig, PullConsumerConfig)
+        for kind in (ProducerConfig, PushConsumerConfig, PullConsumerConfig, QueuePullConsumerConfig)
         for item in fields(kind)
     }
     text = (DOCS / page).read_text()

@@ -56,7 +56,7 @@ def _for_applications(cls: type) -> set[str]:
     return (_public(cls) - asked - MACHINERY) | {"group", "config"}
 
 
-CLASSES = ["Producer", "TransactionProducer", "PushConsumer", "PullConsumer"]
+CLASSES = ["Producer", "TransactionProducer", "PushConsumer", "PullConsumer", "QueuePullConsumer"]
 
 
 def _public(cls: type) -> set[str]:
@@ -317,6 +317,30 @@ def test_pull_consumer_assigns_seeks_pauses_and_commits(cluster: ThreadCluster) 
         assert consumer.poll(20)[0].queue_offset == consumer.min_offset(mine[0])
         with pytest.raises(ConfigError, match="reaches from"):
             consumer.seek(mine[0], end + 10)
+
+
+def test_queue_pull_consumer_pulls_and_keeps_what_it_is_told(cluster: ThreadCluster) -> None:
+    """S2-23, blocking: nothing is read by itself; the caller names queue and offset, and keeps its progress."""
+    with sync.Producer("sync-queue", cluster.namesrv) as producer:
+        place = producer.send(Message("sync-queue", b"0")).queue
+        for number in range(1, 6):
+            producer.send(Message("sync-queue", b"%d" % number), queue=place)
+    told: queue.Queue[tuple[str, int]] = queue.Queue()
+    with sync.QueuePullConsumer("sync-queue", cluster.namesrv) as consumer:
+        assert place in consumer.queues("sync-queue")
+        result = consumer.pull(place, 1, max_messages=3)
+        assert (result.status.name, result.next_offset, result.max_offset) == ("FOUND", 4, 6)
+        assert [message.body for message in result.messages] == [b"1", b"2", b"3"]
+        assert consumer.pull(place, 6).status.name == "NO_NEW_MSG"
+        consumer.send_back(result.messages[0])
+        consumer.commit(place, result.next_offset)
+        consumer.on_queues_changed(lambda topic, queues, mine, reason: told.put((topic, len(mine))))
+        consumer.subscribe("sync-queue")
+        assert told.get(timeout=20) == ("sync-queue", 4)
+        assert place in consumer.assignment["sync-queue"]
+        assert consumer.committed(place) == consumer.committed(place, from_store=True) == 4
+        with pytest.raises(ConfigError, match="offset=-1"):
+            consumer.pull(place, -1)
 
 
 def test_pulls_work_blocking_and_asynchronously(cluster: ThreadCluster) -> None:

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from gimbalmq.client.consumer_config import MessageModel as MessageModel
     from gimbalmq.client.consumer_config import PullConsumerConfig as PullConsumerConfig
     from gimbalmq.client.consumer_config import PushConsumerConfig as PushConsumerConfig
+    from gimbalmq.client.consumer_config import QueuePullConsumerConfig as QueuePullConsumerConfig
     from gimbalmq.client.consuming.handlers import ConsumeContext as ConsumeContext
     from gimbalmq.client.consuming.handlers import ConsumeResult as ConsumeResult
     from gimbalmq.client.producer import Producer as Producer
     from gimbalmq.client.pull_consumer import PullConsumer as PullConsumer
     from gimbalmq.client.push_consumer import PushConsumer as PushConsumer
+    from gimbalmq.client.queue_pull_consumer import QueuePullConsumer as QueuePullConsumer
     from gimbalmq.client.recording import Recorder as Recorder
     from gimbalmq.client.request_reply import reply as reply
     from gimbalmq.client.request_reply import request as request
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from gimbalmq.model.message import Message as Message
     from gimbalmq.model.message import MessageView as MessageView
     from gimbalmq.model.queues import MessageQueue as MessageQueue
+    from gimbalmq.model.results import PullResult as PullResult
+    from gimbalmq.model.results import PullStatus as PullStatus
     from gimbalmq.model.results import SendResult as SendResult
     from gimbalmq.model.results import TransactionState as TransactionState
     from gimbalmq.nameserver.config import NameServerConfig as NameServerConfig
@@ -65,8 +69,12 @@ _HOMES = {
     "ProducerConfig": "gimbalmq.client.config",
     "PullConsumer": "gimbalmq.client.pull_consumer",
     "PullConsumerConfig": "gimbalmq.client.consumer_config",
+    "PullResult": "gimbalmq.model.results",
+    "PullStatus": "gimbalmq.model.results",
     "PushConsumer": "gimbalmq.client.push_consumer",
     "PushConsumerConfig": "gimbalmq.client.consumer_config",
+    "QueuePullConsumer": "gimbalmq.client.queue_pull_consumer",
+    "QueuePullConsumerConfig": "gimbalmq.client.consumer_config",
     "Recorder": "gimbalmq.client.recording",
     "reply": "gimbalmq.client.request_reply",
     "request": "gimbalmq.client.request_reply",

@@ -253,7 +253,7 @@ def test_large_pull_by_rpc(tmp_path: Path) -> None:
             queue = MessageQueue("T", "broker-a", 0)
             found = await messages.pull(desk.client.pool, desk.broker.address, header, queue)
             assert [view.queue_offset for view in found.messages] == list(range(100, 500))
-            assert found.next_begin_offset == 500
+            assert found.next_offset == 500
             header.max_msg_bytes = None
             found = await messages.pull(desk.client.pool, desk.broker.address, header, queue)
             assert len(found.messages) == 32

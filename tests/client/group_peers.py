@@ -14,6 +14,7 @@ from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.pull_consumer import PullConsumer
 from gimbalmq.client.push_consumer import PushConsumer
+from gimbalmq.client.queue_pull_consumer import QueuePullConsumer
 from gimbalmq.errors import ResponseError
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.record import encode_properties, encode_record
@@ -314,7 +315,7 @@ class GroupCluster:
         self.topics: dict[str, dict[str, int]] = {}
         self.perms: dict[tuple[str, str], int] = {}
         self.replicas: dict[str, dict[int, str]] = {}
-        self.consumers: list[PushConsumer | PullConsumer] = []
+        self.consumers: list[PushConsumer | PullConsumer | QueuePullConsumer] = []
         self._hosts = 0
         self._client_hosts: dict[str, str] = {}
 
@@ -401,7 +402,10 @@ class GroupCluster:
     def pull(self, name: str = "c1#1", group: str = "g", **options: Any) -> PullConsumer:
         return PullConsumer(group, self.nameserver.address, **self.client_options(name), **options)
 
-    async def launch(self, consumer: PushConsumer | PullConsumer) -> None:
+    def queue_pull(self, name: str = "c1#1", group: str = "g", **options: Any) -> QueuePullConsumer:
+        return QueuePullConsumer(group, self.nameserver.address, **self.client_options(name), **options)
+
+    async def launch(self, consumer: PushConsumer | PullConsumer | QueuePullConsumer) -> None:
         self.consumers.append(consumer)
         instance = ClientInstance.shared(
             consumer.config, keep_instance_name=consumer.config.broadcasting, clock=self.clock

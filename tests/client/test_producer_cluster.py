@@ -76,7 +76,7 @@ def test_what_is_sent_can_be_read_by_offset_key_and_id() -> None:
             assert address is not None
 
             result = await pull(instance, sent.queue)
-            assert result.status is PullStatus.FOUND and result.next_begin_offset == result.max_offset == 5
+            assert result.status is PullStatus.FOUND and result.next_offset == result.max_offset == 5
             bodies = [view.body for view in result.messages]
             assert bodies == [b"hello", b"z" * 5000, b"b0", b"b1", b"b2"]
             first = result.messages[0]

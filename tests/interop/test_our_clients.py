@@ -21,9 +21,11 @@ import pytest
 from gimbalmq.client import request_reply
 from gimbalmq.client.consumer_config import ConsumeFromWhere, MessageModel
 from gimbalmq.client.consuming.handlers import ConsumeContext
+from gimbalmq.client.events import QueueTaken
 from gimbalmq.client.producer import Producer
 from gimbalmq.client.pull_consumer import PullConsumer
 from gimbalmq.client.push_consumer import PushConsumer
+from gimbalmq.client.queue_pull_consumer import QueuePullConsumer
 from gimbalmq.client.transaction import TransactionProducer
 from gimbalmq.errors import RequestTimeoutError, ResponseError
 from gimbalmq.model.flags import COMPRESSED
@@ -647,6 +649,64 @@ def test_assigned_queues_seek_pause_and_times(apache: ApacheServer, java_550: Ja
                 assert await consumer.poll(0.3) == []
                 consumer.resume(queues[1])
                 assert [message.body for message in await take(1)] == [b"held back"]
+
+    run(scenario())
+
+
+def test_queue_pull_consumer_reads_where_it_is_told(apache: ApacheServer, java_550: JavaClient) -> None:
+    """S2-20, S2-23, S1-39, S3-01: nothing is pulled by a round; what the caller commits is what Java's reader finds."""
+
+    async def scenario() -> None:
+        topic, group = await apache.topic(2), apache.group()
+        queues = [MessageQueue(topic, apache.broker_name, i) for i in range(2)]
+        told: list[tuple[str, list[MessageQueue], list[MessageQueue]]] = []
+        taken: list[int] = []
+        async with apache.producer() as producer:
+            for i in range(10):
+                tags = "odd" if i % 2 else "even"
+                await producer.send(Message(topic, f"{i}", tags=tags), queue=queues[i // 5])
+            consumer = QueuePullConsumer(group, apache.namesrv)
+            consumer.on_queues_changed(lambda topic, all_, mine, _: told.append((topic, [*all_], [*mine])))
+            consumer.on_event(
+                lambda event: taken.append(event.offset) if isinstance(event, QueueTaken) else None
+            )
+            consumer.subscribe(topic)
+            async with consumer:
+                assert await consumer.queues(topic) == tuple(queues)
+                await until(lambda: consumer.assignment, lambda held: held == {topic: queues}, "both queues")
+                assert (told, taken) == ([(topic, queues, queues)], [0, 0])
+
+                async def read(offset: int, **options: Any) -> tuple[str, list[bytes], int]:
+                    result = await consumer.pull(queues[1], offset, **options)
+                    assert (result.min_offset, result.max_offset) == (0, 5)
+                    return (
+                        result.status.name,
+                        [message.body for message in result.messages],
+                        result.next_offset,
+                    )
+
+                assert await read(1, max_messages=2) == ("FOUND", [b"6", b"7"], 3)
+                assert await read(0, expression="odd") == ("FOUND", [b"5", b"7", b"9"], 5)
+                assert await read(0, expression="none") == ("NO_MATCHED_MSG", [], 5)
+                assert await read(5) == ("NO_NEW_MSG", [], 5)
+                assert await read(99) == ("OFFSET_ILLEGAL", [], 5)
+                waiting = asyncio.ensure_future(consumer.pull(queues[0], 5, wait=20))
+                await asyncio.sleep(0.5)
+                sent = time.monotonic()
+                await producer.send(Message(topic, "late"), queue=queues[0])
+                late = await waiting
+                assert [message.body for message in late.messages] == [b"late"]
+                assert time.monotonic() - sent < 5
+                await consumer.commit(queues[0], late.next_offset)
+                await consumer.commit(queues[1], 3)
+
+                await consumer.send_back(late.messages[0], 1)
+                (retries,) = await consumer.queues(f"%RETRY%{group}")
+                (again,) = (await consumer.pull(retries, 0, wait=20)).messages
+                assert (again.body, again.original_topic, again.reconsume_times) == (b"late", topic, 1)
+        java = await off(java_550.lite_pull, group, namesrv=apache.namesrv)
+        found = [await off(java.committed, Queue(topic, apache.broker_name, i)) for i in range(2)]
+        assert found == [6, 3]
 
     run(scenario())
 

@@ -131,9 +131,9 @@ def test_the_check_notices_locks_that_are_taken_right_after_a_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow = replace(BUSY, work=(1.0, 1.9))
-    kept(run_world(2, slow, RESTART))
+    kept(run_world(3, slow, RESTART))
     monkeypatch.setattr(Locks, "withheld", lambda locks, queue: None)
-    found = broken(run_world(2, slow, RESTART))
+    found = broken(run_world(3, slow, RESTART))
     assert any("two handlers were at work" in problem for problem in found)
 
 

@@ -295,7 +295,9 @@ def repeating(told: Arguments) -> dict[str, Any]:
                         break
                     time.sleep(0.05)
 
-    numbers_of = spark.range(0, count, 1, 8).selectExpr(f"cast(id % {different} as string) as body")
+    numbers_of = spark.range(0, count, 1, 8).selectExpr(
+        f"rpad(cast(id % {different} as string), 500, ' ') as body"
+    )
     written = numbers_of.mapInArrow(disturbed, "body string").write.format("rocketmq").mode("append")
     written.options(namesrv=told["namesrv"], topic=told["copy"], batchSize=500, sendsInFlight=4).save()
 
@@ -304,7 +306,7 @@ def repeating(told: Arguments) -> dict[str, Any]:
     copies = reader.load(told["copy"]).cache()
     contents = copies.select("rowId", "body").distinct().groupBy("rowId").count()
     once = reader.option("dropDuplicates", "true").load(told["copy"])
-    times = once.selectExpr("cast(cast(body as string) as int) number").groupBy("number").count()
+    times = once.selectExpr("cast(trim(cast(body as string)) as int) number").groupBy("number").count()
     wrong = times.where(f"count != if(number < {count - different}, 2, 1)")
     found = {
         "messages": copies.count(),

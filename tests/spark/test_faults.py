@@ -32,6 +32,7 @@ from tests.peers.driver import eventually
 from tests.peers.ours import OurServer
 from tests.spark.conftest import Topic
 from tests.spark.submit import PATIENCE, Job
+from tests.spark.test_clusters import master_with_workers
 from tests.spark.test_fetch import SMALL_FILES, remove_old_messages
 from tests.spark.test_stream import stream_of
 
@@ -208,13 +209,16 @@ def test_executors_and_workers_that_die_cost_no_row_and_repeat_none(
 def test_rows_written_again_in_another_order_come_once_without_duplicates(tmp_path: Path, count: int) -> None:
     """Tasks fail, are killed and are overtaken by copies of themselves, on two brokers; a tenth of the rows are
     there twice from the start, and stay so."""
-    with LocalCluster.in_thread(brokers=2) as cluster:
+    # Spark begins a copy of a slow task only on another host.
+    with (
+        LocalCluster.in_thread(brokers=2) as cluster,
+        master_with_workers(tmp_path, "127.0.0.1", "127.0.0.2") as master,
+    ):
         for broker in cluster.brokers:
             create(cluster.namesrv, broker.address, "repeated")
         told = {"namesrv": cluster.namesrv, "copy": "repeated", "count": count}
-        with Job("repeating", tmp_path, master="local-cluster[2,1,1024]", **told) as job:
-            found = job.result()
-    print(found)
+        with Job("repeating", tmp_path, master=master, **told) as job:
+            found = job.result(1800.0)
     assert found["marks"] == ["failure-again", "killed-again", "slow-again"], "all of it has happened"
     assert found["brokers"] == 2
     assert found["messages"] > count, "tasks that ended early had sent something"

@@ -231,7 +231,7 @@ class MessageAdmin:
         while end is None or first < end:
             wanted = _READ_COUNT if end is None else min(_READ_COUNT, end - first)
             result = await self._pull(queue, address, first, count=wanted, tags=tags, wait=end is None)
-            if result.status is PullStatus.OFFSET_ILLEGAL and result.next_begin_offset < first:
+            if result.status is PullStatus.OFFSET_ILLEGAL and result.next_offset < first:
                 raise DataLossError(
                     f"queue {queue.broker_name}/{queue.queue_id} of {queue.topic} ends at "
                     f"{result.max_offset}, before {first}: the topic was made anew"
@@ -245,7 +245,7 @@ class MessageAdmin:
                 yield views
             if result.status is PullStatus.NO_NEW_MSG and end is not None:
                 return  # retention took the rest meanwhile
-            first = result.next_begin_offset
+            first = result.next_offset
 
     async def _pull(
         self,

@@ -1,4 +1,4 @@
-"""What push and pull consumers show alike: their life, their queues, their events."""
+"""What all consumers show alike: their life, their queues, their events."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ C = TypeVar("C", bound=ConsumerConfig)
 
 
 class Consumer(ABC, Generic[C]):
-    """Base of PushConsumer and PullConsumer; not for applications.
+    """Base of PushConsumer, PullConsumer and QueuePullConsumer; not for applications.
 
     Everything that runs is in a ``Member``, made of the parts in ``consuming``: there is one between start and
     close.

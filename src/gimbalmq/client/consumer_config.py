@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from enum import Enum
 from os import PathLike
@@ -45,7 +45,7 @@ class ConsumeFromWhere(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerConfig(ClientConfig):
-    """What both kinds of consumer share. Times are seconds.
+    """What all kinds of consumer share. Times are seconds.
 
     Attributes:
         group: the consumer group; its members must subscribe alike.
@@ -273,6 +273,63 @@ class PullConsumerConfig(ConsumerConfig):
         if self.broker_suspend >= self.pull_timeout:
             raise ConfigError("pull_timeout", self.pull_timeout, "must be longer than broker_suspend")
         self._between("pull_threshold_for_all", 1, 6_553_500)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuePullConsumerConfig(ConsumerConfig):
+    """Options of a consumer whose caller names queue and offset (Java: DefaultMQPullConsumer).
+
+    It does not read by itself, so the options of reading, of locks and of where to begin are refused.
+
+    Attributes:
+        pull_timeout: how long an answer may take, beyond the time that a pull lets the broker wait.
+        max_reconsume_times: how often a message that was sent back is delivered again.
+    """
+
+    kind: ClassVar[str] = "pull"
+
+    pull_timeout: float = 10.0
+    max_reconsume_times: int = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._between("max_reconsume_times", 0, 2**31 - 1)
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name in _OF_READERS and value != item.default:
+                raise ConfigError(
+                    item.name,
+                    value,
+                    "a QueuePullConsumer reads nothing by itself, so this option does nothing; its pull() takes "
+                    "queue, offset, number and waiting time, and PullConsumer has the option",
+                )
+
+
+_OF_READERS = frozenset(
+    {
+        "broker_suspend",
+        "busy_delay",
+        "consume_from_where",
+        "consume_timestamp",
+        "exception_delay",
+        "first_pull_delay",
+        "flow_control_delay",
+        "handover",
+        "lease_margin",
+        "lease_orphan_grace",
+        "lock_first_delay",
+        "lock_interval",
+        "lock_live",
+        "max_span",
+        "pull_batch_size",
+        "pull_idle",
+        "pull_threshold_for_queue",
+        "pull_threshold_size_for_queue",
+        "ramp_up",
+        "suspend_delay",
+        "unlock_delay",
+    }
+)
 
 
 def subscription_for(

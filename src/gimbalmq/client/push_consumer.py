@@ -21,7 +21,7 @@ from gimbalmq.client.consuming.offsets import OffsetStore
 from gimbalmq.client.consuming.ordered import Ordered
 from gimbalmq.client.consuming.puller import Manner
 from gimbalmq.client.consuming.requests import PushRequests
-from gimbalmq.client.consuming.send_back import Returns
+from gimbalmq.client.consuming.send_back import Returns, max_times
 from gimbalmq.client.consuming.threads import HandlerThreads
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.errors import ConfigError, StateError
@@ -203,7 +203,8 @@ class PushConsumer(Consumer[PushConsumerConfig]):
             ordered=ordered,
         )
         threads = HandlerThreads(config.consume_threads, f"consume-{self.group}")
-        returns = Returns(instance, config, ordered=ordered)
+        times = max_times(config.max_reconsume_times, ordered=ordered)
+        returns = Returns(instance, config, max_times=times, ordered=ordered)
         duplicates = Duplicates(self.group, self._events)
         parts = (config, ground.clock, self._listeners, returns, ground.rates, threads, self._tasks)
         worker = Ordered(*parts, ground.locks) if ordered else Concurrent(*parts)

@@ -71,14 +71,14 @@ class PullResult(msgspec.Struct):
     """One pull's answer (Java: PullResultExt).
 
     Attributes:
-        next_begin_offset: where the next pull starts.
+        next_offset: where the next pull starts.
         min_offset, max_offset: the queue's ends at the broker.
         suggested_broker_id: the replica the broker wants asked next.
-        messages: not filtered by tag; empty unless FOUND.
+        messages: empty unless FOUND. Brokers choose by the hash of a tag; consumers look at the tag itself.
     """
 
     status: PullStatus
-    next_begin_offset: int
+    next_offset: int
     min_offset: int
     max_offset: int
     suggested_broker_id: int = 0

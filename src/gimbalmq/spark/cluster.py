@@ -344,8 +344,8 @@ class Cluster:
                 return later.queue_offset
             if later is not None:
                 at = max(low, at - _SAMPLE)
-            elif pulled.next_begin_offset > at:
-                at = pulled.next_begin_offset
+            elif pulled.next_offset > at:
+                at = pulled.next_offset
             else:
                 break
         return None

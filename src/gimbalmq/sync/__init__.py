@@ -13,7 +13,16 @@ Ctrl-C ends a waiting call: the work is cancelled, except a ``close``, which goe
 """
 
 from gimbalmq.sync.admin import Admin
-from gimbalmq.sync.consumer import PullConsumer, PushConsumer
+from gimbalmq.sync.consumer import PullConsumer, PushConsumer, QueuePullConsumer
 from gimbalmq.sync.producer import Producer, TransactionProducer, reply, request
 
-__all__ = ["Admin", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer", "reply", "request"]
+__all__ = [
+    "Admin",
+    "Producer",
+    "PullConsumer",
+    "PushConsumer",
+    "QueuePullConsumer",
+    "TransactionProducer",
+    "reply",
+    "request",
+]

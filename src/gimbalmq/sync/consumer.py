@@ -9,8 +9,14 @@ from typing import Any, TypeVar, overload
 
 from gimbalmq.client import pull_consumer as pull_consumers
 from gimbalmq.client import push_consumer as push_consumers
+from gimbalmq.client import queue_pull_consumer as queue_pull_consumers
 from gimbalmq.client.consumer import Consumer as AsyncConsumer
-from gimbalmq.client.consumer_config import TAG, PullConsumerConfig, PushConsumerConfig
+from gimbalmq.client.consumer_config import (
+    TAG,
+    PullConsumerConfig,
+    PushConsumerConfig,
+    QueuePullConsumerConfig,
+)
 from gimbalmq.client.consuming.handlers import Handler
 from gimbalmq.client.consuming.offsets import OffsetStore
 from gimbalmq.client.events import BalanceEvent
@@ -23,7 +29,7 @@ C = TypeVar("C", bound=AsyncConsumer[Any])
 
 
 class _Consumer(BlockingClient[C]):
-    """What both kinds of consumer share."""
+    """What all kinds of consumer share."""
 
     _kind = "consumer"
 
@@ -261,3 +267,46 @@ class PullConsumer(_Consumer[pull_consumers.PullConsumer]):
     def __iter__(self) -> Iterator[MessageView]:
         """Messages one by one, until the consumer is closed."""
         return self._iterate(lambda: aiter(self._async))
+
+
+class QueuePullConsumer(_Consumer[queue_pull_consumers.QueuePullConsumer]):
+    """Pulls what it is asked for: ``gimbalmq.QueuePullConsumer``, blocking.
+
+    >>> with QueuePullConsumer("audit", "127.0.0.1:9876") as consumer:        # doctest: +SKIP
+    ...     queue = consumer.queues("orders")[0]
+    ...     result = consumer.pull(queue, consumer.committed(queue) or 0)
+    ...     consumer.commit(queue, result.next_offset)
+
+    Args:
+        group: the consumer group's name.
+        namesrv: name servers, ``host:port;host:port``.
+        config: a whole configuration instead of the two and the options.
+        offset_store: where progress is kept, instead of the broker or the local file.
+        options: any field of ``QueuePullConsumerConfig``.
+    """
+
+    def __init__(
+        self,
+        group: str = "",
+        namesrv: str | list[str] | tuple[str, ...] = "",
+        *,
+        config: QueuePullConsumerConfig | None = None,
+        offset_store: OffsetStore | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            queue_pull_consumers.QueuePullConsumer(
+                group, namesrv, config=config, offset_store=offset_store, **options
+            )
+        )
+
+    @property
+    def config(self) -> QueuePullConsumerConfig:
+        return self._async.config
+
+    subscribe = on_loop(queue_pull_consumers.QueuePullConsumer.subscribe)
+    queues = blocking(queue_pull_consumers.QueuePullConsumer.queues)
+    pull = blocking(queue_pull_consumers.QueuePullConsumer.pull)
+    send_back = blocking(queue_pull_consumers.QueuePullConsumer.send_back)
+    commit = blocking(queue_pull_consumers.QueuePullConsumer.commit)
+    committed = blocking(queue_pull_consumers.QueuePullConsumer.committed)

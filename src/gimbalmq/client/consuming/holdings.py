@@ -107,6 +107,8 @@ class Holdings:
             await held.commit(wait=True)
         except (RocketMQError, OSError) as error:
             log.warning("the offset of %s could not be committed: %s", held.queue, error)
+        except Exception:  # an offset store of the user's; the queue must get free all the same
+            log.exception("the offset of %s could not be committed", held.queue)
         if held.state is not DROPPED:
             return True  # somebody else was quicker
         self._offsets.forget(held.queue)
@@ -155,9 +157,9 @@ class Holdings:
             try:
                 await held.commit(wait=True)
                 break
-            except RocketMQError as error:
+            except Exception as error:  # an offset store of the user's may raise anything
                 log.warning(
-                    "the offset of %s could not be committed before its handover: %s", held.queue, error
+                    "the offset of %s could not be committed before its handover: %r", held.queue, error
                 )
                 if attempt + 1 < _COMMIT_TRIES:
                     await asyncio.sleep(0.1 * 2**attempt)
@@ -241,8 +243,8 @@ class Holdings:
             if not item.in_doubt:
                 try:
                     await item.commit()
-                except RocketMQError as error:
-                    log.warning("%s could not be committed, next try in a while: %s", item.queue, error)
+                except Exception as error:  # an offset store of the user's may raise anything
+                    log.warning("%s could not be committed, next try in a while: %r", item.queue, error)
 
     # -- the end ---------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Reading: one loop for each held queue asks the broker and fills the queue's window.
 
 The broker keeps a question until there is something; what comes goes to whoever works the queue off, and the next
-question leaves at once. Push and pull consumers read in the same loop; ``Manner`` says what differs.
+question leaves at once. Push and pull consumers read in the same loop; ``Manner`` says what differs, and that a
+consumer whose caller reads the queues has no loop at all.
 """
 
 from __future__ import annotations
@@ -12,29 +13,24 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gimbalmq.client import events
-from gimbalmq.client.consumer_config import TAG
 from gimbalmq.client.consuming.duplicates import Duplicates
 from gimbalmq.client.consuming.ground import Ground
 from gimbalmq.client.consuming.held_queue import READING, HeldQueue
 from gimbalmq.client.consuming.offsets import ReadFrom
+from gimbalmq.client.consuming.pulls import Pulls
 from gimbalmq.errors import ResponseError, RocketMQError
 from gimbalmq.model.message import MessageView
-from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.results import PullResult, PullStatus
 from gimbalmq.protocol.bodies import Subscription
 from gimbalmq.protocol.codes import ResponseCode
-from gimbalmq.protocol.headers.messages import PullMessage
-from gimbalmq.rpc import messages as message_calls
 
 log = logging.getLogger(__name__)
 
-_UNKNOWN_HERE = (int(ResponseCode.SUBSCRIPTION_NOT_EXIST), int(ResponseCode.SUBSCRIPTION_NOT_LATEST))
-"""Answers of a broker that was restarted, or to which our heartbeat did not come through."""
 _SMALLEST_RAMP = 0.03
 
 
 class Worker(Protocol):
-    """Works queues off: ``Concurrent``, ``Ordered`` or ``Polled``."""
+    """Works queues off: ``Concurrent``, ``Ordered``, ``Polled`` or ``ByCaller``."""
 
     def submit(self, held: HeldQueue, messages: list[MessageView], dispatch: bool = True) -> None:
         """These have come; ``dispatch`` says that the queue was idle before."""
@@ -48,6 +44,8 @@ class Manner:
     """How a kind of consumer reads.
 
     Attributes:
+        by_itself: held queues are read by a loop; else the caller reads them, and what a round says of where to begin
+            is thrown away.
         ordered: no limit on the span of offsets, and no pull without the queue's lock.
         needs_lock: whether that lock is wanted at all; broadcasting has none.
         with_subscription: every pull carries the expression; else the broker knows it by heartbeat.
@@ -64,6 +62,7 @@ class Manner:
         topic_messages, topic_mebibytes: limits shared by all held queues; -1 is none.
     """
 
+    by_itself: bool = True
     ordered: bool = False
     needs_lock: bool = False
     with_subscription: bool = False
@@ -91,7 +90,6 @@ class Puller:
     """
 
     def __init__(self, ground: Ground, manner: Manner, worker: Worker, duplicates: Duplicates | None) -> None:
-        self._instance = ground.instance
         self._clock = ground.clock
         self._config = config = ground.config
         self._subscriptions = ground.subscriptions
@@ -104,7 +102,7 @@ class Puller:
         self._manner = manner
         self._worker = worker
         self._duplicates = duplicates
-        self._suggested: dict[MessageQueue, int] = {}
+        self._pulls = Pulls(ground)
         self._readers: dict[asyncio.Task[None], HeldQueue] = {}
         self.suspended = False
         self.queue_messages = config.pull_threshold_for_queue
@@ -112,6 +110,8 @@ class Puller:
 
     def start(self, held: HeldQueue, offset: int | None) -> None:
         """Reads a queue from an offset on; None is where its progress says."""
+        if not self._manner.by_itself:
+            return
         task = self._tasks.spawn(self._read(held, offset), f"pull {held.queue}")
         self._readers[task] = held
         task.add_done_callback(lambda done: self._readers.pop(done, None))
@@ -151,7 +151,7 @@ class Puller:
                 else:
                     if held.state is not READING:
                         return
-                    next_offset = result.next_begin_offset
+                    next_offset = result.next_offset
                     pause = await self._take_result(held, result)
             elif pause is None:
                 pause = config.exception_delay
@@ -206,10 +206,10 @@ class Puller:
             self._worker.submit(held, result.messages, dispatch)
             return self._manner.interval
         if result.status is PullStatus.OFFSET_ILLEGAL:
-            await self._offset_illegal(held, result.next_begin_offset)
+            await self._offset_illegal(held, result.next_offset)
         elif result.status is not PullStatus.FOUND and self._manner.empty_is_progress:
             # Nothing new, or nothing that passed the filter.
-            held.advance(result.next_begin_offset)
+            held.advance(result.next_offset)
         return 0.0
 
     async def _offset_illegal(self, held: HeldQueue, offset: int) -> None:
@@ -219,62 +219,37 @@ class Puller:
             events.OffsetReset(group=self._config.group, queue=queue, offset=offset, reason="offset illegal")
         )
         if not self._manner.illegal_starts_anew:
+            if offset <= held.window.queue_offset_max:
+                # The queue was made anew: progress follows what comes from here on, not the larger offsets before.
+                held.window.clear()
             return
         # What was pulled before belongs to another past; the next round finds the queue dropped and takes it anew.
         held.drop()
         self._offsets.update(queue, offset, increase_only=False)
+        try:
+            # At once: progress of a queue that is not held is forgotten when that of the others is written away.
+            await held.commit(wait=True)
+        except (RocketMQError, OSError) as error:
+            log.warning("the corrected offset of %s could not be committed: %s", queue, error)
         if self._manner.illegal_delay:
             await asyncio.sleep(self._manner.illegal_delay)
         self._wakes.wake("an illegal offset was corrected")
 
-    # -- one pull --------------------------------------------------------------------
-
     async def _pull(self, held: HeldQueue, data: Subscription, offset: int) -> PullResult:
-        """One pull from the replica the broker last suggested."""
-        instance, config, manner, queue = self._instance, self._config, self._manner, held.queue
-        broker_id = self._suggested.get(queue, 0)
-        found = instance.find_broker(queue.broker_name, broker_id)
-        if found is None:
-            found = await instance.locate_broker(queue.topic, queue.broker_name, broker_id)
-        sys_flag = message_calls.PULL_SUSPEND
-        commit_offset = 0
-        if manner.carries_progress:
-            commit_offset = self._offsets.remembered(queue) or 0
-            if commit_offset > 0 and not (found.is_slave or held.in_doubt):
-                sys_flag |= message_calls.PULL_COMMIT_OFFSET
-        if manner.with_subscription:
-            sys_flag |= message_calls.PULL_SUBSCRIPTION
-        header = PullMessage(
-            consumer_group=config.group,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            queue_offset=offset,
-            max_msg_nums=max(1, round(config.pull_batch_size * self._ramp(held))),
-            sys_flag=sys_flag,
-            commit_offset=commit_offset,
-            suspend_timeout_millis=int(config.broker_suspend * 1000),
-            subscription=data.sub_string if manner.with_subscription else None,
-            sub_version=instance.heartbeats.version_known(found.address, config.group, queue.topic),
-            expression_type=data.expression_type,
-            max_msg_bytes=manner.max_bytes,
-            bname=queue.broker_name,
+        """One pull for the loop, with the progress that it is to carry."""
+        config, manner, queue = self._config, self._manner, held.queue
+        found = await self._pulls.replica(queue)
+        progress = (self._offsets.remembered(queue) or 0) if manner.carries_progress else 0
+        return await self._pulls.ask(
+            found,
+            queue,
+            data,
+            offset,
+            count=max(1, round(config.pull_batch_size * self._ramp(held))),
+            wait=config.broker_suspend,
+            timeout=config.pull_timeout,
+            with_subscription=manner.with_subscription,
+            max_bytes=manner.max_bytes,
+            progress=progress,
+            commits=progress > 0 and not (found.is_slave or held.in_doubt),
         )
-        sent = self._clock.monotonic()
-        try:
-            result = await message_calls.pull(
-                instance, found.address, header, queue, timeout=config.pull_timeout
-            )
-        except ResponseError as error:
-            if error.code not in _UNKNOWN_HERE or not await instance.heartbeats.introduce(
-                found.address, sent
-            ):
-                raise
-            result = await message_calls.pull(
-                instance, found.address, header, queue, timeout=config.pull_timeout
-            )
-        self._suggested[queue] = result.suggested_broker_id
-        if data.tags_set and data.expression_type in (None, TAG) and result.messages:
-            # The broker compares hashes; different tags may share one.
-            wanted = set(data.tags_set)
-            result.messages = [message for message in result.messages if message.tags in wanted]
-        return result

@@ -125,3 +125,31 @@ class PullRequests:
 
     async def consume_directly(self, message: MessageView, broker_name: str | None) -> ConsumeDirectlyResult:
         raise ResponseError("a pull consumer has no handler to run")
+
+
+class CallerRequests:
+    """Requests to a consumer whose caller reads the queues."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """220: notes the offsets as the caller's progress and commits them; where he reads, he decides himself."""
+        ground = self._engine.ground
+        concerned = [
+            held
+            for queue, held in self._engine.holdings.table.items()
+            if queue.topic == topic and queue in offsets and held.state is READING
+        ]
+        for held in concerned:
+            held.position = offsets[held.queue]
+            held.done_to(held.position)
+            ground.events.emit(
+                events.OffsetReset(
+                    group=ground.group, queue=held.queue, offset=held.position, reason="reset by request"
+                )
+            )
+        await asyncio.gather(*(held.commit() for held in concerned))
+
+    async def consume_directly(self, message: MessageView, broker_name: str | None) -> ConsumeDirectlyResult:
+        raise ResponseError("a pull consumer has no handler to run")

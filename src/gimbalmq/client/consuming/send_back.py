@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from gimbalmq.client.consumer_config import PushConsumerConfig
+from gimbalmq.client.consumer_config import ConsumerConfig
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.sending.retry_topic import RetryTopic
 from gimbalmq.errors import RocketMQError
@@ -16,6 +16,14 @@ from gimbalmq.rpc import messages as message_calls
 log = logging.getLogger(__name__)
 
 UNLIMITED = 0x7FFFFFFF
+DEFAULT_TIMES = 16
+
+
+def max_times(times: int, *, ordered: bool) -> int:
+    """How often a message comes again; -1 is the default, which for ordered handlers is without end."""
+    if times != -1:
+        return times
+    return UNLIMITED if ordered else DEFAULT_TIMES
 
 
 class Returns:
@@ -25,25 +33,36 @@ class Returns:
         max_times: after so many tries a message goes to the dead letters.
     """
 
-    def __init__(self, instance: ClientInstance, config: PushConsumerConfig, *, ordered: bool) -> None:
+    def __init__(
+        self, instance: ClientInstance, config: ConsumerConfig, *, max_times: int, ordered: bool = False
+    ) -> None:
         self._instance = instance
         self._config = config
         self._leased = config.handover == "lease" and not ordered
-        self.max_times = config.max_reconsume_times
-        if self.max_times == -1:
-            self.max_times = UNLIMITED if ordered else 16
+        self.max_times = max_times
         self._retry_topic = RetryTopic(
-            instance, config.group, max_times=self.max_times, unit_mode=config.unit_mode
+            instance, config.group, max_times=max_times, unit_mode=config.unit_mode
         )
 
     async def send_back(self, message: MessageView, delay_level: int, queue: MessageQueue) -> bool:
+        """As ``give_back``; False if the message must be consumed again here."""
+        try:
+            await self.give_back(message, delay_level, queue)
+        except RocketMQError as error:
+            log.warning(
+                "message %s could not be sent back, it is consumed again here: %s", message.msg_id, error
+            )
+            return False
+        return True
+
+    async def give_back(self, message: MessageView, delay_level: int, queue: MessageQueue) -> None:
         """36 to the broker that has the message; if that fails, a send to the retry topic.
 
-        Not with leases: brokers take the locks of a group for those of an ordered consumer, and what is sent to its
-        retry topic for a message that failed for good.
+        With leases there is no such detour: brokers take the locks of a group for those of an ordered consumer, and
+        what is sent to its retry topic for a message that failed for good.
 
-        Returns:
-            False if the message must be consumed again here.
+        Raises:
+            RocketMQError: no broker took it.
         """
         header = SendBack(
             offset=message.commitlog_offset,
@@ -57,23 +76,20 @@ class Returns:
         )
         host, port = message.store_host
         address = self._instance.master_address(queue.broker_name) or f"{host}:{port}"
+        times = message.reconsume_times + 1
         try:
             await message_calls.send_back(self._instance, address, header)
+        except RocketMQError as error:
+            if self._leased and times <= self.max_times:
+                raise
+            log.warning(
+                "message %s could not be sent back, it goes to the retry topic: %s", message.msg_id, error
+            )
+        else:
             if delay_level < 0 or message.reconsume_times >= self.max_times:
                 self._tell_dead(message)
-            return True
-        except RocketMQError as error:
-            failure = error
-        times = message.reconsume_times + 1
-        if self._leased and times <= self.max_times:
-            log.warning(
-                "message %s could not be sent back, it is consumed again here: %s", message.msg_id, failure
-            )
-            return False
-        log.warning(
-            "message %s could not be sent back, it goes to the retry topic: %s", message.msg_id, failure
-        )
-        return await self._retry_topic.send(message, times)
+            return
+        await self._retry_topic.deliver(message, times)
 
     async def resend(self, message: MessageView) -> bool:
         """Sends an ordered message to the retry topic, from where the broker moves it to the dead letters."""

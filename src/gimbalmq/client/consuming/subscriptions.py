@@ -27,11 +27,13 @@ class Subscriptions:
     Attributes:
         by_topic: what brokers are told.
         by_hand: queues taken without the group's sharing; None if the group shares them out.
+        asked_for: topics that the caller reads without a subscription; only their routes are wanted.
     """
 
     def __init__(self) -> None:
         self.by_topic: dict[str, Subscription] = {}
         self.by_hand: dict[MessageQueue, Subscription] | None = None
+        self.asked_for: set[str] = set()
 
     def set(self, topic: str, expression: str | None, version: int, expression_type: str = TAG) -> None:
         """Raises ConfigError."""
@@ -58,9 +60,9 @@ class Subscriptions:
 
     def topics(self) -> list[str]:
         """Everything whose routes are wanted, the retry topic included."""
-        if not self.by_hand:
+        if not (self.by_hand or self.asked_for):
             return list(self.by_topic)
-        return sorted({*self.by_topic, *(queue.topic for queue in self.by_hand)})
+        return sorted({*self.by_topic, *self.asked_for, *(queue.topic for queue in self.by_hand or ())})
 
     def texts(self) -> dict[str, str]:
         """Topic to expression; the retry topic left out."""

@@ -14,7 +14,7 @@ from gimbalmq.client.sending.rules import PATIENT_CODES, Rules
 from gimbalmq.errors import RocketMQError
 from gimbalmq.model import properties as names
 from gimbalmq.model.message import MessageView
-from gimbalmq.model.topics import retry_topic
+from gimbalmq.model.topics import RETRY_PREFIX, retry_topic
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +51,27 @@ class RetryTopic:
         self._sending.close()
 
     async def send(self, message: MessageView, times: int) -> bool:
-        """Sends a message that could not be consumed; False if no broker took it.
+        """As ``deliver``; False if no broker took it."""
+        try:
+            await self.deliver(message, times)
+        except RocketMQError as error:
+            log.warning("message %s could not be sent to %s: %s", message.msg_id, self.topic, error)
+            return False
+        return True
+
+    async def deliver(self, message: MessageView, times: int) -> None:
+        """Sends a message that could not be consumed.
 
         Args:
             times: how often it has come again; whoever sends to a retry topic says so himself.
+
+        Raises:
+            RocketMQError: no broker took it.
         """
         properties = dict(message.all_properties)
-        properties[names.RETRY_TOPIC] = message.topic
+        # A message that was pulled from a retry topic is still called by that name.
+        again = message.topic.startswith(RETRY_PREFIX)
+        properties[names.RETRY_TOPIC] = message.original_topic if again else message.topic
         properties[names.DELAY] = str(3 + message.reconsume_times)
         properties.setdefault(names.ORIGIN_MESSAGE_ID, message.msg_id)
         properties.pop(names.TRAN_MSG, None)
@@ -74,9 +88,4 @@ class RetryTopic:
             reconsume=times,
             max_reconsume=self._max_times,
         )
-        try:
-            await self._sending.deliver(prepared, RULES, SECONDS, started=self._loop.time())
-        except RocketMQError as error:
-            log.warning("message %s could not be sent to %s: %s", message.msg_id, self.topic, error)
-            return False
-        return True
+        await self._sending.deliver(prepared, RULES, SECONDS, started=self._loop.time())

@@ -1,0 +1,98 @@
+"""One pull: which replica is asked, with which header, and what of the answer was wanted."""
+
+from __future__ import annotations
+
+from gimbalmq.client.consumer_config import TAG
+from gimbalmq.client.consuming.ground import Ground
+from gimbalmq.client.routes import BrokerAddress
+from gimbalmq.errors import ResponseError
+from gimbalmq.model.queues import MessageQueue
+from gimbalmq.model.results import PullResult
+from gimbalmq.protocol.bodies import Subscription
+from gimbalmq.protocol.codes import ResponseCode
+from gimbalmq.protocol.headers.messages import PullMessage
+from gimbalmq.rpc import messages as message_calls
+
+_UNKNOWN_HERE = (int(ResponseCode.SUBSCRIPTION_NOT_EXIST), int(ResponseCode.SUBSCRIPTION_NOT_LATEST))
+"""Answers of a broker that was restarted, or to which our heartbeat did not come through."""
+
+
+class Pulls:
+    """Asks brokers for messages of one group's queues (Java: PullAPIWrapper)."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._instance = ground.instance
+        self._clock = ground.clock
+        self._group = ground.group
+        self._suggested: dict[MessageQueue, int] = {}
+
+    async def replica(self, queue: MessageQueue) -> BrokerAddress:
+        """The replica that the broker last suggested; raises TopicRouteNotFoundError."""
+        instance, broker_id = self._instance, self._suggested.get(queue, 0)
+        found = instance.find_broker(queue.broker_name, broker_id)
+        if found is None:
+            found = await instance.locate_broker(queue.topic, queue.broker_name, broker_id)
+        return found
+
+    async def ask(
+        self,
+        found: BrokerAddress,
+        queue: MessageQueue,
+        data: Subscription,
+        offset: int,
+        *,
+        count: int,
+        wait: float | None,
+        timeout: float,
+        with_subscription: bool,
+        max_bytes: int | None = None,
+        progress: int = 0,
+        commits: bool = False,
+    ) -> PullResult:
+        """One pull; a broker that does not know us hears of us, and is asked once more.
+
+        Args:
+            found: whom to ask.
+            count: messages wanted, at most.
+            wait: seconds that the broker may keep the question if there is nothing; None is an answer at once.
+            timeout: seconds until the answer must be here.
+            with_subscription: the pull carries the expression; else the broker knows it by heartbeat.
+            max_bytes: of the answer.
+            progress, commits: what the group has settled, and whether the broker is to note it.
+        """
+        instance = self._instance
+        sys_flag = 0 if wait is None else message_calls.PULL_SUSPEND
+        if commits:
+            sys_flag |= message_calls.PULL_COMMIT_OFFSET
+        if with_subscription:
+            sys_flag |= message_calls.PULL_SUBSCRIPTION
+        header = PullMessage(
+            consumer_group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=offset,
+            max_msg_nums=count,
+            sys_flag=sys_flag,
+            commit_offset=progress,
+            suspend_timeout_millis=int((wait or 0.0) * 1000),
+            subscription=data.sub_string if with_subscription else None,
+            sub_version=instance.heartbeats.version_known(found.address, self._group, queue.topic),
+            expression_type=data.expression_type,
+            max_msg_bytes=max_bytes,
+            bname=queue.broker_name,
+        )
+        sent = self._clock.monotonic()
+        try:
+            result = await message_calls.pull(instance, found.address, header, queue, timeout=timeout)
+        except ResponseError as error:
+            if error.code not in _UNKNOWN_HERE or not await instance.heartbeats.introduce(
+                found.address, sent
+            ):
+                raise
+            result = await message_calls.pull(instance, found.address, header, queue, timeout=timeout)
+        self._suggested[queue] = result.suggested_broker_id
+        if data.tags_set and data.expression_type in (None, TAG) and result.messages:
+            # The broker compares hashes; different tags may share one.
+            wanted = set(data.tags_set)
+            result.messages = [message for message in result.messages if message.tags in wanted]
+        return result
