@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from gimbalmq._clock import SYSTEM_CLOCK
-from gimbalmq.model.javahash import java_hash_many
+from gimbalmq.model.javahash import hash_and_power
 from gimbalmq.store import MessageStore, StoreConfig
 
 QUEUES = 8
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=200_000)
     parser.add_argument("--folder", default=None, help="where the store lies; default: a temporary folder")
     options = parser.parse_args()
-    java_hash_many(["numpy is loaded on first use; not part of the figures"])
+    hash_and_power(["numpy is loaded on first use; not part of the figures"])
     print("body  group  append us/msg   appends/s   index us/key    gets(32)/s")
     for body_size in (100, 1024):
         for group_size in (1, 32, 256):

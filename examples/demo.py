@@ -16,6 +16,7 @@ included, and moves as few as it can.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import re
@@ -258,6 +259,7 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
     try:
         sys.exit(asyncio.run(main()))
     except KeyboardInterrupt:  # everything was ended on the way out

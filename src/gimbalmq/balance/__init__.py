@@ -1,0 +1,1 @@
+"""Who takes which queue, for consumers and producers: pure functions of sorted lists."""

@@ -1,0 +1,1 @@
+"""The broker: keeps messages, hands them out, and knows the members of groups."""

@@ -113,6 +113,17 @@ class ClientConfig:
             options = profile_options(profile, cls.kind, {item.name for item in fields(cls)}) | options
         return cls(**options)
 
+    @classmethod
+    def given(cls, config: Self | None, *, group: str, namesrv: object, **options: Any) -> Self:
+        """What a client is made with: its whole configuration with the options changed, or else a new one.
+
+        Args:
+            group, namesrv: of a new one; a whole configuration has its own.
+        """
+        if config is None:
+            return cls.of(group=group, namesrv=namesrv, **options)
+        return config.with_options(**options) if options else config
+
     def with_options(self: C, **options: Any) -> C:
         """A copy with some options changed; raises ConfigError for a name there is none of."""
         check_options(type(self), options)
@@ -137,7 +148,7 @@ class ProducerConfig(ClientConfig):
         group: the producer group; brokers ask any member of it about open transactions.
         send_timeout: seconds for one send, retries included.
         retry_times: further attempts of an awaited send that failed.
-        retry_times_async: further attempts of ``send_soon`` where no answer came.
+        retry_times_async: further attempts of ``send_soon`` if no answer came.
         retry_another_broker_when_not_store_ok: whether a stored but not flushed or replicated
             message counts as a failed attempt.
         compress_over: bodies of this many bytes or more are compressed.

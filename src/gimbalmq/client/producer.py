@@ -61,10 +61,7 @@ class Producer:
         config: ProducerConfig | None = None,
         **options: Any,
     ) -> None:
-        if config is None:
-            config = ProducerConfig.of(group=group, namesrv=namesrv, **options)
-        elif options:
-            config = config.with_options(**options)
+        config = ProducerConfig.given(config, group=group, namesrv=namesrv, **options)
         self.config = config
         self.group = config.group
         self._instance: ClientInstance | None = None

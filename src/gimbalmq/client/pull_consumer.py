@@ -56,10 +56,7 @@ class PullConsumer(Consumer[PullConsumerConfig]):
         offset_store: OffsetStore | None = None,
         **options: Any,
     ) -> None:
-        if config is None:
-            config = PullConsumerConfig.of(group=group, namesrv=namesrv, **options)
-        elif options:
-            config = config.with_options(**options)
+        config = PullConsumerConfig.given(config, group=group, namesrv=namesrv, **options)
         super().__init__(config, offset_store)
         self._polled: Polled | None = None
         self._assigned: Assigned | None = None

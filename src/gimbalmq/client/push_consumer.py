@@ -58,10 +58,7 @@ class PushConsumer(Consumer[PushConsumerConfig]):
         offset_store: OffsetStore | None = None,
         **options: Any,
     ) -> None:
-        if config is None:
-            config = PushConsumerConfig.of(group=group, namesrv=namesrv, **options)
-        elif options:
-            config = config.with_options(**options)
+        config = PushConsumerConfig.given(config, group=group, namesrv=namesrv, **options)
         super().__init__(config, offset_store)
         self._listeners = Listeners()
         self._ordered: bool | None = None

@@ -58,10 +58,7 @@ class QueuePullConsumer(Consumer[QueuePullConsumerConfig]):
         offset_store: OffsetStore | None = None,
         **options: Any,
     ) -> None:
-        if config is None:
-            config = QueuePullConsumerConfig.of(group=group, namesrv=namesrv, **options)
-        elif options:
-            config = config.with_options(**options)
+        config = QueuePullConsumerConfig.given(config, group=group, namesrv=namesrv, **options)
         super().__init__(config, offset_store)
         self._by_caller: ByCaller | None = None
         self._returns: Returns | None = None

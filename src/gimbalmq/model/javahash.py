@@ -36,13 +36,8 @@ def tag_hash(tag: str) -> int:
     return java_hash(tag)
 
 
-def java_hash_many(texts: Sequence[str]) -> NDArray[np.int32]:
-    """``java_hash`` of each text, all at once."""
-    return hash_and_power(texts)[0]
-
-
 def hash_and_power(texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
-    """The hashes, and 31**length of each text.
+    """The hash of each text, and 31**length of it, for all texts at once.
 
     The power lets a caller put a known prefix before each text without hashing it again:
     hash(prefix + text) = hash(prefix) * power + hash(text), modulo 2**32.

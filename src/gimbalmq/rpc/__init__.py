@@ -1,0 +1,1 @@
+"""One typed coroutine for each request, for whoever has a connection."""

@@ -1,0 +1,1 @@
+"""Connections: sockets, TLS, limits, and work in the background."""

@@ -1,4 +1,4 @@
-"""Handlers run, judged and settled: no network, a host that notes what it is asked."""
+"""Handlers run, judged and settled by ``Concurrent`` and ``Ordered``: no network, progress and resends are noted."""
 
 from __future__ import annotations
 

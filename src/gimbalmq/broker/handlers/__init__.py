@@ -1,0 +1,1 @@
+"""What a broker is asked, by family of requests."""

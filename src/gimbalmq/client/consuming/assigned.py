@@ -25,7 +25,7 @@ class Assigned:
             if queue not in wanted and not item.dropped:
                 holdings.drop(item, "no longer assigned")
             if item.dropped:
-                del holdings.table[queue]
+                holdings.set_aside(item)
                 dropped.append(item)
                 self._giving_up[queue] = item
         for queue in sort_queues(wanted):

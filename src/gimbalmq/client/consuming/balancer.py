@@ -361,8 +361,8 @@ class Balancer:
             if taken is False:
                 self._say_skipped(queue, locks.withheld(queue) or "its lock is held by another")
                 return False
-            held.overridden = taken is None
-            held.override_ends = (held.gone_since or 0.0) + BROKER_LOCK_SECONDS
+            if taken is None:
+                held.override((held.gone_since or 0.0) + BROKER_LOCK_SECONDS)
             self._events.emit(
                 events.LeaseOverridden(group=self.group, queue=queue, waited=asked - held.claimed_at)
             )

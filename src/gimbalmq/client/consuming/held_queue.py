@@ -265,6 +265,11 @@ class HeldQueue:
     def lock_refused(self) -> None:
         self.locked = False
 
+    def override(self, ends: float) -> None:
+        """It counts as ours, though the broker may keep its lock for a member that is gone until ``ends``."""
+        self.overridden = True
+        self.override_ends = ends
+
     def lock_expired(self, now: float, live_seconds: float = LOCK_LIVE_SECONDS) -> bool:
         return now - self.last_lock > live_seconds
 

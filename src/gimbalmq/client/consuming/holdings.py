@@ -189,6 +189,11 @@ class Holdings:
         self._say_dropped(held, reason)
         held.drop()
 
+    def set_aside(self, held: HeldQueue) -> None:
+        """Takes a dropped queue out of the table before it is given up: it may be claimed again at once."""
+        assert held.dropped, f"{held} was not dropped"
+        del self.table[held.queue]
+
     def abandon(self, held: HeldQueue, reason: str) -> None:
         """Drops a queue at once and without a commit; others may be further with it than we are."""
         if not held.dropped:

@@ -142,7 +142,10 @@ class Ordered:
                 return go_on
             except Exception:
                 # An offset store of the user's has raised, or the broker could not be given what failed too often.
-                log.exception("%s: what a handler has done could not be settled, it comes again", held.queue)
+                log.exception(
+                    "%s: what a handler has done could not be settled; what is still in work comes again",
+                    held.queue,
+                )
                 self._spawn(held, self._suspend_seconds(batch.own_context()))
                 return False
             finally:

@@ -1,0 +1,1 @@
+"""The fields of each request and answer, as typed structs."""
