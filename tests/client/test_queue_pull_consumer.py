@@ -433,6 +433,7 @@ def test_progress_of_a_topic_that_is_not_shared_is_written_at_once() -> None:
         assert not cluster.broker.of(UPDATE)[-1].oneway
         cluster.broker.offsets[("g", "T", 0)] = 5  # somebody else's
         assert await consumer.committed(Q0) == 5
+        assert consumer.offsets.remembered(Q0) is None  # brokers that ask (221) hear of our own queues only
         await consumer.close()
         assert cluster.broker.committed(Q0) == 5
         assert len(cluster.broker.of(UPDATE)) == 1
