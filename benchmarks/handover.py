@@ -110,7 +110,7 @@ async def measure(handover: Literal["java", "lease"], strategy: str, changes: in
         changes,
         moved,
         len(account.repeated),
-        len(account.overlaps),
+        len(world.desk.overlaps),
         pauses(world, begun),
         len(account.lost),
         len(account.deliveries),

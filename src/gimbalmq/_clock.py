@@ -1,7 +1,8 @@
-"""The only module that reads the time; everything else is handed a Clock."""
+"""The clocks: servers and clients are handed one, and outside of Spark no other module imports ``time``."""
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Protocol
 
@@ -10,7 +11,7 @@ class Clock(Protocol):
     """Two readings: one that never steps, one that people and disks use."""
 
     def monotonic(self) -> float:
-        """Seconds that only grow."""
+        """Seconds that only grow, also while the machine is suspended."""
         ...
 
     def wall_ms(self) -> int:
@@ -19,12 +20,29 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The machine's own clocks.
+
+    A lease must not outlive a laptop's lid or a virtual machine's pause, so time counts while the machine is
+    suspended. ``time.monotonic`` stands still then on Linux and macOS; CLOCK_BOOTTIME and macOS's CLOCK_MONOTONIC
+    go on. On Windows ``time.monotonic`` does so by itself.
+    """
 
     __slots__ = ()
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    if sys.platform == "linux":
+
+        def monotonic(self) -> float:
+            return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    elif sys.platform == "darwin":
+
+        def monotonic(self) -> float:
+            return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+    else:
+
+        def monotonic(self) -> float:
+            return time.monotonic()
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000

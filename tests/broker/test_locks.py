@@ -9,8 +9,9 @@ import pytest
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.model.queues import MessageQueue
-from gimbalmq.protocol.bodies import LockRequest, QueueObject
+from gimbalmq.protocol.bodies import ConsumerData, Heartbeat, LockRequest, QueueObject
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
+from gimbalmq.protocol.headers.groups import HeartbeatReply, HeartbeatRequest
 from tests.broker.desk import Client, open_desk
 from tests.support import ManualClock, run
 
@@ -131,3 +132,33 @@ def test_locks_are_bounded_and_those_held_are_renewed(caplog: pytest.LogCaptureF
     clock.advance(120)
     locks.expire()
     assert locks.lock("h", "c", queues) == queues[:3]
+
+
+def test_heartbeats_tell_for_a_while_that_a_restart_has_forgotten_the_locks_of_a_group(
+    tmp_path: Path,
+) -> None:
+    """A member that joins now must not take a lock before its holder has asked for it again."""
+
+    async def work() -> None:
+        clock = ManualClock()
+        async with open_desk(tmp_path, clock) as desk:
+
+            async def told(*groups: str) -> int | None:
+                data = [ConsumerData(group_name=group) for group in groups]
+                answer = await desk.client.ask(
+                    RequestCode.HEART_BEAT,
+                    HeartbeatRequest(liveness_millis=3000).to_ext(),
+                    Heartbeat(client_id="c", consumer_data_set=data).dump(),
+                )
+                return HeartbeatReply.from_ext(answer.ext_fields).uptime_millis
+
+            assert await told("g") is None, "a group that is new has had no locks"
+            await desk.restart()
+            clock.advance(2.5)
+            assert await told("g") == 2500
+            assert await told("other") is None
+            assert await told("other", "g") == 2500
+            clock.advance(58)
+            assert await told("g") is None, "they would have ended by now"
+
+    run(work())

@@ -337,6 +337,14 @@ class GroupCluster:
         self.brokers[name] = broker
         return broker
 
+    async def move_broker(self, name: str) -> GroupBroker:
+        """A broker is killed and comes back on another host, with its messages and offsets and without its locks."""
+        old = self.brokers[name]
+        await old.close()
+        new = await self.add_broker(name)
+        new.queues, new.first, new.offsets = old.queues, old.first, old.offsets
+        return new
+
     @property
     def broker(self) -> GroupBroker:
         return next(iter(self.brokers.values()))

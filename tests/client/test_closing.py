@@ -339,6 +339,26 @@ def test_close_with_trace_and_a_silent_broker_ends_within_its_time_limit() -> No
     run_virtual(work)
 
 
+def test_a_farewell_waits_for_heartbeats_within_its_own_time_limit() -> None:
+    async def work(clock: VirtualClock) -> None:
+        network = MemoryNetwork(1).host("127.0.0.1")
+        async with ScriptedCluster(network=network) as cluster:
+            cluster.add_topic("T")
+            producer = Producer("p", cluster.namesrv, network=network)
+            await producer.start()
+            await producer.send(Message("T", b"x"))
+            cluster.broker.on_heartbeat = lambda channel, request: None
+            cluster.broker.handlers.by_code[UNREGISTER] = lambda channel, request: None
+            beating = asyncio.ensure_future(producer.instance.heartbeat())
+            await asyncio.sleep(0.1)
+            began = clock.monotonic()
+            await producer.close()
+            assert clock.monotonic() - began <= 3.0 + 0.1
+            await asyncio.wait([beating])
+
+    run_virtual(work)
+
+
 def test_close_with_trace_sends_the_traces() -> None:
     async def work(clock: VirtualClock) -> None:
         network = MemoryNetwork(1).host("127.0.0.1")

@@ -966,8 +966,7 @@ def test_close_with_traces_ends_in_the_time_of_a_send_if_the_broker_is_silent() 
             cluster.add_topic("RMQ_SYS_TRACE_TOPIC")
             producer = Producer("pg", cluster.namesrv, network=network, trace=True)
             await producer.start()
-            for _ in range(500):
-                await producer.send(Message("T", b"x"))
+            await asyncio.gather(*(producer.send(Message("T", b"x")) for _ in range(500)))
             cluster.broker.on_send = lambda channel, request: None
             began = clock.monotonic()
             await producer.close()

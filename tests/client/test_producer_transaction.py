@@ -9,6 +9,7 @@ import pytest
 
 from gimbalmq.client import request_reply
 from gimbalmq.client.producer import Producer
+from gimbalmq.client.trace import DELAYED, message_type
 from gimbalmq.client.transaction import Outcome, TransactionProducer
 from gimbalmq.errors import MessageIllegalError, RequestTimeoutError, SendFailedError
 from gimbalmq.model import properties as names
@@ -342,3 +343,8 @@ def test_each_send_leaves_a_line_that_javas_tools_can_read() -> None:
             assert keys[:3] == [sent.msg_id, "k1", "k2"] and keys[3] == bad[5]
 
     run(work())
+
+
+@pytest.mark.parametrize("name", names.DELAYS)
+def test_every_way_to_ask_for_a_delay_is_traced_as_one(name: str) -> None:
+    assert message_type({name: "5"}) == DELAYED

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gimbalmq.client.consumer_config import PullConsumerConfig
-from gimbalmq.client.events import QueueTaken
+from gimbalmq.client.events import OffsetReset, QueueTaken
 from gimbalmq.client.pull_consumer import PullConsumer
 from gimbalmq.errors import ConfigError, ResponseError, StateError
 from gimbalmq.model.message import MessageView
@@ -279,6 +279,44 @@ def test_iteration_commits_message_by_message() -> None:
     in_virtual_time(scenario)
 
 
+def test_a_loop_that_is_left_loses_nothing() -> None:
+    """What a pull brought and the loop was not given comes in the next loop, or to the next poll."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1)
+        cluster.broker.put("T", 0, *(str(number) for number in range(25)))
+        consumer = await subscribed(cluster)
+        got: list[str] = []
+        for end in (1, 5):
+            async for message in consumer:
+                got.append(message.body.decode())
+                if len(got) == end:
+                    break
+        got += await drain(consumer, 20)
+        assert got == [str(number) for number in range(25)]
+        await consumer.close()
+        assert cluster.broker.committed(Q0) == 25
+
+    in_virtual_time(scenario)
+
+
+def test_iteration_heeds_a_pause_in_the_middle_of_what_was_pulled() -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1)
+        cluster.broker.put("T", 0, *"abc")
+        consumer = await subscribed(cluster)
+        messages = aiter(consumer)
+        assert (await anext(messages)).body == b"a"
+        consumer.pause(Q0)
+        second = asyncio.ensure_future(anext(messages))
+        await asyncio.sleep(5)
+        assert not second.done()
+        consumer.resume(Q0)
+        assert (await second).body == b"b"
+
+    in_virtual_time(scenario)
+
+
 def test_iteration_ends_with_the_consumer() -> None:
     async def scenario(cluster: GroupCluster) -> None:
         consumer = await subscribed(cluster)
@@ -339,6 +377,18 @@ def test_what_is_assigned_to_a_running_consumer_is_held_at_once() -> None:
         consumer.resume(Q1)
         assert [message.queue_offset for message in await consumer.poll()] == list(range(9))
         assert (consumer.position(Q0), consumer.position(Q1)) == (9, 9)
+
+    in_virtual_time(scenario)
+
+
+def test_a_round_takes_nothing_away_that_was_assigned() -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 2)
+        consumer = cluster.pull()
+        consumer.assign([Q0, Q1])
+        await cluster.launch(consumer)
+        assert await consumer.rebalance()
+        assert consumer.assignment == {"T": [Q0, Q1]}
 
     in_virtual_time(scenario)
 
@@ -471,6 +521,37 @@ def test_an_illegal_offset_is_passed_over() -> None:
         cluster.broker.put("T", 0, "a")
         consumer = await subscribed(cluster)
         assert bodies(await consumer.poll()) == ["a"]
+
+    in_virtual_time(scenario)
+
+
+@pytest.mark.parametrize("by_loop", [False, True])
+def test_progress_in_a_queue_that_was_made_anew_starts_anew(by_loop: bool) -> None:
+    """Else the offset of the old queue is committed, and what the new one gets up to there is passed over."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1)
+        cluster.broker.put("T", 0, *(str(number) for number in range(20)))
+        consumer = await subscribed(cluster)
+        reset: list[OffsetReset] = []
+        consumer.on_event(lambda event: reset.append(event) if isinstance(event, OffsetReset) else None)
+        await drain(consumer, 20)
+        assert await consumer.poll(0.1) == []
+        cluster.broker.queues[("T", 0)].clear()
+        cluster.broker.put("T", 0, "passed over")
+        while not reset:
+            assert await consumer.poll(0.1) == []
+        cluster.broker.put("T", 0, "new")
+        if by_loop:
+            async for message in consumer:
+                assert message.body == b"new"
+                assert consumer.position(Q0) == 1
+                break
+        else:
+            assert await drain(consumer, 1) == ["new"]
+            assert consumer.position(Q0) == 2
+        await consumer.close()
+        assert cluster.broker.committed(Q0) == (1 if by_loop else 2)
 
     in_virtual_time(scenario)
 

@@ -443,6 +443,28 @@ def test_an_illegal_offset_is_corrected_and_consumption_goes_on() -> None:
     in_virtual_time(scenario)
 
 
+def test_a_corrected_offset_is_not_forgotten_before_the_queue_is_taken_anew() -> None:
+    """With 4.9's ten seconds between the two, the progress of other queues is written away meanwhile."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 2)
+        cluster.broker.first[("T", 0)] = 100
+        cluster.broker.put("T", 0, "a", "b")
+        bodies = Bodies()
+        told: list[OffsetReset] = []
+        consumer = cluster.push(profile="4.9")
+        consumer.on_event(lambda event: told.append(event) if isinstance(event, OffsetReset) else None)
+        cluster.broker.offsets[("g", "T", 0)] = 3
+        cluster.broker.offsets[("g", "T", 1)] = 0
+        consumer.subscribe("T", "*", bodies)
+        await cluster.launch(consumer)
+        await asyncio.sleep(40)
+        assert bodies == ["a", "b"]
+        assert [(event.queue, event.offset) for event in told] == [(Q0, 100)]
+
+    in_virtual_time(scenario)
+
+
 # --- flow control ----------------------------------------------------------------------------------
 
 

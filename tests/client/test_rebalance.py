@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -1283,5 +1283,89 @@ def test_a_named_member_that_restarts_within_the_grace_time_moves_nothing() -> N
         await again.close()
         await asyncio.sleep(11)
         assert held(first) == [0, 1, 2, 3]
+
+    in_virtual_time(scenario)
+
+
+# --- an offset store of the application's ------------------------------------------------------------
+
+
+class AppOffsets:
+    """Progress in memory; one queue's cannot be read or written, another's is read slowly."""
+
+    def __init__(self) -> None:
+        self.table: dict[MessageQueue, int] = {}
+        self.unreadable: set[int] = set()
+        self.unwritable: set[int] = set()
+        self.slow: set[int] = set()
+
+    async def load(self) -> None:
+        pass
+
+    async def read(self, queue: MessageQueue, source: ReadFrom) -> int | None:
+        if queue.queue_id in self.unreadable:
+            raise LookupError("no such row")
+        if queue.queue_id in self.slow:
+            await asyncio.sleep(5)
+        return self.table.get(queue, 0)
+
+    def update(self, queue: MessageQueue, offset: int, *, increase_only: bool) -> None:
+        self.table[queue] = offset
+
+    def remembered(self, queue: MessageQueue) -> int | None:
+        return self.table.get(queue)
+
+    async def persist(self, queue: MessageQueue, *, wait: bool = False) -> None:
+        if queue.queue_id in self.unwritable:
+            raise LookupError("no such table")
+
+    async def persist_all(self, queues: Collection[MessageQueue]) -> None:
+        pass
+
+    def forget(self, queue: MessageQueue) -> None:
+        pass
+
+    def clone(self, topic: str) -> dict[MessageQueue, int]:
+        return dict(self.table)
+
+
+async def with_store(cluster: GroupCluster, store: AppOffsets, **options: Any) -> PushConsumer:
+    consumer = cluster.push("c1#1", offset_store=store, **options)
+    consumer.subscribe("T", "*", nothing)
+    await cluster.launch(consumer)
+    return consumer
+
+
+def test_a_start_that_cannot_be_read_leaves_no_other_claim_behind_the_rounds_back() -> None:
+    """Two claims of one queue side by side would end the rounds of all consumers for good."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 2)
+        store = AppOffsets()
+        store.unreadable, store.slow = {0}, {1}
+        consumer = await with_store(cluster, store)
+        store.unreadable.clear()
+        await asyncio.sleep(30)
+        assert held(consumer) == [0, 1]
+        await joined(cluster, "c2#1")
+        await asyncio.sleep(1)
+        assert held(consumer) == [0]
+
+    in_virtual_time(scenario)
+
+
+@pytest.mark.parametrize("handover", ["java", "lease"])
+def test_a_queue_whose_progress_cannot_be_written_gets_free_all_the_same(handover: str) -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 2)
+        store = AppOffsets()
+        store.unwritable = {1}
+        first = await with_store(cluster, store, handover=handover)
+        second = await joined(cluster, "c2#1", handover=handover)
+        await asyncio.sleep(5)
+        assert (held(first), held(second)) == ([0], [1])
+        await second.close()
+        await asyncio.sleep(25)
+        assert held(first) == [0, 1], "it can be taken again"
 
     in_virtual_time(scenario)

@@ -22,15 +22,6 @@ class Delivery(NamedTuple):
     body: bytes
 
 
-class Overlap(NamedTuple):
-    """A message was begun while another member held its queue too."""
-
-    at: float
-    queue: MessageQueue
-    member: str
-    other: str
-
-
 class Due(NamedTuple):
     """When a delayed message may be delivered.
 
@@ -55,7 +46,6 @@ class Account:
         stored_twice: bodies found in more than one place: a send whose answer was lost was sent again.
         skipped: stored messages that were first begun after a later one of their queue was done. For ordered
             groups that is a breach.
-        overlaps: messages begun while another member held the queue.
         excused: acknowledged bodies that may be missing: somebody deleted their topic, or a full disk their file.
         forbidden: bodies that nobody may see: their transactions were not committed.
         due: delayed bodies; each was sent once, and so has one place.
@@ -70,7 +60,6 @@ class Account:
     deliveries: list[Delivery] = field(default_factory=list)
     repeated: list[Delivery] = field(default_factory=list)
     skipped: list[Place] = field(default_factory=list)
-    overlaps: list[Overlap] = field(default_factory=list)
     excused: set[bytes] = field(default_factory=set)
     forbidden: set[bytes] = field(default_factory=set)
     due: dict[bytes, Due] = field(default_factory=dict)
@@ -129,5 +118,5 @@ class Account:
         return (
             f"sent {len(self.sent)}, acknowledged {len(self.acknowledged)}, consumed {len(self._places)}, "
             f"lost {len(self.lost)}, repeated {len(self.repeated)}, stored twice {self.stored_twice}, "
-            f"overlaps {len(self.overlaps)}, delayed {len(self.due)}, committed {len(self.committed)}"
+            f"delayed {len(self.due)}, committed {len(self.committed)}"
         )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gimbalmq.broker.broker import Broker
 from gimbalmq.broker.config import BrokerConfig
+from gimbalmq.protocol.codes import RequestCode
+from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.testing import LocalCluster, MemoryNetwork, VirtualClock, VirtualLoop
+from gimbalmq.transport.channel import Answer, Channel, Handler, Handlers
 from tests.sim.disks import Disk
 
 if TYPE_CHECKING:
@@ -51,6 +56,20 @@ class WallClock(VirtualClock):
         self.set_at = now
 
 
+class ApacheHandlers(Handlers):
+    """Passes over what clients of this library add to heartbeats and lock requests, as Apache's brokers do."""
+
+    def add(self, code: int, handler: Handler, *, completes: bool = False, large: bool = False) -> None:
+        if code in (RequestCode.HEART_BEAT, RequestCode.LOCK_BATCH_MQ):
+            handler = partial(self._bare, handler)
+        super().add(code, handler, completes=completes, large=large)
+
+    @staticmethod
+    def _bare(known: Handler, channel: Channel, request: RemotingCommand) -> Answer | Awaitable[Answer]:
+        request.ext_fields = None
+        return known(channel, request)
+
+
 class SimCluster(LocalCluster):
     """Attributes:
     clocks, disks: of each broker.
@@ -84,6 +103,7 @@ class SimCluster(LocalCluster):
             },
             namesrv_properties=dict(settings.nameserver_options),
         )
+        self._as_apache = settings.as_apache
         indexes = range(settings.brokers)
         self.clocks = [WallClock(loop, clock) for _ in indexes]
         self.usage = [0.1 for _ in indexes]
@@ -100,17 +120,25 @@ class SimCluster(LocalCluster):
     def broker_at(self, index: int) -> Broker | None:
         return self._slots[index].broker
 
+    @property
+    def hosts(self) -> list[str]:
+        """Where each broker is, or was and will be again."""
+        return [slot.config.bind_address for slot in self._slots]
+
     def index_of(self, broker_name: str) -> int:
         return next(index for index, slot in enumerate(self._slots) if slot.config.broker_name == broker_name)
 
     def _new_broker(self, index: int, config: BrokerConfig) -> Broker:
         assert self._network is not None
-        return Broker(
+        broker = Broker(
             config,
             network=self._network.host(config.bind_address),
             clock=self.clocks[index],
             files=self.disks[index],
         )
+        if self._as_apache:
+            broker.handlers.__class__ = ApacheHandlers  # the servers have them already
+        return broker
 
     async def start_broker(self, index: int = 0) -> Broker:
         broker = await super().start_broker(index)

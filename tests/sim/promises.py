@@ -8,6 +8,15 @@ from tests.sim.schedule import CONNECTIONS, KINDS, PLANNED, SERVER_KINDS, Kind
 from tests.sim.world import Report, Settings, some
 
 NO_BROKER_FAULTS = tuple(kind for kind in KINDS if not kind.startswith("broker"))
+HARMLESS: tuple[Kind, ...] = (*PLANNED, "resize", "clock")
+"""Nothing of this repeats a message where queues are handed over by lease."""
+PAUSES: tuple[Kind, ...] = ("stop", "sleep", "hang", "partition", "clock", *PLANNED)
+OF_MEMBERS: tuple[Kind, ...] = ("crash", "vanish", *CONNECTIONS, *PAUSES, "resize")
+MOVES: tuple[Kind, ...] = ("broker move", "broker restart", "broker kill", "partition", "stop", *HARMLESS)
+HANDOVER_SECONDS = 60.0
+"""How long a queue that is to be handed over waits for a handler: ``handover_wait``."""
+LOCK_SECONDS = 30.0
+"""How long an ordered consumer without leases surely has a queue after it last renewed its lock: ``lock_live``."""
 BESIDE: tuple[Kind, ...] = ("broker restart", "name server", "reset", "partition", "crash", "join", "late")
 """What befalls a world of servers beside their own troubles."""
 KILLED: tuple[Kind, ...] = (
@@ -24,9 +33,18 @@ GROUPS: dict[str, Settings] = {
     "handlers that fail": Settings(failing=0.03),
     "leases": Settings(handover="lease", strategy="STICKY"),
     "leases, in order": Settings(handover="lease", ordered=True),
-    "leases, planned": Settings(handover="lease", kinds=(*PLANNED, "resize")),
+    "leases, planned": Settings(handover="lease", kinds=HARMLESS),
+    "leases, planned, in order": Settings(handover="lease", kinds=HARMLESS, ordered=True),
+    "leases, hung handlers": Settings(
+        handover="lease", kinds=("hang", *HARMLESS), work_limit=HANDOVER_SECONDS
+    ),
     "leases, bad lines": Settings(handover="lease", kinds=(*CONNECTIONS, *PLANNED)),
+    "leases, pauses": Settings(handover="lease", kinds=PAUSES),
+    "leases, handlers that fail": Settings(handover="lease", failing=0.1, kinds=MOVES),
     "leases, brokers stay": Settings(handover="lease", kinds=NO_BROKER_FAULTS),
+    "leases, brokers move": Settings(handover="lease", kinds=MOVES),
+    "leases, Apache's brokers": Settings(handover="lease", kinds=OF_MEMBERS, as_apache=True),
+    "in order, brokers stay": Settings(ordered=True, kinds=NO_BROKER_FAULTS, work_limit=LOCK_SECONDS),
 }
 """What befalls members and their queues."""
 
@@ -66,6 +84,17 @@ SERVERS: dict[str, Settings] = {
 WORLDS: dict[str, Settings] = GROUPS | SERVERS
 
 
+def is_exclusive(settings: Settings) -> bool:
+    """Whether one queue never has two handlers at work.
+
+    Locks live in a broker's memory. Leases bridge its restart, Java's way of locking queues does not.
+    """
+    return settings.handover == "lease" or (settings.ordered and set(settings.kinds) <= set(NO_BROKER_FAULTS))
+
+
+EXCLUSIVE = [name for name, settings in WORLDS.items() if is_exclusive(settings)]
+
+
 def small(settings: Settings) -> Settings:
     """The same kind of world, so small that ten thousand of them take less than an hour."""
     return replace(
@@ -87,12 +116,19 @@ def broken(report: Report) -> list[str]:
     problems = list(report.problems)
     account = report.account
     settings = report.settings
-    if settings.handover == "lease":
-        # Locks live in a broker's memory, as with Apache's: one that was restarted has forgotten them.
-        if set(settings.kinds) <= set(NO_BROKER_FAULTS) and account.overlaps:
-            problems.append(f"{len(account.overlaps)} messages begun while another held the queue")
-        if set(settings.kinds) <= {*PLANNED, "resize"} and account.repeated:
-            problems.append(f"{len(account.repeated)} messages repeated by planned changes")
+    desk = report.desk
+    leases = settings.handover == "lease"
+    if is_exclusive(settings):
+        if desk.overlaps:
+            problems.append(f"{len(desk.overlaps)} times two handlers were at work: {desk.overlaps[0]}")
+        if desk.claims and leases:
+            problems.append(f"{len(desk.claims)} times a queue had two owners: {desk.claims[0]}")
+    if leases and set(settings.kinds) <= set(HARMLESS) and account.repeated:
+        first = account.repeated[0]
+        problems.append(
+            f"{len(account.repeated)} messages repeated by planned changes: {first.body.decode()} at "
+            f"{first.at:.3f} s by {first.member}"
+        )
     if "power loss" not in settings.kinds:
         twice = account.in_several_places(account.due)
         if twice:

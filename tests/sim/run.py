@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
 
-from tests.sim.promises import GROUPS, SERVERS, WORLDS, broken, small
+from tests.sim.promises import EXCLUSIVE, GROUPS, SERVERS, WORLDS, broken, small
 from tests.sim.schedule import KINDS, SERVER_KINDS, Fault, draw
 from tests.sim.world import Report, Settings, run_world
 
@@ -99,7 +99,9 @@ def sums(report: Report) -> Counter[str]:
             "lost": len(account.lost),
             "repeated": len(account.repeated),
             "stored twice": account.stored_twice,
-            "overlaps": len(account.overlaps),
+            "overlaps": len(report.desk.overlaps),
+            "claims": len(report.desk.claims),
+            "excused": len(report.desk.excused),
             "delayed": len(account.due),
             "delayed twice": len(account.in_several_places(account.due)),
             "committed": len(account.committed),
@@ -142,7 +144,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--runs", type=int, default=100, help="how many worlds")
-    parser.add_argument("--world", choices=sorted([*WORLDS, "groups", "servers"]), help="this kind only")
+    parser.add_argument(
+        "--world",
+        choices=sorted([*WORLDS, "groups", "servers", "exclusive"]),
+        help="this kind only, or one of the families: groups, servers, exclusive (one handler on a queue)",
+    )
     parser.add_argument("--small", action="store_true", help="small worlds: the form for thousands")
     parser.add_argument(
         "--without", action="append", default=[], choices=[*KINDS, *SERVER_KINDS], help="leave this fault out"
@@ -152,7 +158,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-cut", action="store_true", help="do not cut down what failed")
     parser.add_argument("--verbose", action="store_true", help="print every run in full")
     asked = parser.parse_args(arguments)
-    families = {"groups": list(GROUPS), "servers": list(SERVERS), None: [*GROUPS, *SERVERS, *SERVERS]}
+    families = {
+        "groups": list(GROUPS),
+        "servers": list(SERVERS),
+        "exclusive": EXCLUSIVE,
+        None: [*GROUPS, *SERVERS, *SERVERS],
+    }
     names = families.get(asked.world, [asked.world])
     work = tasks(names, asked.seed, asked.runs, asked.small, asked.without)
     begun = shown = time.monotonic()

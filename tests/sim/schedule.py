@@ -12,6 +12,8 @@ GroupKind = Literal[
     "crash",  # a member's process ends without a word: its connections close
     "vanish",  # a member's host falls silent for ever
     "hang",  # a member's handlers do not return for a while
+    "stop",  # a member's process is stopped for a while (SIGSTOP)
+    "sleep",  # a member's machine is suspended for a while
     "loss",  # segments are lost on all lines
     "late",  # all lines are slow
     "reset",  # every connection of one host breaks
@@ -19,6 +21,7 @@ GroupKind = Literal[
     "partition",  # one host reaches nobody
     "broker kill",
     "broker restart",
+    "broker move",  # a broker is killed and comes back at another address
     "name server",  # the name server is away
     "resize",  # a topic gets more queues
     "clock",  # a wall clock jumps
@@ -44,11 +47,14 @@ CONNECTIONS: tuple[Kind, ...] = ("loss", "late", "reset", "tear")
 
 _SECONDS: Mapping[str, tuple[float, float]] = {
     "hang": (20, 150),
+    "stop": (0.5, 60),
+    "sleep": (0.5, 60),
     "loss": (5, 40),
     "late": (5, 40),
     "partition": (3, 100),
     "broker kill": (0.5, 50),
     "broker restart": (0.5, 20),
+    "broker move": (0.5, 20),
     "name server": (1, 100),
     "clock": (-7200, 7200),
     "power loss": (0.5, 20),

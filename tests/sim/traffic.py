@@ -38,7 +38,7 @@ class Traffic:
         self.name = name
         self.host = host
         self.rng = random.Random(f"{world.seed} {name}")
-        self.stopping = False
+        self.stopping = self.ended = False
         self.number = 0
         self.producer = self._producer()
 
@@ -67,6 +67,7 @@ class Traffic:
                 await self.send_one(body)
             except RocketMQError:
                 self.world.account.refused += 1
+        self.ended = True
 
     async def send_one(self, body: bytes) -> None:
         raise NotImplementedError

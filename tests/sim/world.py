@@ -14,7 +14,7 @@ import logging
 import os
 import random
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from gimbalmq.balance.allocate import shares
 from gimbalmq.balance.by_name import strategy_by_name
 from gimbalmq.client.consumer_config import ConsumeFromWhere, PushConsumerConfig
 from gimbalmq.client.consuming.handlers import ConsumeContext
+from gimbalmq.client.consuming.held_queue import READING
 from gimbalmq.client.events import BalanceEvent, LeaseLost, LeaseOverridden, QueueTaken
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.producer import Producer
@@ -32,19 +33,22 @@ from gimbalmq.model.message import Message, MessageView
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.record import decode_record
 from gimbalmq.model.results import SendStatus
-from gimbalmq.model.topics import retry_topic
+from gimbalmq.model.topics import dlq_topic, retry_topic
 from gimbalmq.nameserver.server import NameServer
 from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.rpc import management
-from gimbalmq.testing import MemoryNetwork, VirtualClock, run_virtual
+from gimbalmq.store.message_store import MessageStore
+from gimbalmq.testing import MemoryNetwork, VirtualClock
 from gimbalmq.testing.cluster import NAMESERVER_HOST
 from gimbalmq.transport.pool import ChannelPool
-from tests.sim.account import Account, Delivery, Overlap
+from tests.sim.account import Account, Delivery
 from tests.sim.cluster import SimCluster, WallClock
+from tests.sim.processes import Process, ProcessLoop
 from tests.sim.schedule import KINDS, SERVER_KINDS, Fault, Kind, draw
 from tests.sim.strangers import pull_and_not_read, send_garbage
 from tests.sim.tables import left_in_broker, left_in_nameserver
 from tests.sim.traffic import RECREATED, Delayed, Recreated, Traffic, Transactional
+from tests.sim.work import Desk
 
 GROUP = "g"
 FEWEST_MEMBERS, MOST_MEMBERS = 1, 6
@@ -75,6 +79,10 @@ class Settings:
         special_pause: between two of those.
         longest_timer: seconds a message may wait for its moment.
         broker_options, nameserver_options: properties of the servers.
+        work_limit: how long a handler may be at work before the world stops waiting for it: another member may
+            then begin its queue.
+        as_apache: brokers know of locks and members what Apache's do, and no more.
+        sleep_counts: members' clocks count the time their machine is asleep.
     """
 
     handover: Literal["java", "lease"] = "java"
@@ -101,6 +109,9 @@ class Settings:
     longest_timer: float = 30.0
     broker_options: tuple[tuple[str, Any], ...] = ()
     nameserver_options: tuple[tuple[str, Any], ...] = ()
+    work_limit: float = 2.0
+    sleep_counts: bool = True
+    as_apache: bool = False
 
     @property
     def subscribed(self) -> tuple[str, ...]:
@@ -116,15 +127,18 @@ class Report:
             that did not happen in time.
         wrong_owners: what the owners were instead, where it did not.
         errors: what the package logged as an error with a traceback, and what the loop complained of.
+        desk: handlers that were at work side by side.
         taken, overridden, leases_lost: events of all members.
         digest: of everything that happened; equal for equal seeds.
         passed: bodies that were not consumed and lie in the store, where consumers will not look again.
+        dead: bodies among the dead letters. Handlers fail at the first delivery only, so there must be none.
     """
 
     seed: int
     settings: Settings
     schedule: list[Fault]
     account: Account
+    desk: Desk
     settled: float | None = None
     wrong_owners: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -135,6 +149,7 @@ class Report:
     digest: str = ""
     seconds: float = 0.0
     passed: set[bytes] = field(default_factory=set)
+    dead: set[bytes] = field(default_factory=set)
 
     @property
     def problems(self) -> list[str]:
@@ -149,6 +164,8 @@ class Report:
                 f"{len(self.passed)} acknowledged messages are in the store, but the group has passed them: "
                 f"{some(self.passed)}"
             )
+        if self.dead:
+            found.append(f"{len(self.dead)} messages that failed once are dead letters: {some(self.dead)}")
         if account.seen_though_forbidden:
             found.append(
                 f"{len(account.seen_though_forbidden)} messages of transactions that were not committed were "
@@ -174,8 +191,10 @@ class Report:
             f"seed {self.seed}: {self.account}",
             f"  {self.settings}",
             f"  {self.seconds:.0f} s, settled after {self.settled}, {self.taken} queues taken, "
-            f"{self.leases_lost} leases lost, {self.overridden} overridden",
+            f"{self.leases_lost} leases lost, {self.overridden} overridden, {len(self.desk.overlaps)} overlaps, "
+            f"{len(self.desk.claims)} claims, {len(self.desk.excused)} excused",
             *(f"  problem: {problem}" for problem in self.problems),
+            *(f"  {overlap}" for overlap in [*self.desk.overlaps, *self.desk.claims][:10]),
             *(f"  {line}" for line in self.happened),
         ]
         return "\n".join(lines)
@@ -185,6 +204,23 @@ def some(bodies: Iterable[bytes]) -> str:
     return ", ".join(body.decode() for body in sorted(bodies)[:5])
 
 
+class MemberClock(WallClock):
+    """The clock of one member's machine.
+
+    Args:
+        sleep_counts: it goes on while the machine is asleep, as CLOCK_BOOTTIME does and CLOCK_MONOTONIC does not.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, process: Process, *, sleep_counts: bool) -> None:
+        super().__init__(loop)
+        self._process = process
+        self._sleep_counts = sleep_counts
+
+    def monotonic(self) -> float:
+        now = super().monotonic()
+        return now if self._sleep_counts else now - self._process.slept
+
+
 class Member:
     """A consumer on a host of its own, and its handler."""
 
@@ -192,7 +228,9 @@ class Member:
         self.world = world
         self.name = name
         self.host = host
-        self.clock = WallClock(world.loop)
+        self.client_id = f"{host}@{name}"
+        self.process = Process(world.loop, world.network, host)
+        self.clock = MemberClock(world.loop, self.process, sleep_counts=world.settings.sleep_counts)
         self.alive = False
         self.hung_until = 0.0
         self.rng = random.Random(f"{world.seed} {name}")
@@ -219,24 +257,24 @@ class Member:
 
     @property
     def held(self) -> list[MessageQueue]:
-        return self.consumer.holdings.held if self.alive else []
+        assigned = self.consumer.assignment if self.alive else {}
+        return [queue for queues in assigned.values() for queue in queues]
 
-    def holds(self, queue: MessageQueue) -> bool:
-        """Whether it takes itself for the owner, or still has a handler at work as one."""
-        item = self.consumer.holdings.table.get(queue) if self.alive else None
-        if item is None or item.dropped:
+    def claims(self, queue: MessageQueue) -> bool:
+        """Whether it takes itself for the owner, and would begin a message of the queue now."""
+        if not self.alive or self.process.stopped or not self.consumer.running:
             return False
-        resting = item.draining or item.in_doubt
-        return not resting or bool(item.running)
+        item = self.consumer.holdings.table.get(queue)
+        return item is not None and item.state is READING and not item.in_doubt
 
     async def start(self) -> None:
         config = self.consumer.config
         instance = ClientInstance.shared(config, clock=self.clock, rng=random.Random(self.name))
         self.alive = True
-        await self.consumer.start(instance=instance)
+        await self.process.do(self.consumer.start(instance=instance))
 
     async def leave(self) -> None:
-        await self.consumer.close()
+        await self.process.do(self.consumer.close())
         self.alive = False
 
     async def die(self) -> None:
@@ -252,12 +290,13 @@ class Member:
         world, queue, offset = self.world, context.queue, message.queue_offset
         body = message.body
         world.account.begin(queue, offset)
-        for other in world.members:
-            if other is not self and other.holds(queue):
-                world.account.overlaps.append(Overlap(world.now, queue, self.name, other.name))
-        await asyncio.sleep(self.rng.uniform(*world.settings.work))
-        if self.hung_until > world.now:
-            await asyncio.sleep(self.hung_until - world.now)
+        work = world.desk.begin(world.now, self, queue, offset, world.members)
+        try:
+            await asyncio.sleep(self.rng.uniform(*world.settings.work))
+            if self.hung_until > world.now:
+                await asyncio.sleep(self.hung_until - world.now)
+        finally:
+            world.desk.end(work)
         if not message.reconsume_times and self.rng.random() < world.settings.failing:
             return False
         world.delivered(Delivery(world.now, self.name, queue, offset, body), message)
@@ -273,7 +312,7 @@ class Sender:
         self.host = host
         self.clock = WallClock(world.loop)
         self.rng = random.Random(f"{world.seed} {name}")
-        self.stopping = False
+        self.stopping = self.ended = False
         self.producer = Producer(
             f"p-{name}",
             world.namesrv,
@@ -304,6 +343,7 @@ class Sender:
             else:
                 if result.status is SendStatus.SEND_OK:
                     account.acknowledged.add(body)
+        self.ended = True
 
 
 class World:
@@ -317,6 +357,7 @@ class World:
         self.server_clock = WallClock(loop)
         self.cluster = SimCluster(seed, settings, folder, self.network, self.server_clock, loop)
         self.account = Account()
+        self.desk = Desk(settings.work_limit, alone=settings.ordered)
         self.members: list[Member] = []
         self.senders: list[Sender | Traffic] = []
         self.counts = {
@@ -391,7 +432,8 @@ class World:
 
     @property
     def sending(self) -> bool:
-        return any(not sender.stopping for sender in self.senders)
+        """Whether anything is still sent; one that was told to stop may have a message on its way."""
+        return any(not sender.ended for sender in self.senders)
 
     def stop_sending(self) -> None:
         for sender in self.senders:
@@ -498,7 +540,7 @@ class World:
             if len(self.living) < MOST_MEMBERS:
                 self.note(f"join c{self._joined + 1:02d}")
                 self.spawn(self._quietly(self.join()))
-        elif kind in ("leave", "crash", "vanish", "hang"):
+        elif kind in ("leave", "crash", "vanish", "hang", "stop", "sleep"):
             await self._strike_member(fault)
         elif kind == "loss":
             self.note(f"loss for {seconds} s")
@@ -522,7 +564,7 @@ class World:
             self._silent = True
             self._cut(host)
             self.loop.call_later(seconds, self._mend, host)
-        elif kind in ("broker kill", "broker restart"):
+        elif kind in ("broker kill", "broker restart", "broker move"):
             self._strike_broker(fault)
         elif kind == "name server":
             if not self._nameserver_down:
@@ -544,12 +586,18 @@ class World:
             _picked(clocks, fault.pick).offset_ms += int(seconds * 1000)
 
     async def _strike_member(self, fault: Fault) -> None:
-        if fault.kind != "hang" and len(self.living) <= FEWEST_MEMBERS:
+        # A process that is stopped neither closes nor dies: signals but one wait until it goes on.
+        able = [member for member in self.living if not member.process.stopped]
+        lasting = fault.kind in ("hang", "stop", "sleep")
+        if not able or (not lasting and len(able) <= FEWEST_MEMBERS):
             return
-        member = _picked(self.living, fault.pick)
+        member = _picked(able, fault.pick)
         self.note(f"{fault.kind} {member.name} {fault.seconds or ''}")
         if fault.kind == "hang":
             member.hung_until = self.now + fault.seconds
+        elif fault.kind in ("stop", "sleep"):
+            member.process.stop(asleep=fault.kind == "sleep")
+            self.loop.call_later(fault.seconds, self._wake, member)
         elif fault.kind == "leave":
             self.spawn(self._quietly(member.leave()))
             await asyncio.sleep(0)
@@ -559,6 +607,12 @@ class World:
                 self._vanished.add(member.host)
                 self._cut(member.host)
             await member.die()
+
+    def _wake(self, member: Member) -> None:
+        if member.process.stopped:
+            member.process.go_on()
+            self._changed = self.now
+            self.note(f"{member.name} goes on")
 
     async def _quietly(self, work: Any) -> None:
         try:
@@ -583,6 +637,9 @@ class World:
             await self.cluster.kill_broker(index)
         if fault.kind == "power loss":
             self.cluster.disks[index].lose_power()
+        elif fault.kind == "broker move":
+            self.cluster.move_broker(index)
+            self._part_again()
         await asyncio.sleep(fault.seconds)
         while True:  # as whoever supervises it would
             try:
@@ -666,7 +723,7 @@ class World:
         self.network.delay = QUIET_DELAY
 
     def _hosts(self) -> list[str]:
-        servers = [NAMESERVER_HOST, *(f"10.0.0.{11 + index}" for index in range(self.settings.brokers))]
+        servers = [NAMESERVER_HOST, *self.cluster.hosts]
         return servers + [member.host for member in self.living] + [sender.host for sender in self.senders]
 
     def _everybody(self) -> set[str]:
@@ -679,8 +736,11 @@ class World:
     def _mend(self, host: str) -> None:
         self._cuts.discard(host)
         self.network.mend()
-        for other in sorted(self._cuts | self._vanished):
-            self.network.cut(other, self._everybody() - {other})
+        self._part_again()
+
+    def _part_again(self) -> None:
+        for host in sorted(self._cuts | self._vanished):
+            self.network.cut(host, self._everybody() - {host})
 
     async def _tear(self, host: str) -> None:
         """Waits for a frame on its way to or from a host, delivers half of it and breaks the connection."""
@@ -708,6 +768,8 @@ class World:
             self._mend(host)
         for index in sorted(self._troubled):
             self._ease(index)
+        for member in self.living:
+            self._wake(member)
         while self._down or self._nameserver_down or any(item.hung_until > self.now for item in self.living):
             self._changed = self.now
             await asyncio.sleep(0.25)
@@ -717,7 +779,7 @@ class World:
         found: dict[MessageQueue, list[str]] = {}
         for member in self.living:
             for queue in member.held:
-                found.setdefault(queue, []).append(member.consumer.client_id)
+                found.setdefault(queue, []).append(member.client_id)
         return found
 
     def wanted_owners(self) -> dict[MessageQueue, list[str]]:
@@ -730,23 +792,22 @@ class World:
                     queues += [
                         MessageQueue(config.topic_name, name, n) for n in range(config.read_queue_nums)
                     ]
-        ids = [member.consumer.client_id for member in self.living]
+        ids = [member.client_id for member in self.living]
         parts = shares(strategy_by_name(self.settings.strategy), GROUP, queues, ids)
         return {queue: [client_id] for client_id, part in parts.items() for queue in part}
 
     def still_stored(self, bodies: set[bytes]) -> set[bytes]:
         """Those of the bodies that lie in a queue that members read."""
-        found: set[bytes] = set()
-        for broker in self.cluster.brokers if bodies else ():
-            store = broker.store
-            for topic in self.settings.subscribed:
-                for queue in (store.find_queue(topic, queue_id) for queue_id in store.queue_ids(topic)):
-                    assert queue is not None
-                    for offset in range(queue.min_offset, queue.max_offset):
-                        raw = store.record_at_queue(topic, queue.queue_id, offset)
-                        if raw is not None:
-                            found.add(decode_record(raw).body)
+        found = {
+            body
+            for broker in (self.cluster.brokers if bodies else ())
+            for topic in self.settings.subscribed
+            for body in _bodies(broker.store, topic)
+        }
         return bodies & found
+
+    def dead_letters(self) -> set[bytes]:
+        return {body for broker in self.cluster.brokers for body in _bodies(broker.store, dlq_topic(GROUP))}
 
     async def watch(self) -> None:
         """Notes since when owners are as they should be."""
@@ -813,7 +874,8 @@ def run_world(seed: int, settings: Settings | None = None, schedule: Sequence[Fa
     logger.propagate = False
     try:
         with tempfile.TemporaryDirectory(prefix="gimbalmq-sim-", dir=_memory_folder()) as folder:
-            report = run_virtual(lambda clock: _run(seed, settings, faults, Path(folder), errors.found))
+            with asyncio.Runner(loop_factory=ProcessLoop) as runner:
+                report = runner.run(_run(seed, settings, faults, Path(folder), errors.found))
             gc.collect()  # a task's error that nobody fetched shows now
     finally:
         logger.removeHandler(errors)
@@ -834,7 +896,7 @@ async def _run(seed: int, settings: Settings, faults: list[Fault], folder: Path,
         lambda _, context: errors.append(f"loop: {context.get('message')}: {context.get('exception')!r}")
     )
     world = World(seed, settings, folder, loop)
-    report = Report(seed, settings, faults, world.account, happened=world.happened)
+    report = Report(seed, settings, faults, world.account, world.desk, happened=world.happened)
     await world.start()
     try:
         await world.suffer(faults)
@@ -846,6 +908,7 @@ async def _run(seed: int, settings: Settings, faults: list[Fault], folder: Path,
         report.settled = await world.rest()
         report.wrong_owners = world.wrong_owners()
         report.passed = world.still_stored(world.account.lost)
+        report.dead = world.dead_letters()
         report.seconds = world.now
         report.digest = _digest(world)
         await world.close_clients()
@@ -873,6 +936,17 @@ def _digest(world: World) -> str:
         whole.update(repr(delivery).encode())
     whole.update("\n".join(world.happened).encode())
     return whole.hexdigest()
+
+
+def _bodies(store: MessageStore, topic: str) -> Iterator[bytes]:
+    """All messages of a topic that a store has."""
+    for queue_id in store.queue_ids(topic):
+        queue = store.find_queue(topic, queue_id)
+        assert queue is not None
+        for offset in range(queue.min_offset, queue.max_offset):
+            raw = store.record_at_queue(topic, queue_id, offset)
+            if raw is not None:
+                yield decode_record(raw).body
 
 
 def _picked(things: Sequence[Any], pick: float) -> Any:

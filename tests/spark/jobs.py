@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -242,7 +243,86 @@ def hurting(told: Arguments) -> dict[str, Any]:
     return found
 
 
-JOBS = {job.__name__: job for job in (everything, copying, hurting)}
+def repeating(told: Arguments) -> dict[str, Any]:
+    """A table written by tasks that fail, are killed and are overtaken by a copy of themselves, and that give their
+    rows in another order each time; then what is in the topic, and what is left without duplicates."""
+    speculation = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.quantile": "0.1",
+        "spark.speculation.minTaskRuntime": "200ms",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.task.maxFailures": "8",
+    }
+    spark = session(told, **speculation)
+    folder, count = Path(told["folder"]), int(told["count"])
+    different = count - count // 10
+
+    def first(mark: str) -> bool:
+        try:
+            (folder / mark).open("x").close()
+        except FileExistsError:
+            return False
+        return True
+
+    def disturbed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """All rows of a partition in an order of this attempt's own; some attempts come to harm on the way."""
+        context = TaskContext.get()
+        assert context is not None
+        partition, again = context.partitionId(), context.attemptNumber() > 0
+        rows = pa.Table.from_batches(list(batches)).combine_chunks()
+        order = list(range(rows.num_rows))
+        random.SystemRandom().shuffle(order)
+        shuffled = rows.take(pa.array(order))
+        kind = ("failure", "killed", "slow", "quiet")[partition % 4]
+        if again:
+            first(f"{kind}-again")
+        pieces = shuffled.to_batches(max_chunksize=max(1, rows.num_rows // 10))
+        for index, piece in enumerate(pieces):
+            yield piece
+            if index != len(pieces) // 2 or again:
+                continue
+            if kind == "failure":
+                raise RuntimeError("as the test asked")
+            if kind == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if kind == "slow":
+                # Until Spark has begun a copy of this task, which then writes at the same time.
+                for _ in range(1200):
+                    if (folder / "slow-again").exists():
+                        break
+                    time.sleep(0.05)
+
+    numbers_of = spark.range(0, count, 1, 8).selectExpr(
+        f"rpad(cast(id % {different} as string), 500, ' ') as body"
+    )
+    written = numbers_of.mapInArrow(disturbed, "body string").write.format("rocketmq").mode("append")
+    written.options(namesrv=told["namesrv"], topic=told["copy"], batchSize=500, sendsInFlight=4).save()
+
+    reader = spark.read.format("rocketmq").schema("body binary, rowId string, broker string")
+    reader = reader.option("namesrv", told["namesrv"])
+    copies = reader.load(told["copy"]).cache()
+    contents = copies.select("rowId", "body").distinct().groupBy("rowId").count()
+    once = reader.option("dropDuplicates", "true").load(told["copy"])
+    times = once.selectExpr("cast(trim(cast(body as string)) as int) number").groupBy("number").count()
+    wrong = times.where(f"count != if(number < {count - different}, 2, 1)")
+    found = {
+        "messages": copies.count(),
+        "brokers": copies.select("broker").distinct().count(),
+        "ids": copies.select("rowId").distinct().count(),
+        "ids_of_two_rows": contents.where("count > 1").count(),
+        "once": once.count(),
+        "different": times.count(),
+        "wrong": [(row.number, row["count"]) for row in wrong.limit(9).collect()],
+        "marks": sorted(entry.name for entry in folder.glob("*-again")),
+    }
+    spark.stop()
+    return found
+
+
+JOBS = {job.__name__: job for job in (everything, copying, hurting, repeating)}
 
 if __name__ == "__main__":
     print(json.dumps(JOBS[sys.argv[1]](json.loads(sys.argv[2]))), flush=True)

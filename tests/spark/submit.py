@@ -68,10 +68,10 @@ class Job:
         """Whether it ended by itself because Spark could not start a process in time."""
         return not self.running and STARVED in self._log.read_bytes()[self._begin :]
 
-    def result(self) -> Any:
+    def result(self, patience: float = PATIENCE) -> Any:
         """What the job found, once it has ended."""
         try:
-            out, _ = self._process.communicate(timeout=PATIENCE)
+            out, _ = self._process.communicate(timeout=patience)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the job goes on and on:\n{self.said()}") from None
         assert self._process.returncode == 0, f"status {self._process.returncode}:\n{self.said()}"

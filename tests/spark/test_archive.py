@@ -1,4 +1,4 @@
-"""Archives without Spark: what a crash at any point leaves, what compaction keeps, in which order rows come."""
+"""Archives: what a crash at any point leaves, what compaction keeps, in which order rows come."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from pyspark.sql import SparkSession
 
 from gimbalmq.errors import ConfigError, DataLossError, RemoteProtocolError
 from gimbalmq.spark.archive import compact
@@ -441,3 +442,52 @@ def test_a_clock_that_was_set_back_does_not_change_the_order(log: ArchiveLog) ->
 def test_queues_that_share_nothing_are_read_side_by_side(log: ArchiveLog) -> None:
     log.add([*stage(log, rows(0, range(3))), *stage(log, rows(1, range(3)))], query="q", batch=0)
     assert len(in_order(slices_of(log.state(), 0, 1))) == 2
+
+
+# --- in Spark ------------------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_tables_and_streams_are_written_read_and_read_on_after_a_compaction(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    place = str(tmp_path / "lake")
+    columns = ("'orders' AS topic", "date'2026-11-15' AS date", "id", "map('a', string(id)) AS properties")
+    for first in (0, 50):
+        frame = spark.range(first, first + 50, numPartitions=2).selectExpr(*columns)
+        frame.write.format("rocketmq-archive").option("partitionBy", "topic,date").mode("append").save(place)
+    log = ArchiveLog(Path(place))
+    assert visible(log) == ["topic=orders/date=2026-11-15"] * 4
+    read = spark.read.format("rocketmq-archive").load(place)
+    assert read.schema["properties"].dataType.simpleString() == "map<string,string>"
+    assert [row.id for row in read.orderBy("id").collect()] == list(range(100))
+    plain = spark.read.parquet(place)
+    assert plain.where("date = '2026-11-15' AND properties['a'] = '7'").count() == 1
+    found: list[int] = []
+
+    def take() -> None:
+        stream = (
+            spark.readStream.format("rocketmq-archive")
+            .option("maxBatchesPerTrigger", "1")
+            .schema("id BIGINT")
+        )
+        query = (
+            stream.load(place)
+            .writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .foreachBatch(lambda batch, _: found.extend(row.id for row in batch.collect()))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    take()
+    for join in compact.plan(log.state(), 1 << 20):
+        assert compact.do(log, join)
+    frame.selectExpr("topic", "date", "id + 50 AS id").write.format("rocketmq-archive").option(
+        "partitionBy", "topic,date"
+    ).mode("append").save(place)
+    take()
+    assert sorted(found) == list(range(150)), "each row once"
+    with pytest.raises(Exception, match="an archive only grows"):
+        frame.write.format("rocketmq-archive").mode("overwrite").save(place)

@@ -6,6 +6,7 @@ Nothing is registered and nothing is shipped: executors find the formats by name
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,8 @@ def test_a_local_cluster_of_two_executors(topic: Topic, tmp_path: Path) -> None:
 class SparkServer(Process):
     """A master or a worker of Spark's own cluster manager."""
 
-    def __init__(self, folder: Path, kind: str, ready: str, *words: object) -> None:
-        java = {"JAVA_HOME": str(find_java().home)}
+    def __init__(self, folder: Path, kind: str, ready: str, *words: object, host: str = HOST) -> None:
+        java = {"JAVA_HOME": str(find_java().home), "SPARK_LOCAL_IP": host}
         more = {
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_WORKER_DIR": str(folder / "work"),
@@ -79,7 +80,7 @@ class SparkServer(Process):
             [
                 str(Path(pyspark.__path__[0]) / "bin" / "spark-class"),
                 f"org.apache.spark.deploy.{kind}",
-                *("--host", HOST, "--webui-port", "0"),
+                *("--host", host, "--webui-port", "0"),
                 *map(str, words),
             ],
             log=folder / "log",
@@ -88,20 +89,21 @@ class SparkServer(Process):
         )
 
 
-@pytest.fixture
-def standalone(tmp_path: Path) -> Iterator[str]:
-    """A master and two workers of one core each, from the pip package."""
+@contextmanager
+def master_with_workers(folder: Path, *hosts: str) -> Iterator[str]:
+    """A master, and a worker of one core for each host, from the pip package."""
     port = free_port()
     address = f"spark://{HOST}:{port}"
-    master = SparkServer(tmp_path / "master", "master.Master", "New state: ALIVE", "--port", port)
+    master = SparkServer(folder / "master", "master.Master", "New state: ALIVE", "--port", port)
     workers = [
         SparkServer(
-            tmp_path / f"worker-{number}",
+            folder / f"worker-{number}",
             "worker.Worker",
             "Successfully registered with master",
             *("--cores", 1, "--memory", "1g", address),
+            host=host,
         )
-        for number in range(2)
+        for number, host in enumerate(hosts)
     ]
     servers = [master, *workers]
     try:
@@ -111,6 +113,12 @@ def standalone(tmp_path: Path) -> Iterator[str]:
     finally:
         for server in reversed(servers):
             server.stop()
+
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[str]:
+    with master_with_workers(tmp_path, HOST, HOST) as address:
+        yield address
 
 
 def test_a_master_with_two_workers(topic: Topic, standalone: str, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from tests.peers.driver import eventually
 from tests.peers.ours import OurServer
 from tests.spark.conftest import Topic
 from tests.spark.submit import PATIENCE, Job
+from tests.spark.test_clusters import master_with_workers
 from tests.spark.test_fetch import SMALL_FILES, remove_old_messages
 from tests.spark.test_stream import stream_of
 
@@ -196,6 +197,33 @@ def test_executors_and_workers_that_die_cost_no_row_and_repeat_none(
     assert found["workers"] == list(range(count)), differences(found["workers"], count)
     assert found["executor"] == list(range(count)), differences(found["executor"], count)
     assert check_copies(found, count, "tasks that failed") > 0, "a task that failed had sent something"
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(40_000, id="40000"),
+        pytest.param(1_000_000, id="1000000", marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
+    ],
+)
+def test_rows_written_again_in_another_order_come_once_without_duplicates(tmp_path: Path, count: int) -> None:
+    """Tasks fail, are killed and are overtaken by copies of themselves, on two brokers; a tenth of the rows are
+    there twice from the start, and stay so."""
+    # Spark begins a copy of a slow task only on another host.
+    with (
+        LocalCluster.in_thread(brokers=2) as cluster,
+        master_with_workers(tmp_path, "127.0.0.1", "127.0.0.2") as master,
+    ):
+        for broker in cluster.brokers:
+            create(cluster.namesrv, broker.address, "repeated")
+        told = {"namesrv": cluster.namesrv, "copy": "repeated", "count": count}
+        with Job("repeating", tmp_path, master=master, **told) as job:
+            found = job.result(1800.0)
+    assert found["marks"] == ["failure-again", "killed-again", "slow-again"], "all of it has happened"
+    assert found["brokers"] == 2
+    assert found["messages"] > count, "tasks that ended early had sent something"
+    assert found["ids"] == count and found["ids_of_two_rows"] == 0
+    assert (found["once"], found["different"], found["wrong"]) == (count, count - count // 10, [])
 
 
 # --- the broker ----------------------------------------------------------------------------------

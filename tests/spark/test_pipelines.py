@@ -285,9 +285,10 @@ def test_compaction_leaves_every_row_and_every_stream_where_it_was(archive: Path
 
 
 def test_what_a_refresh_cannot_empty_is_explained(archive: Path) -> None:
+    before = len(rows(archive / "tables" / "messages"))
     told = pipeline("run", archive, *QUICK, "--full-refresh", "messages", code=1)
     assert any("an archive only grows, and no refresh empties it" in line for line in told), told
-    assert len(rows(archive / "tables" / "messages")) == 75
+    assert len(rows(archive / "tables" / "messages")) == before > 0
 
 
 def test_replay_sends_what_the_condition_meets_at_the_rate(

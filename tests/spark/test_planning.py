@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gimbalmq.model.queues import MessageQueue
-from gimbalmq.spark.planning import Partition, QueueRange, plan, ranges_between
+from gimbalmq.spark.planning import Partition, QueueRange, plan, plan_by_number, ranges_between
 
 Q = [MessageQueue("t", "broker-a", number) for number in range(8)]
 
@@ -78,3 +78,19 @@ def test_ranges_between_two_positions() -> None:
         QueueRange(Q[2], 4, 10),
         QueueRange(Q[3], 2, 12),
     ]
+
+
+def test_queues_of_one_number_are_read_together_to_find_duplicates() -> None:
+    """Also those in which nothing is new: a first copy may lie before."""
+
+    def queue(broker: str, number: int, topic: str = "t") -> MessageQueue:
+        return MessageQueue(topic, broker, number)
+
+    ranges = [
+        QueueRange(queue("a", 0), 5, 9),
+        QueueRange(queue("a", 1), 3, 3),
+        QueueRange(queue("b", 0), 7, 7),
+        QueueRange(queue("b", 1), 4, 4),
+        QueueRange(queue("b", 0, "u"), 1, 2),
+    ]
+    assert plan_by_number(ranges) == [(ranges[0], ranges[2]), (ranges[4],)]

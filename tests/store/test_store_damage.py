@@ -17,7 +17,6 @@ from gimbalmq.model import topics
 from gimbalmq.model.queue_entry import FILLER_SIZE
 from gimbalmq.model.record import encode_record
 from gimbalmq.store import MessageStore
-from gimbalmq.store.files import Files
 from gimbalmq.store.recovery import Checkpoint
 from gimbalmq.store.results import RecoveryReport
 from tests.store.helpers import (
@@ -502,11 +501,3 @@ def test_a_failed_sync_of_the_log_is_not_believed_later(tmp_path: Path) -> None:
         store.flush()
     assert store.flushed_offset == 0
     store.abandon()
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    files = Files()
-    path = tmp_path / "a"
-    files.write_file(path, b"long old text")
-    files.write_file(path, b"new")
-    assert path.read_bytes() == b"new" and list(tmp_path.iterdir()) == [path]

@@ -12,7 +12,7 @@ from gimbalmq.errors import DiskFullError, ResourceShortageError
 from gimbalmq.model.queue_entry import ENTRY, FILLER_SIZE
 from gimbalmq.store import GetStatus, MessageStore
 from gimbalmq.store.consumequeue import QueueFiles, QueueLog
-from gimbalmq.store.retention import Verdict, decide
+from gimbalmq.store.retention import files_to_drop
 from tests.store.helpers import (
     LOG_FILE,
     NOON,
@@ -32,26 +32,23 @@ OLD, YOUNG = 100 * HOUR, 10 * HOUR
 
 
 @pytest.mark.parametrize(
-    ("now", "ages", "usage", "manual", "drop", "reject"),
+    ("now", "ages", "usage", "manual", "drop"),
     [
-        (DAY, [OLD, OLD, OLD], 0.5, False, 0, False),  # not the hour
-        (NIGHT, [OLD, OLD, OLD], 0.5, False, 2, False),  # never the last
-        (NIGHT, [OLD, YOUNG, OLD], 0.5, False, 1, False),  # stops at the first that is not expired
-        (DAY, [OLD, OLD, OLD], 0.5, True, 2, False),
-        (DAY, [OLD, YOUNG, YOUNG], 0.8, False, 1, False),  # filling up: any hour
-        (DAY, [YOUNG, YOUNG, YOUNG], 0.87, False, 2, False),  # too full: any age
-        (DAY, [YOUNG, YOUNG, YOUNG], 0.95, False, 2, True),
-        (DAY, [OLD] * 30, 0.95, False, 10, True),  # ten a round
-        (NIGHT, [OLD], 0.95, False, 0, True),
-        (NIGHT, [], 0.1, False, 0, False),
+        (DAY, [OLD, OLD, OLD], 0.5, False, 0),  # not the hour
+        (NIGHT, [OLD, OLD, OLD], 0.5, False, 2),  # never the last
+        (NIGHT, [OLD, YOUNG, OLD], 0.5, False, 1),  # stops at the first that is not expired
+        (DAY, [OLD, OLD, OLD], 0.5, True, 2),
+        (DAY, [OLD, YOUNG, YOUNG], 0.8, False, 1),  # filling up: any hour
+        (DAY, [YOUNG, YOUNG, YOUNG], 0.87, False, 2),  # too full: any age
+        (DAY, [YOUNG, YOUNG, YOUNG], 0.95, False, 2),
+        (DAY, [OLD] * 30, 0.95, False, 10),  # ten a round
+        (NIGHT, [OLD], 0.95, False, 0),
+        (NIGHT, [], 0.1, False, 0),
     ],
 )
-def test_decision(
-    tmp_path: Path, now: int, ages: list[int], usage: float, manual: bool, drop: int, reject: bool
-) -> None:
+def test_decision(tmp_path: Path, now: int, ages: list[int], usage: float, manual: bool, drop: int) -> None:
     modified = [now - age for age in ages]
-    verdict = decide(modified, now, usage, config_for(tmp_path), manual=manual)
-    assert verdict == Verdict(drop, reject)
+    assert files_to_drop(modified, now, usage, config_for(tmp_path), manual=manual) == drop
 
 
 def aged(root: Path, count: int, now: int) -> MessageStore:

@@ -89,6 +89,30 @@ def test_restarted_broker_keeps_address_and_messages() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_moved_broker_has_another_address_and_its_messages(in_memory: bool) -> None:
+    async def main(network: MemoryNetwork | None) -> None:
+        async with LocalCluster(network=network) as cluster:
+            pool = ChannelPool(network=None if network is None else network.host("10.0.0.99"))
+            before = cluster.broker.address
+            await _send(pool, before, "T", b"one")
+            with pytest.raises(StateError, match="broker-a is running: stop it first"):
+                cluster.move_broker()
+            await cluster.kill_broker()
+            cluster.move_broker()
+            await cluster.start_broker()
+            assert cluster.broker.address != before
+            assert await _max_offset(pool, cluster.broker.address, "T") == 1
+            route = await rpc.route(pool, cluster.namesrv, "T")
+            assert route.broker_datas[0].broker_addrs == {0: cluster.broker.address}
+            await pool.close()
+
+    if in_memory:
+        run_virtual(lambda clock: main(MemoryNetwork()))
+    else:
+        asyncio.run(main(None))
+
+
 def test_killed_broker_leaves_a_folder_to_recover_and_a_name_server_that_noticed() -> None:
     async def main() -> None:
         async with LocalCluster() as cluster:

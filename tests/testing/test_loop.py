@@ -51,6 +51,25 @@ def _trace(seed: int) -> list[tuple[float, int]]:
     return run_virtual(main)
 
 
+def test_timers_of_one_instant_fire_in_the_order_they_were_made() -> None:
+    """Whatever lies in the heap beside them: cancelled timers come and go."""
+
+    async def main(_: VirtualClock) -> list[int]:
+        loop = asyncio.get_running_loop()
+        fired: list[int] = []
+        others = [loop.call_later(number % 7, fired.append, -1) for number in range(50)]
+        for number in range(100):
+            loop.call_at(10.0, fired.append, number)
+            if number % 2:
+                others.pop().cancel()
+        for other in others:
+            other.cancel()
+        await asyncio.sleep(11)
+        return fired
+
+    assert run_virtual(main) == list(range(100))
+
+
 def test_equal_seeds_give_equal_traces() -> None:
     assert _trace(7) == _trace(7)
     assert _trace(7) != _trace(8)

@@ -97,6 +97,20 @@ def test_cut_cable_times_calls_out_and_mending_delivers() -> None:
     run_virtual(main)
 
 
+def test_a_stopped_host_answers_when_it_goes_on() -> None:
+    async def main(clock: VirtualClock) -> None:
+        network = MemoryNetwork()
+        async with _Pair(network) as pair:
+            assert await pair.echo(b"one") == b"one"
+            network.stop(SERVER)
+            asyncio.get_running_loop().call_later(2.0, network.go_on, SERVER)
+            begun = clock.monotonic()
+            assert await pair.echo(b"two") == b"two"
+            assert 2.0 <= clock.monotonic() - begun < 2.1
+
+    run_virtual(main)
+
+
 def test_connecting_over_a_cut_cable_takes_the_whole_timeout() -> None:
     async def main(clock: VirtualClock) -> float:
         network = MemoryNetwork()

@@ -55,7 +55,7 @@ class AdminConnection:
         return await self.of_nameserver(nameserver.cluster_info)
 
     async def route(self, topic: str) -> TopicRoute:
-        """Raises TopicRouteNotFoundError where no broker has the topic."""
+        """Raises TopicRouteNotFoundError if no broker has the topic."""
         return await self.of_nameserver(lambda caller, address: nameserver.route(caller, address, topic))
 
     # -- brokers ----------------------------------------------------------------------
@@ -87,7 +87,7 @@ class AdminConnection:
         return found
 
     async def brokers_of(self, topic: str) -> dict[str, str]:
-        """Where a topic lies: a reachable address by broker name, the master's where there is one."""
+        """Where a topic lies: a reachable address by broker name, the master's if there is one."""
         route = await self.route(topic)
         found = {
             data.broker_name: data.broker_addrs.get(MASTER_ID) or min(data.broker_addrs.items())[1]

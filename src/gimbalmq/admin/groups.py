@@ -152,7 +152,7 @@ class GroupAdmin:
         raise failure
 
     async def member_ids(self, group: str) -> list[str]:
-        """Client ids of the members, sorted; none where nobody is connected."""
+        """Client ids of the members, sorted; none if nobody is connected."""
         try:
             return [member.client_id for member in (await self.connections(group)).members]
         except ConsumerNotOnlineError:
@@ -183,7 +183,7 @@ class GroupAdmin:
     # -- how far ----------------------------------------------------------------------
 
     async def progress(self, group: str, *, topic: str | None = None, owners: bool = False) -> GroupProgress:
-        """Where the group stands in each queue (mqadmin consumerProgress); empty where it never read.
+        """Where the group stands in each queue (mqadmin consumerProgress); empty if it never read.
 
         Args:
             owners: ask every member which queues it holds, too.
@@ -213,7 +213,7 @@ class GroupAdmin:
     # -- settings ---------------------------------------------------------------------
 
     async def config(self, group: str) -> dict[str, GroupConfig]:
-        """The group's settings by broker; raises SubscriptionGroupNotExistError where no broker has them."""
+        """The group's settings by broker; raises SubscriptionGroupNotExistError if no broker has them."""
         masters = await self._at.masters()
         tables = await self._at.of_each(masters.values(), management.all_group_configs)
         found = {

@@ -11,7 +11,7 @@ from gimbalmq.model.message import MessageView
 
 
 def message_data(view: MessageView) -> dict[str, Any]:
-    """A message as JSON: the body as text where it is UTF-8, else as base64."""
+    """A message as JSON: the body as text if it is UTF-8, else as base64."""
     data: dict[str, Any] = {
         "topic": view.topic,
         "broker": view.broker_name,

@@ -43,7 +43,7 @@ class TopicAdmin:
         if cluster is None:
             listed = await self._at.of_nameserver(nameserver.all_topics)
         else:
-            await self._at.masters(cluster=cluster)  # says so where there is no such cluster
+            await self._at.masters(cluster=cluster)  # says so if there is no such cluster
             listed = await self._at.of_nameserver(
                 lambda caller, address: management.topics_by_cluster(caller, address, cluster)
             )
@@ -52,7 +52,7 @@ class TopicAdmin:
         return sorted(set(listed.topic_list) - own)
 
     async def all(self, *, cluster: str | None = None, system: bool = False) -> list[TopicView]:
-        """Topics with their spread; retry, dead-letter and the system's own only where asked for."""
+        """Topics with their spread; retry, dead-letter and the system's own only if asked for."""
         names = [topic for topic in await self.names(cluster=cluster) if system or kind_of(topic) == NORMAL]
         views = await asyncio.gather(*(self._view(topic) for topic in names))
         return [view for view in views if view is not None]

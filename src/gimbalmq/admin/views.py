@@ -14,7 +14,7 @@ class BrokerView:
     Attributes:
         broker_id: 0 for the master.
         put_tps, get_tps: messages a second over the last ten seconds.
-        runtime: everything the broker tells, under its own names; empty where it did not answer.
+        runtime: everything the broker tells, under its own names; empty if it did not answer.
         problem: why it did not answer.
     """
 

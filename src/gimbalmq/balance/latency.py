@@ -8,7 +8,8 @@ RocketMQ has had three rules, all kept here by name, since users compare behavio
 
 ``seed``  (up to 4.7.1)      rotate to an available broker, but on a retry only to the one that has
                              just failed. So the first retry sticks to the failed broker: with no
-                             other record, it is also the best one known. A bug, reproduced exactly.
+                             other record, it is also the best one known. This is a bug, and it is
+                             reproduced exactly.
 ``4.8``   (4.8.0 to 5.1.3)   rotate to any available broker. A failed one is avoided for 10 minutes.
 ``5.1.4`` (from 5.1.4)       milder table; rotate to an available broker other than the last, else to a
                              reachable one other than the last, else to any.

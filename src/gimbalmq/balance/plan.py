@@ -1,8 +1,8 @@
 """What a member has to do when its share of one topic changes.
 
-A plain difference of sets (RebalanceImpl.updateProcessQueueTableInRebalance). One case is not: a
-queue that is still ours but has not been pulled for too long is dropped and taken again, so that
-whatever hangs is thrown away. Pull consumers leave such a queue alone: they pass no expired queues.
+A plan is a plain difference of sets (RebalanceImpl.updateProcessQueueTableInRebalance), but for one
+case: a queue that is still ours but has not been pulled for too long is dropped and taken again, so
+that whatever hangs is thrown away. Pull consumers leave such a queue alone: they pass no expired queues.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a group's changes would move: the strategies run through a day in virtual time.
 
-No network and no clock: a heap of events, each with its second. A change becomes visible to the group
+There is no network and no clock, only a heap of events, each with its second. A change becomes visible to the group
 after a delay that depends on its kind (a closed connection is noticed at once, a vanished host after
 the broker's 120 s), then the members rebalance and the new shares are compared with the old ones.
 What "moved" and "minimum" mean is said in ``compare``.

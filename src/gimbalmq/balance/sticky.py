@@ -14,7 +14,7 @@ queues that weigh most with it; the other pairs keep their order, and so nearly 
 placed together: counts are even over all queues, not topic by topic.
 
 How little moves. What must move when a member joins is its own share, n // m. Beyond that, a member
-that gives two queues to the newcomer where one was due draws one from somebody else, and so on. So it
+that gives two queues to the newcomer instead of one draws one from somebody else, and so on. So it
 is the share that decides. Measured over 12,000 random joins (m up to 64 members after the join, n from
 8 to 2048 queues), moved over minimum:
 
@@ -24,17 +24,17 @@ is the share that decides. Measured over 12,000 random joins (m up to 64 members
 
 1024 queues and 32 members: mean 1.7, worst 2.2; AVG 12 and 16. Over all cases no join moved more than
 1.8 times the minimum plus 0.6 queues per member. (Means are total over total; the worst leaves out joins
-where nothing had to move.)
+in which nothing had to move.)
 
-Other stateless rules tried, by their means for 1024 queues on 32 members and for 256 on 32, where this
-one has 1.7 and 2.2 (a dozen to forty joins each): immediate acceptance 1.7 and 2.3, serial choice 1.8 and
+Other stateless rules were tried. Their means for 1024 queues on 32 members and for 256 on 32 (a dozen to
+forty joins each; this one has 1.7 and 2.2): immediate acceptance 1.7 and 2.3, serial choice 1.8 and
 3.0, optimal transport 1.65 and 3.4, weights spread evenly by a finite plane 1.6 and 2.1 (but then a
 queue's weight depends on the number of queues), Maglev's draft 2.4 and 3.5, splits down a tree 3.8 and
 5.4, joins replayed in a fixed order 5.4 and 13.
 
-No rule without memory can be tight for tiny shares. Where some members hold two queues and others one,
-let a holder of two be the last to join: two queues move where one would do. And where members outnumber
-queues nothing need move on a join, but such a rule cannot know who was first.
+No rule without memory can be tight for tiny shares. If some members hold two queues and others one, and a
+holder of two was the last to join, then two queues moved although one would have done. And if members
+outnumber queues, nothing need move on a join, but such a rule cannot know who was first.
 
 Within a topic the shares are not kept even. Caps per topic were tried: two topics raise 1.7 to 2.0.
 

@@ -40,7 +40,7 @@ class Member:
     version: int
     last_seen: float
     silent_after: float | None = None
-    """Seconds without a heartbeat after which it is taken for hung; where it said how often it sends them."""
+    """Seconds without a heartbeat after which it is taken for hung; None if it did not say how often it sends them."""
 
     def view(self) -> ClientConnection:
         return ClientConnection(
@@ -136,7 +136,7 @@ class ConsumerGroup:
         return known
 
     def subscribe(self, wanted: Iterable[Subscription]) -> bool:
-        """Replaces the group's topics by this heartbeat's; True where the set changed.
+        """Replaces the group's topics by this heartbeat's; True if the set changed.
 
         A newer version of a known topic is stored but is no change of the set.
         """
@@ -206,7 +206,7 @@ class Consumers:
         keep_subscriptions: bool = False,
         liveness_millis: int | None = None,
     ) -> bool:
-        """True where the others must be told.
+        """True if the others must be told.
 
         Args:
             liveness_millis: how often the client sends signs of life.

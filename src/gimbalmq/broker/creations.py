@@ -1,4 +1,4 @@
-"""Topics and groups that clients make the broker create: only so many for each connection, and altogether.
+"""How many topics and groups clients may make the broker create: for each connection, and altogether.
 
 What an operator creates is not counted; neither are the retry and dead-letter topics of a group, of which each
 group has one.

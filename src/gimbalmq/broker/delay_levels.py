@@ -1,8 +1,8 @@
 """Delays by level: each level has a queue of the schedule topic in which messages fall due in the order they came.
 
 So one offset for each level is all the state there is (delayOffset.json). A queue entry of that topic holds the due
-time where others hold a tag's hash, so looking costs no record. What was delivered since the offsets were saved is
-told after a crash by the commit log (``store/marks``).
+time in place of a tag's hash, so no record is read before it is due. After a crash the commit log tells what was
+delivered since the offsets were saved (``store/marks``).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class GroupCommit:
         self._running: asyncio.Task[None] | None = None
 
     def wait(self, commitlog_offset: int) -> asyncio.Future[bool]:
-        """Done when everything before the offset is durable; False where the disk refused."""
+        """Done when everything before the offset is durable; False if the disk refused."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if self._store.flushed_offset >= commitlog_offset:
             future.set_result(True)

@@ -43,7 +43,7 @@ class JsonFile:
         """Of the text in the file; None if the file is missing or damaged, so that it must not become the backup."""
 
     def load(self, read: Callable[[Any], T]) -> T | None:
-        """What ``read`` makes of the document, or of its backup, or None where there is neither.
+        """What ``read`` makes of the document, or of its backup, or None if there is neither.
 
         Raises:
             StoreIOError: there is text, but none of it can be read.

@@ -23,6 +23,7 @@ class QueueLocks:
         self, clock: Clock, live_seconds: float = LOCK_SECONDS, live: LiveConfig | None = None
     ) -> None:
         self._clock = clock
+        self._began = clock.monotonic()
         self._live_seconds = live_seconds
         self._live = live or LiveConfig(BrokerConfig())
         self._is_full = False
@@ -32,6 +33,12 @@ class QueueLocks:
 
     def __len__(self) -> int:
         return len(self._by_age)
+
+    @property
+    def forgotten_seconds(self) -> float | None:
+        """How long ago all locks were forgotten, by a restart; None once the last of them would have ended."""
+        seconds = self._clock.monotonic() - self._began
+        return seconds if seconds <= self._live_seconds else None
 
     def lock(
         self,

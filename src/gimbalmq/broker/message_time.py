@@ -6,7 +6,7 @@ from gimbalmq.store.message_store import MessageStore
 
 
 def message_time(store: MessageStore, topic: str, queue_id: int, queue_offset: int) -> int:
-    """Store time in milliseconds, 0 where there is no such message (any more)."""
+    """Store time in milliseconds, 0 if there is no such message (any more)."""
     queue = store.find_queue(topic, queue_id)
     if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
         return 0

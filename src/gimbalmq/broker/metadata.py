@@ -150,7 +150,7 @@ class Topics:
     def create_for_send(
         self, topic: str, template_name: str, queue_count: int, sys_flag: int = 0
     ) -> TopicConfig | None:
-        """Auto-creation: by the template the sender names, where that one lets others inherit."""
+        """Auto-creation: by the template the sender names, if that one lets others inherit."""
         template = self._table.get(template_name)
         if template is None or not template.perm & PERM_INHERIT:
             return None
@@ -224,6 +224,7 @@ class Groups:
         self._clock = clock
         self.saving = Saving(folder / "subscriptionGroup.json", self._document, thread)
         self._table: dict[str, GroupConfig] = {}
+        self._loaded: frozenset[str] = frozenset()
         self._forbidden: dict[str, dict[str, int]] = {}
         self.version = DataVersion(timestamp=clock.wall_ms())
 
@@ -231,6 +232,7 @@ class Groups:
         loaded = self.saving.file.load(GroupTable.of)
         if loaded is not None:
             self._table = loaded.subscription_group_table
+            self._loaded = frozenset(self._table)
             for name, settings in self._table.items():
                 mend_group(name, settings)
             self._forbidden = loaded.forbidden_table
@@ -282,6 +284,10 @@ class Groups:
     def known(self, group: str) -> GroupConfig | None:
         """As ``find``, but never creates."""
         return self._table.get(group)
+
+    def was_there_before(self, group: str) -> bool:
+        """Whether the group is older than this run of the broker."""
+        return group in self._loaded
 
     def put(self, *configs: GroupConfig) -> None:
         """Creates or changes groups.

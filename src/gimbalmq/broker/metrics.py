@@ -40,7 +40,7 @@ class Family(NamedTuple):
 
 
 class MetricsServer:
-    """Serves ``/metrics``; prometheus-client is imported only where it is switched on."""
+    """Serves ``/metrics``; prometheus-client is imported only if it is switched on."""
 
     def __init__(
         self,

@@ -18,15 +18,7 @@ log = logging.getLogger(__name__)
 
 TROUBLE = (DiskFullError, ResourceShortageError, StoreIOError)
 """What the store may get over; anything else is the message's own fault."""
-_OF_DELAYS = (
-    prop.DELAY,
-    prop.TIMER_OUT_MS,
-    prop.TIMER_DELAY_SEC,
-    prop.TIMER_DELAY_MS,
-    prop.TIMER_DELIVER_MS,
-    prop.TIMER_ROLL_TIMES,
-    prop.TIMER_DELETE_UNIQ_KEY,
-)
+_OF_DELAYS = (*prop.DELAYS, prop.TIMER_OUT_MS, prop.TIMER_ROLL_TIMES, prop.TIMER_DELETE_UNIQ_KEY)
 _OF_BROKER = topics.FORBIDDEN_TO_SEND | {topics.TIMER_TOPIC}
 
 

@@ -150,7 +150,7 @@ class Transactions:
 
     def prepare(self, draft: Draft) -> Placed:
         """Stores a half message instead of the message itself."""
-        for name in (prop.DELAY, prop.TIMER_DELAY_SEC, prop.TIMER_DELAY_MS, prop.TIMER_DELIVER_MS):
+        for name in prop.DELAYS:
             if draft.properties.get(name, "0") != "0":
                 raise MessageIllegalError(
                     f"a transactional message cannot be delayed: send it without property {name}"
@@ -169,7 +169,7 @@ class Transactions:
         return self._writer.put(draft)[0]
 
     def end(self, header: EndTransaction) -> None:
-        """Commits or rolls back; raises ResponseError where the half does not fit the request."""
+        """Commits or rolls back; raises ResponseError if the half does not fit the request."""
         raw = stored_record(self._store, header.commit_log_offset)
         half = None if raw is None else decode_record(raw)
         if half is None or half.topic != topics.HALF_TOPIC:

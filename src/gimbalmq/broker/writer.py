@@ -196,7 +196,7 @@ class Writer:
         draft.queue_id = queue_id
 
     def _timer(self, properties: dict[str, str]) -> int | None:
-        """When the client wants it delivered; None where it does not say."""
+        """When the client wants it delivered; None if it does not say."""
         if prop.TIMER_DELIVER_MS in properties:
             return _number(prop.TIMER_DELIVER_MS, properties[prop.TIMER_DELIVER_MS])
         for name, unit in ((prop.TIMER_DELAY_SEC, 1000), (prop.TIMER_DELAY_MS, 1)):

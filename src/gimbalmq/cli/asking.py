@@ -332,7 +332,7 @@ async def _asked(
 
 
 def show(shown: Shown, *, as_json: bool) -> None:
-    """Prints what was found; nothing where the command has printed itself."""
+    """Prints what was found; nothing if the command has printed itself."""
     if as_json and shown.data is not None:
         print(json.dumps(shown.data, indent=2, ensure_ascii=False, default=str), flush=True)
     elif shown.text:

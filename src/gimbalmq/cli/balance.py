@@ -286,7 +286,7 @@ def _part(state: Parts, member: str) -> str:
 
 
 def _ranges(queues: Iterable[MessageQueue]) -> str:
-    """``orders 0-5, 9; refunds 0``; the broker is named where a topic has queues of several."""
+    """``orders 0-5, 9; refunds 0``; the broker is named if a topic has queues of several."""
     numbers: dict[tuple[str, str], list[int]] = {}
     for topic, broker, number in sort_queues(queues):
         numbers.setdefault((topic, broker), []).append(number)

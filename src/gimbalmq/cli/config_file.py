@@ -13,7 +13,7 @@ from gimbalmq.protocol import properties_text
 
 
 def read(path: Path) -> dict[str, str]:
-    """The keys and values of a file; TOML where its name ends in ``.toml``.
+    """The keys and values of a file; TOML if its name ends in ``.toml``.
 
     Raises:
         ConfigError: the file cannot be read or its syntax is wrong.

@@ -303,7 +303,7 @@ def _delete_options(parser: Parser) -> None:
 
 async def _delete(admin: Admin, args: argparse.Namespace) -> Shown:
     group = GROUP.of(args)
-    await admin.groups.config(group)  # says so where there is no such group
+    await admin.groups.config(group)  # says so if there is no such group
     loss = "" if args.keep_offsets else " and its progress"
     if not confirmed(f"Group {group}{loss} will be deleted. Go on?", assume_yes=args.yes):
         return Shown("Nothing was deleted.", code=REFUSED)

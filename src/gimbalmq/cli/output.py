@@ -30,7 +30,7 @@ _REMEDIES: dict[type[Exception], str] = {
     StoreLockedError: "stop that process, or give this one a folder of its own: --store DIR",
     ConnectError: "gimbalmq server starts one, --namesrv HOST:PORT asks another",
 }
-"""What a person may do next, where the error itself cannot know that a command was typed."""
+"""What a person may do next, if the error itself cannot know that a command was typed."""
 
 
 class LogLines(logging.Formatter):
@@ -74,7 +74,7 @@ def complain(problem: str | Exception) -> None:
 
 
 def _sentence(error: Exception) -> str:
-    """What went wrong and what to do; without the code of an answer where nobody has answered."""
+    """What went wrong and what to do; without the code of an answer if nobody has answered."""
     text = error.remark if isinstance(error, ResponseError) and not error.address else str(error)
     remedy = next((remedy for kind, remedy in _REMEDIES.items() if isinstance(error, kind)), None)
     return text if remedy is None else f"{text}; {remedy}"

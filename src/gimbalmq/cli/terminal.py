@@ -46,7 +46,7 @@ def confirmed(question: str, *, assume_yes: bool) -> bool:
 
 
 class ProgressLine:
-    """A bar on stderr while something long runs; silent where stderr is no terminal.
+    """A bar on stderr while something long runs; silent if stderr is no terminal.
 
     >>> with ProgressLine("export", 10) as bar:
     ...     bar.at(10)

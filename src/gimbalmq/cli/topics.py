@@ -288,7 +288,7 @@ async def _delete(admin: Admin, args: argparse.Namespace) -> Shown:
 
 
 async def queues_named(admin: Admin, topic: str, texts: list[str]) -> list[MessageQueue]:
-    """A topic's queues by ``BROKER/ID``; all of them where none is named."""
+    """A topic's queues by ``BROKER/ID``; all of them if none is named."""
     queues = await admin.topics.queues(topic)
     if not texts:
         return queues

@@ -1,4 +1,7 @@
-"""A consumer's options. Defaults are Java's (4.9 timing), so members of both kinds can share a group."""
+"""A consumer's options. Most defaults are Java's, so members of both kinds can share a group.
+
+``profiles`` has those that differ.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,8 @@ class ConsumerConfig(ClientConfig):
         lease_margin: a member that could not renew a queue's lock for so long begins nothing more of it, nor
             commits it, until it has the lock again; less than ``lease_orphan_grace``. Locks are renewed
             three times as often.
+        handover_wait: with leases, how long the loser of a queue waits for handlers at work before it hands the
+            queue over all the same; what they do then is not committed and comes again.
         liveness_interval: how often brokers of this library hear that the event loop still turns; one that
             hears nothing for three times as long takes the member for hung and tells the group. 0 leaves
             that to the broker's ``channelExpiredTimeout``, 120 s, as do Apache's brokers.
@@ -92,6 +97,7 @@ class ConsumerConfig(ClientConfig):
     handover: Literal["java", "lease"] = "java"
     lease_orphan_grace: float = 5.0
     lease_margin: float = 3.0
+    handover_wait: float = 60.0
     liveness_interval: float = 3.0
     ramp_up: float = 0.0
     member_name: str | None = None
@@ -134,6 +140,7 @@ class ConsumerConfig(ClientConfig):
             "check_group_interval",
             "first_pull_delay",
             "lease_orphan_grace",
+            "handover_wait",
             "liveness_interval",
         ):
             if getattr(self, name) < 0:

@@ -87,7 +87,7 @@ class QueueDropped(BalanceEvent, frozen=True, kw_only=True):
 
     Attributes:
         cached: messages that had been pulled and are thrown away.
-        offset: progress when it was given up, None where there was none.
+        offset: progress when it was given up, None if there was none.
     """
 
     queue: MessageQueue

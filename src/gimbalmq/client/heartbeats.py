@@ -91,6 +91,9 @@ class Heartbeats:
         self._greeting = False
         self._greeted: set[str] = set()
         self._lost: set[str] = set()
+        self._masters: dict[str, str] = {}
+        self._away: set[str] = set()
+        self._up_since: dict[str, float] = {}
         self._rejoining: set[str] = set()
         self._introducing: dict[str, asyncio.Task[bool]] = {}
         self._introduced: dict[str, float] = {}
@@ -140,7 +143,7 @@ class Heartbeats:
         return next((name for name, target in self.targets() if target == address), None)
 
     def version_known(self, address: str, group: str, topic: str) -> int:
-        """The newest version of a subscription that a broker has heard of; 0 where it has of none.
+        """The newest version of a subscription that a broker has heard of; 0 if it has of none.
 
         A pull that names a newer one is refused (code 25), so pulls name this one.
         """
@@ -152,7 +155,7 @@ class Heartbeats:
         """One heartbeat to all brokers, at the same time.
 
         Returns:
-            False where nothing was sent: nobody is registered here, or another is under way. If that
+            False if nothing was sent: nobody is registered here, or another is under way. If that
             one had left before what it should say changed, it is followed by one that says it.
         """
         if not self._has_members():
@@ -195,6 +198,9 @@ class Heartbeats:
         self._greeting = False
         if any(address not in self._greeted for _, address in self.targets()):
             await self.to_all()
+        for _, address in self.targets():
+            if address not in self._greeted and not self._host.closed:
+                self._rejoin_soon(address)
 
     # -- to one broker -----------------------------------------------------------------
 
@@ -261,11 +267,38 @@ class Heartbeats:
         else:
             self._watching.pop(address, None)
         self._look_for_expulsions(broker_name, address, reply.expelled_groups or "")
-        if address in self._lost:
-            self._lost.discard(address)
-            if self._is_master(broker_name, address):
-                for member in list(host.consumers.values()):
-                    member.connection_back(broker_name)
+        self._lost.discard(address)
+        if self._is_master(broker_name, address):
+            if reply.uptime_millis is not None:
+                self._up_since[broker_name] = host.clock.monotonic() - reply.uptime_millis / 1000
+            self._master_heard(broker_name, address)
+
+    def _master_heard(self, broker_name: str, address: str) -> None:
+        """A master has answered. One that is at another address than before was restarted, whatever became of
+        the old connection."""
+        before = self._masters.get(broker_name)
+        self._masters[broker_name] = address
+        if before is not None and before != address:
+            self._lost.discard(before)
+            self._master_lost(broker_name)
+        if broker_name in self._away:
+            self._away.discard(broker_name)
+            for member in list(self._host.consumers.values()):
+                member.connection_back(broker_name)
+
+    def _master_lost(self, broker_name: str) -> None:
+        if broker_name not in self._away:
+            self._away.add(broker_name)
+            for member in list(self._host.consumers.values()):
+                member.connection_lost(broker_name)
+
+    def knows_master(self, broker_name: str, address: str) -> bool:
+        """Whether a broker's master at this address has answered a heartbeat, and its connection not broken since."""
+        return self._masters.get(broker_name) == address and broker_name not in self._away
+
+    def up_since(self, broker_name: str) -> float:
+        """Monotonic time at which a master was started, if it said so: it may have forgotten what it knew before."""
+        return self._up_since.get(broker_name, -math.inf)
 
     def _look_for_expulsions(self, broker_name: str, address: str, told: str) -> None:
         """Broker and we count how often it has given us up; an answer that told so may have been lost."""
@@ -309,10 +342,10 @@ class Heartbeats:
 
     def connected(self, address: str, channel: Channel) -> None:
         """A connection was made: where it replaces one that broke, the broker hears of us before all else."""
-        if address not in self._lost or not self._has_members():
-            return
         name = self._name_of(address)
-        if name is None:
+        if name is None or not self._has_members():
+            return
+        if address not in self._lost and not (name in self._away and self._is_master(name, address)):
             return
         said = self._say()
         request = group_calls.heartbeat_request(said.body, said.header)
@@ -338,14 +371,20 @@ class Heartbeats:
         self._versions.pop(address, None)
         self._watching.pop(address, None)
         self._expulsions.pop(address, None)
+        if self._host.closed:
+            return
+        if known:
+            for broker_name, master in self._masters.items():
+                if master == address:  # though the route may name another one by now
+                    self._master_lost(broker_name)
         name = self._name_of(address)
-        if self._host.closed or name is None:
+        if name is None:
             return
         if known:
             self._lost.add(address)
-            if self._is_master(name, address):
-                for member in list(self._host.consumers.values()):
-                    member.connection_lost(name)
+        self._rejoin_soon(address)
+
+    def _rejoin_soon(self, address: str) -> None:
         if address not in self._rejoining:
             self._rejoining.add(address)
             self._host.tasks.spawn(self._rejoin(address), f"rejoin {address}")
@@ -365,7 +404,7 @@ class Heartbeats:
     # -- signs of life -----------------------------------------------------------------
 
     def _liveness(self) -> float:
-        """The shortest interval that a member wants, 0 where none does."""
+        """The shortest interval that a member wants, 0 if none does."""
         wanted = [member.liveness_interval for member in self._host.consumers.values()]
         return min((seconds for seconds in wanted if seconds > 0), default=0.0)
 

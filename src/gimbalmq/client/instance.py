@@ -1,4 +1,4 @@
-"""The part that all producers, consumers and admin objects of one client id share.
+"""The part that all producers and consumers of one client id share; an admin object has one of its own.
 
 It owns the connections and the members; what is known of routes and brokers is in ``routes``, the heartbeats
 are in ``heartbeats``, and the requests brokers make of clients in ``broker_requests``. A consumer registers
@@ -132,11 +132,11 @@ class ClientInstance(Routes):
         self.heartbeats.start()
 
     def register_producer(self, group: str, member: ProducerMember) -> None:
-        """Raises StateError where the group has a producer in this instance already."""
+        """Raises StateError if the group has a producer in this instance already."""
         self._register(self.producers, "producer", group, member)
 
     def register_consumer(self, group: str, member: ConsumerMember) -> None:
-        """Raises StateError where the group has a consumer in this instance already."""
+        """Raises StateError if the group has a consumer in this instance already."""
         self._register(self.consumers, "consumer", group, member)
 
     def _register(self, table: dict[str, _M], kind: str, group: str, member: _M) -> None:
@@ -162,7 +162,7 @@ class ClientInstance(Routes):
         await self.close_if_unused()
 
     def hold(self, owner: object) -> None:
-        """Keeps the instance open for someone who is neither producer nor consumer (admin objects)."""
+        """Keeps the instance open for someone who is neither producer nor consumer."""
         self._others.add(id(owner))
 
     async def release(self, owner: object) -> None:

@@ -1,6 +1,7 @@
-"""Sets of defaults by name: how clients of a certain RocketMQ behave, where ours differ by default.
+"""Sets of defaults by name: each makes our clients behave as those of a certain RocketMQ do.
 
-Whatever an application sets itself, counts. docs/balancing.md lists what a profile changes, and a test compares.
+An option that the application sets itself counts more than the profile. docs/balancing.md lists what a profile
+changes, and a test compares.
 """
 
 from __future__ import annotations

@@ -164,32 +164,23 @@ class PullConsumer(Consumer[PullConsumerConfig]):
     async def __aiter__(self) -> AsyncIterator[MessageView]:
         """Messages one by one, until the consumer is closed."""
         while self.running:
-            work = await self._next(None)
+            # One by one, so that a loop that is left leaves behind what it has not been given.
+            work = await self._next(None, single=True)
             if work is None:
                 continue
-            held, waiting = work.held, self._waiting
+            held, (message,) = work.held, work.messages
             following = held.window.remove(work.messages)
-            for message in work.messages:
-                # Fenced: another may have the queue.
-                while held.in_doubt and not (held.dropped or self._closed):  # noqa: ASYNC110
-                    await asyncio.sleep(self.config.flow_control_delay)
-                if held.dropped or not waiting.is_out(work):
-                    break
-                held.position = message.queue_offset
-                yield message
-                if not waiting.is_out(work):
-                    break  # a seek has moved the queue elsewhere meanwhile
-                held.position = message.queue_offset + 1
-                waiting.note(held)
-            if not held.dropped and waiting.is_out(work):
+            held.position = min(message.queue_offset, following)
+            yield message
+            if self._waiting.is_out(work):  # no seek has moved the queue elsewhere meanwhile
                 held.position = following
 
-    async def _next(self, timeout: float | None) -> Work | None:
+    async def _next(self, timeout: float | None, *, single: bool = False) -> Work | None:
         if not self.running:
             raise StateError(f"consumer {self.group} is not running: use it in `async with`, or call start()")
         self._waiting.finish_handed()
         await self._commit_when_due()
-        return await self._waiting.next(timeout)
+        return await self._waiting.next(timeout, single=single)
 
     # -- progress --------------------------------------------------------------------
 

@@ -204,7 +204,7 @@ class PushConsumer(Consumer[PushConsumerConfig]):
         )
         threads = HandlerThreads(config.consume_threads, f"consume-{self.group}")
         times = max_times(config.max_reconsume_times, ordered=ordered)
-        returns = Returns(instance, config, max_times=times)
+        returns = Returns(instance, config, max_times=times, ordered=ordered)
         duplicates = Duplicates(self.group, self._events)
         parts = (config, ground.clock, self._listeners, returns, ground.rates, threads, self._tasks)
         worker = Ordered(*parts, ground.locks) if ordered else Concurrent(*parts)

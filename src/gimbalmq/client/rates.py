@@ -1,4 +1,4 @@
-"""How fast a consumer pulls and consumes, by topic: what 307's ``statusTable`` shows."""
+"""How fast a consumer pulls and consumes, by topic: the ``statusTable`` in the answer to request 307."""
 
 from __future__ import annotations
 

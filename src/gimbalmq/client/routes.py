@@ -98,11 +98,11 @@ class Routes(ABC):
     # -- routes -----------------------------------------------------------------------
 
     def route(self, topic: str) -> TopicRoute | None:
-        """The route as last heard; None where none has been."""
+        """The route as last heard; None if none has been."""
         return self._routes.get(topic)
 
     def subscribe_queues(self, topic: str) -> tuple[MessageQueue, ...] | None:
-        """The queues a topic's consumers share, sorted, as last heard; None where no route is known."""
+        """The queues a topic's consumers share, sorted, as last heard; None if no route is known."""
         queues = self._subscribe.get(topic)
         if queues is None:
             route = self._routes.get(topic)

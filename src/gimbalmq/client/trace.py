@@ -1,4 +1,4 @@
-"""Message trace: what happened to which message, as Java's tools read it.
+"""Message trace: how each send went, told in messages that Java's tools read.
 
 A trace message's body is lines of fields: U+0001 between fields, U+0002 after each line. Its keys
 are the traced messages' ids and keys, so that ``queryMsgTraceById`` finds it.
@@ -15,7 +15,7 @@ from gimbalmq.client.instance import ClientInstance
 from gimbalmq.errors import RocketMQError
 from gimbalmq.model import properties as names
 from gimbalmq.model.ids import parse_offset_id
-from gimbalmq.model.message import Message, MessageView
+from gimbalmq.model.message import Message
 from gimbalmq.model.results import SendResult
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _text(field: object) -> str:
 def message_type(system_properties: Mapping[str, str]) -> int:
     if names.TRAN_MSG in system_properties:
         return HALF
-    if system_properties.keys() & {names.DELAY, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS}:
+    if system_properties.keys() & set(names.DELAYS):
         return DELAYED
     return ORDERED if names.SHARDING_KEY in system_properties else NORMAL
 
@@ -83,59 +83,6 @@ def sent_line(
         message_type(known),
         offset_msg_id,
         success,
-    )
-    return TraceLine(text, (msg_id, *message.keys))
-
-
-def before_consume_line(
-    view: MessageView, *, group: str, region: str, request_id: str, now_ms: int
-) -> TraceLine:
-    """``SubBefore``: a handler is about to get a message."""
-    keys = " ".join(view.keys)
-    text = _line("SubBefore", now_ms, region, group, request_id, view.msg_id, view.reconsume_times, keys)
-    return TraceLine(text, (view.msg_id, *view.keys))
-
-
-def after_consume_line(
-    view: MessageView, *, group: str, request_id: str, cost_ms: int, success: bool, code: int, now_ms: int
-) -> TraceLine:
-    """``SubAfter``: what the handler made of it.
-
-    Args:
-        code: 0 success, 1 time out, 2 exception, 3 null, 4 failed.
-    """
-    keys = " ".join(view.keys)
-    text = _line("SubAfter", request_id, view.msg_id, cost_ms, success, keys, code, now_ms, group)
-    return TraceLine(text, (view.msg_id, *view.keys))
-
-
-def end_transaction_line(
-    message: Message,
-    *,
-    msg_id: str,
-    group: str,
-    region: str,
-    store_host: str,
-    transaction_id: str | None,
-    state: str,
-    from_check: bool,
-    now_ms: int,
-) -> TraceLine:
-    """``EndTransaction``: a transaction was decided."""
-    text = _line(
-        "EndTransaction",
-        now_ms,
-        region,
-        group,
-        message.topic,
-        msg_id,
-        message.tags or "",
-        message.system_properties.get(names.KEYS, ""),
-        store_host,
-        COMMITTED,
-        transaction_id,
-        state,
-        from_check,
     )
     return TraceLine(text, (msg_id, *message.keys))
 
@@ -181,23 +128,6 @@ class Tracer:
                 success=result is not None,
             )
         )
-
-    def ended(self, message: Message, result: SendResult, state: str) -> None:
-        """A transaction was decided; the state is by Java's name."""
-        if result.trace_on:
-            self.add(
-                end_transaction_line(
-                    message,
-                    msg_id=result.msg_id,
-                    group=self._producer.group,
-                    region=result.region_id,
-                    store_host=_store_host(result),
-                    transaction_id=result.transaction_id,
-                    state=state,
-                    from_check=False,
-                    now_ms=self._instance.clock.wall_ms(),
-                )
-            )
 
     async def flush(self) -> None:
         """Sends what has gathered."""

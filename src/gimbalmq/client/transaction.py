@@ -26,12 +26,6 @@ from gimbalmq.transport.tasks import ends_task
 
 log = logging.getLogger(__name__)
 
-_JAVA_STATES = {
-    TransactionState.COMMIT: "COMMIT_MESSAGE",
-    TransactionState.ROLLBACK: "ROLLBACK_MESSAGE",
-    TransactionState.UNKNOWN: "UNKNOW",
-}
-
 Outcome = TransactionState | None
 Local = Callable[[Message], Outcome | Awaitable[Outcome]]
 Check = Callable[[MessageView], Outcome | Awaitable[Outcome]]
@@ -132,7 +126,7 @@ class TransactionProducer(Producer):
 async def _run(
     function: Callable[[Any], Outcome | Awaitable[Outcome]], message: Message | MessageView, what: str
 ) -> tuple[TransactionState, str | None]:
-    """The state a transaction function gives, and what to tell the broker where it fails."""
+    """The state a transaction function gives, and what to tell the broker if it fails."""
     try:
         if inspect.iscoroutinefunction(function):
             state = await function(message)

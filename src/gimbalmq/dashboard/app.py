@@ -183,7 +183,7 @@ def _within(then: str) -> str:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The socket to serve on; raises OSError where the address cannot be had."""
+    """The socket to serve on; raises OSError if the address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=128)
 

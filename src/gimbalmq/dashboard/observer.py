@@ -1,6 +1,6 @@
 """What the page remembers: samples of groups over time, and what changed between two of them.
 
-No page code here: the observer asks ``Admin`` again and again and keeps a bounded history, the pages
+There is no page code here: the observer asks ``Admin`` again and again and keeps a bounded history, the pages
 draw it. Groups somebody looks at are asked more than once a second, the others now and then, so that
 a page has something to show when it is opened.
 """
@@ -101,7 +101,7 @@ class Change:
 
 
 def change_between(before: Sample, after: Sample) -> Change | None:
-    """What happened from one sample to the next; None where nothing did."""
+    """What happened from one sample to the next; None if nothing did."""
     joined = tuple(sorted(set(after.members) - set(before.members)))
     left = tuple(sorted(set(before.members) - set(after.members)))
     moves = tuple(
@@ -351,7 +351,7 @@ class Observer:
         )
 
     async def _ask(self, group: str, member: str) -> ConsumerRunningInfo | None:
-        """What a member says of itself; None where it does not, or not in time."""
+        """What a member says of itself; None if it does not, or not in time."""
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 return await self.admin.groups.running_info(group, member)

@@ -1,7 +1,7 @@
 """Bodies made smaller: the three methods RocketMQ 5 knows, and what the system flag says of them.
 
 zlib is what every client reads (older ones know nothing else and write no method bits); lz4 and
-zstd are what newer ones may send. A compressed body is kept even where it grew, as Java keeps it:
+zstd are what newer ones may send. A compressed body is kept even if it grew, as Java keeps it:
 the flag, not the size, says what the bytes are.
 """
 

@@ -2,8 +2,8 @@
 
 An *offset id* names a place: store host and commit-log offset. A *unique id* (property UNIQ_KEY)
 is made by the sender: its address, process, time within the month and a counter. Both are upper
-case hexadecimal of 16 bytes, or 28 when the address is IPv6; nothing in the text tells one from
-the other, only where it stands.
+case hexadecimal of 16 bytes, or 28 when the address is IPv6; the text does not tell which of
+the two it is, only its place does.
 """
 
 from __future__ import annotations

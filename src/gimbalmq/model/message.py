@@ -315,7 +315,7 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
 
     @property
     def body(self) -> bytes:
-        """The application's bytes, unpacked where they were compressed.
+        """The application's bytes, unpacked if they were compressed.
 
         Raises:
             RemoteProtocolError: they were, and cannot be unpacked.
@@ -434,7 +434,7 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
 
     @property
     def msg_id(self) -> str:
-        """The producer's unique id where there is one, else the offset id."""
+        """The producer's unique id if there is one, else the offset id."""
         return self.get(names.UNIQ_KEY) or self.offset_msg_id
 
     @property

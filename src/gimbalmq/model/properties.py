@@ -7,6 +7,7 @@ not: both are read, and we write it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 NAME_END = "\x01"
 PROPERTY_END = "\x02"
@@ -50,6 +51,9 @@ TIMER_ROLL_TIMES = "TIMER_ROLL_TIMES"
 TIMER_DELETE_UNIQ_KEY = "TIMER_DEL_UNIQKEY"
 DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
 DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
+
+DELAYS: Final = (DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
+"""The ways in which a sender may ask for a delay."""
 
 
 def parse(text: str) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 Members of a group compute their shares independently, so they must sort queues and client ids
 exactly alike, Java clients included. Java compares strings by UTF-16 code unit. Python compares by
-code point, which differs only where a character beyond U+FFFF (two surrogates, D800..DFFF, in Java)
-meets one in U+E000..U+FFFF. For ASCII the two agree, and that is the fast path here.
+code point, which differs only if a character beyond U+FFFF (two surrogates, D800..DFFF, in Java)
+is compared with one in U+E000..U+FFFF. For ASCII the two agree, and that is the fast path here.
 """
 
 from __future__ import annotations

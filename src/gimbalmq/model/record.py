@@ -126,7 +126,6 @@ BLANK_BYTES: Final = START.size
 MAGIC_AT: Final = places("magic")[0]
 CRC_AT: Final = places("body_crc")[0]
 QUEUE_ID_AT: Final = places("queue_id")[0]
-QUEUE_OFFSET_AT: Final = places("queue_offset")[0]
 PHYSICAL_OFFSET_AT: Final = places("commitlog_offset")[0]
 SYS_FLAG_AT: Final = places("sys_flag")[0]
 HOST_BITS_AT: Final = SYS_FLAG_AT + 3

@@ -53,7 +53,7 @@ class KvStore:
         self.max_bytes = max_bytes
 
     def load(self) -> None:
-        """Reads the file, where there is one.
+        """Reads the file, if there is one.
 
         Raises:
             ConfigError: it cannot be read or holds something else.

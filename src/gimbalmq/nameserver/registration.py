@@ -98,7 +98,7 @@ class Registration:
     """One broker's announcement.
 
     Attributes:
-        enable_acting_master: None where the broker is too old to say.
+        enable_acting_master: None if the broker is too old to say.
         expiry: seconds of silence it asks to be allowed; None leaves that to the name server.
         queue_mappings: by topic, of static topics.
         part: whether the broker says that it has more topics than these.

@@ -10,9 +10,8 @@ Tables, all rebuilt from what brokers register:
     lines      connection -> the addresses that registered over it
 
 A call that raises has changed nothing, but for a registration of topics that find no room: its broker lives, and what
-has room is taken. Where Java leaves rubbish behind (an empty broker after a
-refused registration, the live entry of an address that another took over) we do not; what peers
-can see on the wire is the same.
+has room is taken. Java leaves some rubbish behind (an empty broker after a refused registration, the live entry of an
+address that another took over), and we do not; what peers can see on the wire is the same.
 
 Nothing here takes long, however many topics there are: a registration and the lists of topics go
 in steps, and of a broker that goes only ``served`` is dropped at once. Queue data that is not in
@@ -73,7 +72,7 @@ class MappedRoute(TopicRoute):
 
 @dataclass(frozen=True, slots=True)
 class RegisterResult:
-    """What a slave needs to follow its master; both None where there is none alive."""
+    """What a slave needs to follow its master; both None if there is none alive."""
 
     master_addr: str | None = None
     ha_server_addr: str | None = None
@@ -81,7 +80,7 @@ class RegisterResult:
 
 @dataclass(frozen=True, slots=True)
 class GoneBroker:
-    """A broker that was dropped, and the connection it had used (None where unknown)."""
+    """A broker that was dropped, and the connection it had used (None if unknown)."""
 
     cluster: str
     broker_addr: str
@@ -344,7 +343,7 @@ class RouteTable:
         return RegisterResult() if live is None else RegisterResult(master, live.ha_server_addr)
 
     def touch(self, cluster: str, broker_addr: str, now: float) -> bool:
-        """Notes that a broker spoke; False where it is not known."""
+        """Notes that a broker spoke; False if it is not known."""
         live = self._live.get((cluster, broker_addr))
         if live is not None:
             live.last_seen = now
@@ -523,7 +522,7 @@ class RouteTable:
         zone: str | None = None,
         order_topic_conf: str | None = None,
     ) -> MappedRoute | None:
-        """The route of a topic, made of copies; None where nobody serves it.
+        """The route of a topic, made of copies; None if nobody serves it.
 
         Args:
             acting_master: present a masterless broker's smallest id as the master.
@@ -566,7 +565,7 @@ class RouteTable:
         )
 
     def members(self, broker_name: str) -> dict[int, str]:
-        """Address of each id of a broker name; empty where it is not known."""
+        """Address of each id of a broker name; empty if it is not known."""
         broker = self._brokers.get(broker_name)
         return {} if broker is None else dict(sorted(broker.broker_addrs.items()))
 

@@ -25,7 +25,7 @@ class Settings:
         return properties_text.dumps(self.config.to_properties())
 
     async def update(self, text: str) -> None:
-        """Applies properties text, and keeps it where a file for that is configured.
+        """Applies properties text, and keeps it if a file for that is configured.
 
         Raises:
             NoPermissionError: a key is black-listed.

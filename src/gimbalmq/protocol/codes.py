@@ -179,7 +179,7 @@ _VERSION_NUMBERS = {name: number for number, name in enumerate(_VERSION_NAMES)}
 
 
 def version_number(release: str) -> int:
-    """Wire number of a release such as ``"4.9.8"`` (409); ValueError where there is no such release."""
+    """Wire number of a release such as ``"4.9.8"`` (409); ValueError if there is no such release."""
     number = _VERSION_NUMBERS.get("V" + release.replace(".", "_").replace("-", "_"))
     if number is None:
         raise ValueError(f"{release!r} is no release of RocketMQ's scale, 3.0.1 to 5.9.9")

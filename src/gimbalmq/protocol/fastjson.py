@@ -9,7 +9,7 @@ beside msgspec, so a server bounds what it lets them see (``limit``).
 
 The reader gives an object key back as its compact JSON text; ``queue_key`` turns such a key,
 quoted or bare, into a MessageQueue. The writer quotes integer keys, which every Java reads, and
-writes queues bare where the caller says that the keys are queues, since only that is read by all.
+writes queues bare if the caller says that the keys are queues, since only that is read by all.
 
 What is written is read back exactly. Names come from anybody, and one of them may look like the
 dialect's own words. So the writer never guesses which key is a queue, and escapes ``$ref``; a

@@ -48,7 +48,7 @@ class PendingCalls(Generic[W]):
         queue.append((now + timeout, opaque))
 
     def take(self, opaque: int) -> W | None:
-        """The waiter an answer belongs to; None where nobody waits (any more)."""
+        """The waiter an answer belongs to; None if nobody waits (any more)."""
         return self._waiters.pop(opaque, None)
 
     def next_deadline(self) -> float | None:

@@ -1,6 +1,6 @@
 """The two header encodings: JSON as fastjson writes it, and RocketMQ's own binary form.
 
-Decoding is as tolerant as Java's (unknown keys, numbers where strings belong, missing keys);
+Decoding is as tolerant as Java's (unknown keys, numbers in place of strings, missing keys);
 encoding is strict: alphabetical keys, every ext-field a string, nulls left out.
 """
 

@@ -48,7 +48,7 @@ def heartbeat_request(body: bytes, header: headers.HeartbeatRequest | None) -> R
 
 
 def read_heartbeat(answer: RemotingCommand, address: str) -> tuple[int, headers.HeartbeatReply]:
-    """What a heartbeat was answered; raises ResponseError where it was refused."""
+    """What a heartbeat was answered; raises ResponseError if it was refused."""
     if answer.code:
         raise ResponseError.for_code(answer.code, answer.remark, address)
     return answer.version, headers.HeartbeatReply.from_ext(answer.ext_fields)
@@ -84,7 +84,7 @@ async def check_client_config(
     namespace: str | None = None,
     timeout: float = 3.0,
 ) -> None:
-    """46 CHECK_CLIENT_CONFIG: whether the broker can filter so; raises ResponseError where not."""
+    """46 CHECK_CLIENT_CONFIG: whether the broker can filter so; raises ResponseError if not."""
     body = CheckClientConfig(
         client_id=client_id, group=group, namespace=namespace, subscription_data=subscription
     )
@@ -115,7 +115,7 @@ async def query_offset(
     set_zero_if_not_found: bool | None = None,
     timeout: float = 5.0,
 ) -> int | None:
-    """14 QUERY_CONSUMER_OFFSET: the group's place in a queue; None where it has none."""
+    """14 QUERY_CONSUMER_OFFSET: the group's place in a queue; None if it has none."""
     header = headers.QueryConsumerOffset(
         consumer_group=group,
         topic=queue.topic,

@@ -52,7 +52,7 @@ async def pull(
     *,
     timeout: float = 30.0,
 ) -> PullResult:
-    """11 PULL_MESSAGE, or 361 where the header has the lite bit.
+    """11 PULL_MESSAGE, or 361 if the header has the lite bit.
 
     Raises:
         ResponseError: any code but found, not found, retry at once and offset moved.

@@ -36,7 +36,7 @@ async def _ask_first(
 
 
 async def route(caller: Caller, address: str, topic: str, *, timeout: float = 3.0) -> TopicRoute:
-    """Who serves a topic; raises TopicRouteNotFoundError where nobody does."""
+    """Who serves a topic; raises TopicRouteNotFoundError if nobody does."""
     try:
         answer = await _ask_first(
             caller,
@@ -94,7 +94,7 @@ async def query_data_version(
     *,
     timeout: float = 3.0,
 ) -> bool:
-    """True where the name server's table differs from ``version``; refreshes liveness."""
+    """True if the name server's table differs from ``version``; refreshes liveness."""
     answer = await ask(
         caller, address, RequestCode.QUERY_DATA_VERSION, header, version.dump(), timeout=timeout
     )

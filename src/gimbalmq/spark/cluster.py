@@ -1,6 +1,6 @@
 """What the driver asks of a cluster: which queues there are, where they begin and end, who has read how far.
 
-Everything blocks, and everything that can be asked at once is: a planner's time is the query's latency.
+All calls block. Questions that can be asked at once are, because a planner's time is the query's latency.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 MAX_PAUSE: Final = 5.0
 _LOOKS: Final = 3
 _SAMPLE: Final = 32
-"""Messages looked at where one pull must do: what Apache's broker gives at most."""
+"""Messages looked at if one pull must do: what Apache's broker gives at most."""
 
 
 def backoff(settings: SourceSettings) -> Iterable[float]:
@@ -323,7 +323,7 @@ class Cluster:
         return not failures and len(works) == len(positions)
 
     def offsets_at(self, times_ms: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
-        """The first offset stored at or after a time; None where nothing is that late."""
+        """The first offset stored at or after a time; None if nothing is that late."""
         return self._of_queues(
             "asking for offsets by time",
             times_ms,

@@ -1,6 +1,6 @@
 """The columns of a topic in Spark: names, types, and which of them a reader was asked for.
 
-Spark compares Arrow schemas exactly, so the types here are the only place that names them.
+Spark compares Arrow schemas exactly, so no other module names these types.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ALWAYS_THERE: Final = frozenset(
 """What every sound record has. Times are not among them: what has no microseconds in 64 bits is null."""
 
 ROW_ID_PROPERTY: Final = "SPARK_ROW_ID"
-"""Message property of the sink: ``<query>-<batch>-<partition>-<row>``."""
+"""Message property of the sink, see ``row_ids``."""
 
 
 def arrow_schema(names: Iterable[str]) -> pa.Schema:

@@ -1,7 +1,7 @@
 """What a task does: pulls of its ranges in flight, their answers joined, decoded and cut to the range.
 
-A pull of Apache's broker brings 32 messages, so without a tag filter consecutive pieces of a range are
-asked for at once and what an answer lacks is asked for again. Our broker brings what ``maxMsgBytes`` allows;
+A pull of Apache's broker brings 32 messages. So, if there is no tag filter, consecutive pieces of a range are
+asked for at once, and what an answer lacks is asked for again. Our broker brings what ``maxMsgBytes`` allows;
 then two pulls under way are enough, and an answer is a batch. How much a pull brings is learnt from the
 answers; nobody has to know whose broker it is.
 """
@@ -27,6 +27,7 @@ from gimbalmq.protocol.headers.messages import PullMessage, PullMessageReply
 from gimbalmq.rpc.messages import PULL_ANSWERS, PULL_SUBSCRIPTION
 from gimbalmq.spark.cluster import Cluster, backoff
 from gimbalmq.spark.decode import decode
+from gimbalmq.spark.duplicates import Duplicates
 from gimbalmq.spark.offsets import Bounds, Loss, loss_error
 from gimbalmq.spark.options import MAX_PULL_BYTES, SourceSettings, TopicChoice
 from gimbalmq.spark.planning import Partition, QueueRange
@@ -40,8 +41,6 @@ JOIN_ROWS: Final = 16_384
 """An Arrow batch is sent on when it has about so many rows, or ``pullBytes``."""
 HELD_ANSWERS: Final = 32
 """Answers that must come before longer ones are tried again than the broker gave last."""
-REMEMBERED_ROWS: Final = 1_000_000
-"""Row ids a task remembers to find duplicates by."""
 
 Body = bytes | bytearray | memoryview
 
@@ -55,7 +54,7 @@ class _Answer(NamedTuple):
 
     Attributes:
         covers: offsets; not all of them need have a message.
-        high: where to cut it off; None where it ends within what was asked for.
+        high: where to cut it off; None if it ends within what was asked for.
     """
 
     body: Body
@@ -142,13 +141,13 @@ class PartitionReader:
         """Pulls under way: by address and opaque, with the number of messages asked for."""
         self._pauses = iter(backoff(settings))
         self._quiet = False
+        self._begins = 0
 
     # -- batches ---------------------------------------------------------------------
 
     def batches(self, partition: Partition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         if self._settings.drop_duplicates:
-            for wanted in partition:
-                yield from self._without_duplicates(wanted, names)
+            yield from self._without_duplicates(partition, names)
         else:
             yield from self._decoded(partition, names)
 
@@ -193,34 +192,28 @@ class PartitionReader:
             self._wire.buffers.give_back(body)
         return batch
 
-    def _without_duplicates(self, wanted: QueueRange, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Drops rows whose id came before, in the range or a little way ahead of it.
-
-        The sink writes a row to the same queue again when it repeats a batch, so one queue is enough to look
-        at, and a look back replaces any state.
-        """
-        back = QueueRange(
-            wanted.queue, max(0, wanted.start - self._settings.duplicate_lookback), wanted.start
-        )
-        older: set[str] = set()
-        recent: set[str] = set()
-        if back.length:
-            looking = PartitionReader(self._settings, self._wire, self._addresses, sleep=self._sleep)
-            looking._quiet = True  # what retention has taken cannot be a duplicate's first copy any more
-            for batch in looking._decoded((back,), ("rowId",)):
-                recent.update(batch.column(0).to_pylist())
+    def _without_duplicates(self, partition: Partition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Drops rows whose id came before, in the ranges or on the way back from them."""
         columns = list(names) if "rowId" in names else [*names, "rowId"]
-        for batch in self._decoded((wanted,), columns):
-            keep: list[bool] = []
-            for row_id in batch.column(columns.index("rowId")).to_pylist():
-                first = row_id is None or not (row_id in recent or row_id in older)
-                keep.append(first)
-                if first:
-                    recent.add(row_id)
-            if len(recent) > REMEMBERED_ROWS:
-                older, recent = recent, set()
-            kept = batch if all(keep) else batch.filter(pa.array(keep, pa.bool_()))
-            yield kept.select(list(names)) if len(columns) > len(names) else kept
+        # Its own connections: answers to the pulls of the ranges may be on their way.
+        wire = Wire(self._settings.connection)
+        try:
+            finding = Duplicates(
+                partition, lambda back: self._look_back(wire, back), self._settings.duplicate_lookback
+            )
+            for wanted in partition:
+                for batch in self._decoded((wanted,), columns):
+                    keep = finding.first_copies(batch.column(columns.index("rowId")))
+                    kept = batch if keep.all() else batch.filter(pa.array(keep))
+                    yield kept.select(list(names)) if len(columns) > len(names) else kept
+        finally:
+            wire.close()
+
+    def _look_back(self, wire: Wire, back: QueueRange) -> tuple[list[pa.RecordBatch], int]:
+        looking = PartitionReader(self._settings, wire, self._addresses, sleep=self._sleep)
+        looking._quiet = True  # what retention has taken is no loss here
+        looking._begins = back.start
+        return list(looking._decoded((back,), ("rowId", "storeTimestamp"))), looking._begins
 
     # -- bodies ----------------------------------------------------------------------
 
@@ -321,7 +314,7 @@ class PartitionReader:
     # -- answers ---------------------------------------------------------------------
 
     def _receive(self, address: str) -> None:
-        """Takes the next answer from a broker; asks where nothing is under way."""
+        """Takes the next answer from a broker; asks if nothing is under way."""
         out = self._out.get(address)
         if not out:
             self._ask()
@@ -386,6 +379,7 @@ class PartitionReader:
                 raise loss_error([loss])
             log.warning("%s; going on", loss)
         below = piece.position < bounds.low
+        self._begins = max(self._begins, bounds.low)
         piece.position = min(max(piece.position, bounds.low), piece.stop) if below else piece.stop
 
     # -- failures --------------------------------------------------------------------

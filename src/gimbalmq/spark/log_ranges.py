@@ -154,7 +154,7 @@ class StoreFolder:
     # --- topics --------------------------------------------------------------------------------
 
     def topics(self) -> list[str] | None:
-        """Topics that have queues; None where the folder has no consume queues to tell."""
+        """Topics that have queues; None if the folder has no consume queues to tell."""
         folder = self.root / "consumequeue"
         if not folder.is_dir():
             return None

@@ -171,7 +171,7 @@ def loss_error(found: Iterable[Loss]) -> DataLossError:
 
 
 def after_losses(start: Positions, bounds: Mapping[MessageQueue, Bounds]) -> dict[MessageQueue, int]:
-    """Positions moved to the oldest message where they lie outside what the broker has."""
+    """Positions moved to the oldest message if they lie outside what the broker has."""
     moved = dict(start)
     for loss in losses(start, bounds):
         assert loss.bounds is not None

@@ -188,7 +188,10 @@ class SourceSettings:
         BOOLEAN, "drop rows our sink has written twice (column `rowId`)", default="false"
     )
     duplicate_lookback: int = option(
-        integer(0, 10_000_000), "how many messages before a range duplicates are looked for", default="10000"
+        integer(0, 1_000_000_000),
+        "how many messages of others may lie between two copies of a row in a queue; a query fails if it would have "
+        "to look back further",
+        default="100000",
     )
     fetch_retries: int = option(
         integer(0, 1000),

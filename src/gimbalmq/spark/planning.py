@@ -73,6 +73,17 @@ def plan(
     return joined
 
 
+def plan_by_number(ranges: Iterable[QueueRange]) -> list[Partition]:
+    """One partition for the queues of one topic and number, on all brokers: all copies of a row lie in them.
+
+    Empty ranges stay in it: copies may lie before them.
+    """
+    found: dict[tuple[str, int], list[QueueRange]] = {}
+    for piece in ranges:
+        found.setdefault((piece.queue.topic, piece.queue.queue_id), []).append(piece)
+    return [tuple(pieces) for pieces in found.values() if any(piece.length for piece in pieces)]
+
+
 def _raise_counts(pieces: Sequence[QueueRange], counts: list[int], wanted: int) -> None:
     """Splits whichever range has the longest parts until there are enough of them."""
     heap = [(-piece.length / counts[index], index) for index, piece in enumerate(pieces)]

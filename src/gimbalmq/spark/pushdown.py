@@ -22,7 +22,7 @@ _PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 def filters_may_be_pushed() -> bool:
-    """Whether this process plans with filters: where it does not, Spark refuses a reader that takes them."""
+    """Whether this process plans with filters: if it does not, Spark refuses a reader that takes them."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PUSHDOWN_WORKER in sys.modules or getattr(main, "name", None) == _PUSHDOWN_WORKER
 
@@ -67,7 +67,7 @@ _EQUAL: Final = frozenset({"topic", "broker"}) | _ORDERED
 
 
 def limit_of(pushed: Filter) -> tuple[str, Limit] | None:
-    """A filter as a limit of one column; None where it is not for us."""
+    """A filter as a limit of one column; None if it is not for us."""
     attribute: tuple[str, ...] = getattr(pushed, "attribute", ())
     name = attribute[0] if len(attribute) == 1 else ""
     value = getattr(pushed, "value", None)

@@ -1,14 +1,14 @@
-"""``df.write.format("rocketmq")`` and ``writeStream``: rows in Arrow batches out as batched sends.
+"""``df.write.format("rocketmq")`` and ``writeStream``: rows in Arrow batches go out as batched sends.
 
-At least once, in a way that can be seen through: every message carries the property SPARK_ROW_ID,
-``<query>-<batch>-<partition>-<row>``, and a row without sharding key goes to a queue that follows from
-its index. A micro-batch that Spark writes again therefore brings the same ids to the same queues, where
-the source's ``dropDuplicates`` recognises them.
+A row is written at least once, and its copies can be recognised: every message carries the property SPARK_ROW_ID
+(``row_ids``), which follows from what the row says, and a row that nothing binds to a queue goes to one that follows
+from the same (``row_homes``). A task or a micro-batch that Spark runs again therefore brings the same ids to the same
+queues, in whatever order its rows come, and the source's ``dropDuplicates`` recognises them.
 
 A task keeps several requests in flight on one connection for each broker and returns when all of them
 are acknowledged. Connections stay with the worker process a while for the next task.
 
-UNIQ_KEY is not written unless asked for (option ``uniqueKeys``): for a batch nobody needs it, it would
+UNIQ_KEY is not written unless asked for (option ``uniqueKeys``): nobody needs it for a batch, and it would
 be a third of a small message and an index entry for each. Without it a consumer's message id is the
 offset id, and a row is found again by its key or its row id.
 """
@@ -16,8 +16,8 @@ offset id, and a row is found again by its key or its row id.
 from __future__ import annotations
 
 import logging
+import secrets
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -28,6 +28,7 @@ from pyspark.sql.types import StructType
 
 from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.errors import ConfigError
+from gimbalmq.spark.row_ids import batch_query_id
 from gimbalmq.spark.sink_encode import RowEncoder
 from gimbalmq.spark.sink_options import SinkSettings, find_roles
 from gimbalmq.spark.sink_send import Flight, Sender, Sent
@@ -48,7 +49,11 @@ def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> D
     if overwrite:
         raise ConfigError("mode", "overwrite", "a topic cannot be overwritten; use mode('append')")
     settings = SinkSettings.read(options)
-    return SinkWriter(settings, find_roles(schema, settings), uuid.uuid4().hex)
+    return SinkWriter(settings, find_roles(schema, settings), _new_query())
+
+
+def _new_query() -> str:
+    return batch_query_id(SYSTEM_CLOCK.wall_ms(), secrets.randbits(64))
 
 
 def stream_writer(
@@ -132,9 +137,7 @@ def _write(
         encoder = RowEncoder(
             settings,
             roles,
-            row_prefix=f"{query}-{batch}-{partition}-",
-            # Small batches would otherwise all begin with queue 0.
-            turn=partition + batch,
+            task=f"{query}-{batch}-{partition}",
             queues=sender.queues,
             unique_id=sender.unique_id,
         )

@@ -31,6 +31,9 @@ from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.record import MAX_PROPERTIES, MIN_RECORD
 from gimbalmq.model.topics import MAX_TOPIC_LENGTH, RETRY_PREFIX
 from gimbalmq.spark.columns import ROW_ID_PROPERTY
+from gimbalmq.spark.row_hash import RowHashes, hash_rows
+from gimbalmq.spark.row_homes import Homes, slots_of
+from gimbalmq.spark.row_ids import RowIds
 from gimbalmq.spark.sink_options import SinkSettings, check_topic
 
 _HEAD_BYTES: Final = 20
@@ -59,6 +62,7 @@ class Request:
         rows: indices of the rows in their task, ascending.
         bound: whether it must not go to any other queue (sharding key, queue id).
         properties: of the request's header.
+        row_ids: of the first and the last row.
         flag: the application's own number of a row that travels alone; those of a batch lie in its body.
     """
 
@@ -69,6 +73,7 @@ class Request:
     bound: bool
     sys_flag: int
     properties: str
+    row_ids: tuple[str, str]
     flag: int = 0
 
 
@@ -77,8 +82,7 @@ class RowEncoder:
 
     Args:
         roles: role to index of its column.
-        row_prefix: what stands before a row's index in its id: ``<query>-<batch>-<partition>-``.
-        turn: which queue row 0 begins with.
+        task: ``<query>-<batch>-<partition>``: what stands in all row ids of the task.
         queues: a topic's queues in the order of its route; asked once for each topic.
         unique_id: makes a UNIQ_KEY, where they are wanted.
     """
@@ -88,18 +92,17 @@ class RowEncoder:
         settings: SinkSettings,
         roles: dict[str, int],
         *,
-        row_prefix: str,
-        turn: int,
+        task: str,
         queues: Queues,
         unique_id: Callable[[], str],
     ) -> None:
         self._settings = settings
         self._roles = roles
-        self._row_prefix = row_prefix
-        self._turn = turn
+        self._task = task
+        self._row_ids = RowIds(task)
         self._find_queues = queues
         self._unique_id = unique_id
-        self._queues: dict[str, Sequence[MessageQueue]] = {}
+        self._homes: dict[str, Homes] = {}
         self._lanes: dict[tuple[str, str], int] = {}
         self._wait = f"{names.WAIT}\x01{'true' if settings.wait_store else 'false'}\x02"
         self.row = 0
@@ -118,24 +121,32 @@ class RowEncoder:
             first, self.row = self.row, self.row + part.num_rows
             yield from self._encode(part, first)
 
-    def row_id(self, row: int) -> str:
-        return f"{self._row_prefix}{row}"
-
     # --- one slice -----------------------------------------------------------------------------
 
     def _encode(self, batch: pa.RecordBatch, first: int) -> Iterator[Request]:
         rows = batch.num_rows
         body = _binary(self._column(batch, "body"))
         lengths = self._check_bodies(body, first)
+        sharding = self._text(batch, "shardingKey", names.SHARDING_KEY, first)
+        told, alone = self._told(batch, first, sharding)
+        topics, topic_of = self._topics(batch, first)
+        queue_ids = self._queue_ids(batch)
+        # A row is what it says; the body before it is compressed, which no two machines need do alike.
+        said = [_text_hashes(topics)[topic_of], queue_ids.view(np.uint64), body]
+        flags = self._flags(batch, first)
+        if flags is not None:
+            said.append(flags.view(np.uint64))
+        # A row's hash must not depend on what others of its slice say: another order brings other neighbours.
+        said.append(pa.repeat(_EMPTY, rows) if told is None else told)
+        hashes = hash_rows(said, rows)
+        ids = self._row_ids.of(hashes)
+        pieces = self._properties(rows, ids, told)
         kinds: NDArray[np.uint8] | None = None
         if self._settings.compress_over <= int(lengths.max()):
             packed = lengths >= self._settings.compress_over
             body = self._compress(body, packed)
             lengths = _lengths(body)
             kinds = np.where(packed, np.uint8(_COMPRESSED_KIND), np.uint8(0))
-        sharding = self._text(batch, "shardingKey", names.SHARDING_KEY, first)
-        pieces = self._properties(batch, first, sharding)
-        alone = self._delays(batch, first, pieces)
         property_bytes = np.zeros(rows, np.int64)
         for piece in pieces:
             property_bytes += _lengths(piece) if isinstance(piece, pa.Array) else len(piece.as_py())
@@ -148,7 +159,7 @@ class RowEncoder:
         large = totals > self._settings.batch_bytes
         if large.any():
             alone = large if alone is None else alone | large
-        lanes = self._assign(batch, first, sharding)
+        lanes = self._assign(batch, first, hashes, topics, topic_of, queue_ids, sharding is not None)
         if alone is not None:
             kinds = np.zeros(rows, np.uint8) if kinds is None else kinds
             kinds[alone] |= _ALONE_KIND
@@ -158,18 +169,17 @@ class RowEncoder:
         head = np.zeros((rows, _HEAD_BYTES // 4), ">i4")
         head[:, 0] = totals
         head[:, 4] = lengths
-        flags = self._flags(batch, first)
         if flags is not None:
             head[:, 3] = flags
         items = pc.binary_join_element_wise(
             _fixed(head, _HEAD_BYTES), body, _fixed(property_bytes.astype(">u2"), 2), *pieces, _EMPTY
         )
-        yield from self._cut(items, body, pieces, totals, kinds, lanes, first, flags)
+        yield from self._cut(items, body, pieces, ids, totals, kinds, lanes, first, flags)
 
     def _flags(self, batch: pa.RecordBatch, first: int) -> NDArray[np.int64] | None:
-        """The application's own number of each row; None if no row has one."""
+        """The application's own number of each row; None if there is no such column."""
         column = self._column(batch, "flag")
-        if column is None or column.null_count == len(column):
+        if column is None:
             return None
         numbers = np.asarray(column.cast(pa.int64()).fill_null(0))
         self._check(
@@ -212,19 +222,25 @@ class RowEncoder:
 
     # --- properties ----------------------------------------------------------------------------
 
-    def _properties(self, batch: pa.RecordBatch, first: int, sharding: pa.Array | None) -> list[Any]:
+    def _properties(self, rows: int, ids: list[Any], told: pa.Array | None) -> list[Any]:
         """The pieces whose concatenation is each row's properties."""
-        rows = batch.num_rows
         pieces: list[Any] = []
         if self._settings.unique_keys:
-            ids = [self._unique_id() for _ in range(rows)]
+            unique = [self._unique_id() for _ in range(rows)]
             pieces += (
                 _text(f"{names.UNIQ_KEY}\x01"),
-                pa.array(ids, pa.string()).cast(pa.binary()),
+                pa.array(unique, pa.string()).cast(pa.binary()),
                 _text("\x02"),
             )
-        numbers = pa.array(np.arange(first, first + rows)).cast(pa.string()).cast(pa.binary())
-        pieces += (_text(f"{ROW_ID_PROPERTY}\x01{self._row_prefix}"), numbers, _text("\x02"))
+        pieces += (_text(f"{ROW_ID_PROPERTY}\x01"), *ids, _text("\x02"))
+        return pieces if told is None else [*pieces, told]
+
+    def _told(
+        self, batch: pa.RecordBatch, first: int, sharding: pa.Array | None
+    ) -> tuple[pa.Array | None, NDArray[np.bool_] | None]:
+        """The properties that follow from what each row says (None if no row says any), and which rows are delayed."""
+        rows = batch.num_rows
+        pieces: list[pa.Array] = []
         for role, name in (("key", names.KEYS), ("tags", names.TAGS)):
             value = self._text(batch, role, name, first)
             if value is not None:
@@ -234,10 +250,13 @@ class RowEncoder:
         own = self._column(batch, "properties")
         if own is not None and own.null_count < rows:
             pieces.append(self._map(own, first))
-        return pieces
+        delayed = self._delays(batch, first, pieces)
+        if not pieces:
+            return None, delayed
+        return pieces[0] if len(pieces) == 1 else pc.binary_join_element_wise(*pieces, _EMPTY), delayed
 
     def _text(self, batch: pa.RecordBatch, role: str, name: str, first: int) -> pa.Array | None:
-        """``name U+0001 value U+0002`` of each row, empty where the value is; None where all are."""
+        """``name U+0001 value U+0002`` of each row, empty if the value is; None if all are."""
         column = self._column(batch, role)
         if column is None or column.null_count == len(column):
             return None
@@ -342,52 +361,61 @@ class RowEncoder:
 
     # --- queues --------------------------------------------------------------------------------
 
-    def _topic_queues(self, topic: str) -> Sequence[MessageQueue]:
-        found = self._queues.get(topic)
+    def _homes_of(self, topic: str) -> Homes:
+        found = self._homes.get(topic)
         if found is None:
-            found = self._queues[topic] = self._find_queues(topic)
+            found = self._homes[topic] = Homes(self._find_queues(topic))
         return found
 
-    def _assign(self, batch: pa.RecordBatch, first: int, sharding: pa.Array | None) -> _Lanes:
-        """A queue for each row: by sharding key, by queue id, else by the row's index."""
-        settings = self._settings
-        rows = batch.num_rows
-        blocks = np.arange(first, first + rows) // settings.batch_size + self._turn
-        topics, topic_of = self._topics(batch, first)
-        queue_ids = self._column(batch, "queueId")
-        if queue_ids is not None and queue_ids.null_count == rows:
-            queue_ids = None
+    def _queue_ids(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """The queue id that each row asks for; -1 for a row that asks for none."""
+        column = self._column(batch, "queueId")
+        if column is None or column.null_count == len(column):
+            return np.full(batch.num_rows, -1, np.int64)
+        return np.array(column.cast(pa.int64()).fill_null(-1))
+
+    def _assign(
+        self,
+        batch: pa.RecordBatch,
+        first: int,
+        hashes: RowHashes,
+        topics: list[str],
+        topic_of: NDArray[np.int64],
+        queue_ids: NDArray[np.int64],
+        sharded: bool,
+    ) -> _Lanes:
+        """A queue for each row: by sharding key, by queue id, else by the row's hash."""
         retry = None
         if any(topic.startswith(RETRY_PREFIX) or len(topic) > MAX_TOPIC_LENGTH for topic in topics):
             flags = [topic.startswith(RETRY_PREFIX) or len(topic) > MAX_TOPIC_LENGTH for topic in topics]
             retry = np.asarray(flags)[topic_of]
-        starts = np.cumsum([0, *(len(self._topic_queues(topic)) for topic in topics)])
-        every = [queue for topic in topics for queue in self._topic_queues(topic)]
-        counts = np.diff(starts)[topic_of]
-        lane = starts[topic_of] + blocks % counts
-        bound: NDArray[np.bool_] | None = None
-        if queue_ids is not None:
-            bound = np.asarray(queue_ids.is_valid())
-            wanted = np.asarray(queue_ids.cast(pa.int64()).fill_null(-1))
-            for topic_index, topic in enumerate(topics):
-                for queue_id in np.unique(wanted[bound & (topic_of == topic_index)]).tolist():
-                    rows_of = bound & (topic_of == topic_index) & (wanted == queue_id)
-                    held = [
-                        at for at, queue in enumerate(self._topic_queues(topic)) if queue.queue_id == queue_id
-                    ]
-                    if not held:
-                        most = max(queue.queue_id for queue in self._topic_queues(topic))
-                        self._check(
-                            rows_of,
-                            first,
-                            f"topic {topic} has no queue {queue_id}: use queueId 0 to {most}, or null",
-                        )
-                    lane[rows_of] = starts[topic_index] + np.asarray(held)[blocks[rows_of] % len(held)]
-        if sharding is not None:
+        homes = [self._homes_of(topic) for topic in topics]
+        starts = np.cumsum([0, *(len(home.queues) for home in homes)])
+        slots = slots_of(hashes)
+        lane = np.empty(batch.num_rows, np.int64)
+        asking = queue_ids >= 0
+        bound = asking if asking.any() else None
+        for index, (topic, home) in enumerate(zip(topics, homes, strict=True)):
+            rows_of = topic_of == index
+            lane[rows_of] = starts[index] + home.lanes[slots[rows_of]]
+            if bound is None:
+                continue
+            for queue_id in np.unique(queue_ids[asking & rows_of]).tolist():
+                wanting = rows_of & (queue_ids == queue_id)
+                table = home.lanes_with(queue_id)
+                if table is None:
+                    most = max(queue.queue_id for queue in home.queues)
+                    self._check(
+                        wanting,
+                        first,
+                        f"topic {topic} has no queue {queue_id}: use queueId 0 to {most}, or null",
+                    )
+                else:
+                    lane[wanting] = starts[index] + table[slots[wanting]]
+        if sharded:
             keyed = self._shard(batch, topics, topic_of, starts, lane, bound)
             bound = keyed if bound is None else bound | keyed
-        uniform = len(topics) == 1 and bound is None
-        return _Lanes(every, lane, bound, retry, uniform)
+        return _Lanes([queue for home in homes for queue in home.queues], lane, bound, retry)
 
     def _topics(self, batch: pa.RecordBatch, first: int) -> tuple[list[str], NDArray[np.int64]]:
         column = self._column(batch, "topic")
@@ -406,7 +434,7 @@ class RowEncoder:
         topics: list[str] = encoded.dictionary.to_pylist()
         codes = np.asarray(encoded.indices).astype(np.int64)
         for index, topic in enumerate(topics):
-            if topic not in self._queues:
+            if topic not in self._homes:
                 try:
                     check_topic("topic", topic)
                 except ConfigError as error:
@@ -431,7 +459,7 @@ class RowEncoder:
         codes = np.asarray(encoded.indices.fill_null(0)).astype(np.int64)
         free = keyed if fixed is None else keyed & ~fixed
         for topic_index, topic in enumerate(topics):
-            queues = self._topic_queues(topic)
+            queues = self._homes_of(topic).queues
             table = np.fromiter(
                 (self._lane_of(topic, queues, key or "") for key in keys), np.int64, len(keys)
             )
@@ -454,6 +482,7 @@ class RowEncoder:
         items: pa.Array,
         body: pa.Array,
         pieces: list[Any],
+        ids: list[Any],
         totals: NDArray[np.int64],
         kinds: NDArray[np.uint8] | None,
         lanes: _Lanes,
@@ -462,21 +491,16 @@ class RowEncoder:
     ) -> Iterator[Request]:
         """Groups rows by queue and kind, and cuts the groups where a request is full."""
         rows = len(items)
-        numbers = np.arange(first, first + rows)
-        if lanes.uniform:
-            order = None
-            lane = lanes.lane
-        else:
-            order = np.argsort(lanes.lane, kind="stable")
-            lane = lanes.lane[order]
-            items = items.take(pa.array(order))
-            totals, numbers = totals[order], numbers[order]
-            kinds = None if kinds is None else kinds[order]
+        order = np.argsort(lanes.lane.astype(np.uint16), kind="stable")
+        lane = lanes.lane[order]
+        items = items.take(pa.array(order))
+        totals, numbers = totals[order], order + first
         changes = lane[1:] != lane[:-1]
         if kinds is not None:
+            kinds = kinds[order]
             changes |= kinds[1:] != kinds[:-1]
         bound = lanes.bound
-        if bound is not None and order is not None:
+        if bound is not None:
             bound = bound[order]
             changes |= bound[1:] != bound[:-1]
         edges = [0, *(np.flatnonzero(changes) + 1).tolist(), rows]
@@ -490,25 +514,34 @@ class RowEncoder:
             sys_flag = COMPRESSED | self._settings.compression if kind & _COMPRESSED_KIND else 0
             if kind & _ALONE_KIND:
                 if properties is None:
-                    properties = pc.binary_join_element_wise(*_columns(pieces, rows), _EMPTY)
+                    properties = pc.binary_join_element_wise(*pieces, _EMPTY)
                 for at in range(start, end):
-                    source = at if order is None else int(order[at])
+                    source = int(order[at])
                     text = properties[source].as_py().decode("utf-8", "replace") + self._wait
                     plain = body[source].as_py()
+                    named = (_joined(ids, source),) * 2
                     flag = 0 if flags is None else int(flags[source])
-                    yield Request(queue, plain, numbers[at : at + 1], False, held, sys_flag, text, flag)
+                    yield Request(
+                        queue, plain, numbers[at : at + 1], False, held, sys_flag, text, named, flag
+                    )
                 continue
             for low, high in self._full(places, totals, start, end, len(queue.topic)):
                 piece = data[int(places[low]) : int(places[high])]
-                yield Request(queue, piece, numbers[low:high], True, held, sys_flag, self._wait)
+                named = (_joined(ids, int(order[low])), _joined(ids, int(order[high - 1])))
+                yield Request(queue, piece, numbers[low:high], True, held, sys_flag, self._wait, named)
 
     def _full(
         self, places: NDArray[np.int32], totals: NDArray[np.int64], start: int, end: int, topic_bytes: int
     ) -> Iterator[tuple[int, int]]:
-        """[start, end) in parts that fit a request, as sent and as stored."""
+        """[start, end) in parts that fit a request: by rows, as sent and as stored."""
         extra = _STORED_EXTRA + topic_bytes
+        most = self._settings.batch_size
         size = int(places[end]) - int(places[start])
-        if size <= self._settings.batch_bytes and size + (end - start) * extra <= _STORED_LIMIT:
+        if (
+            end - start <= most
+            and size <= self._settings.batch_bytes
+            and size + (end - start) * extra <= _STORED_LIMIT
+        ):
             yield start, end
             return
         sent = np.cumsum(totals[start:end])
@@ -518,10 +551,11 @@ class RowEncoder:
             before = int(sent[low - 1]) if low else 0
             before_stored = int(stored[low - 1]) if low else 0
             high = min(
+                low + most,
                 int(np.searchsorted(sent, before + self._settings.batch_bytes, "right")),
                 int(np.searchsorted(stored, before_stored + _STORED_LIMIT, "right")),
             )
-            high = max(high, low + 1)
+            high = min(max(high, low + 1), end - start)
             yield start + low, start + high
             low = high
 
@@ -532,18 +566,22 @@ class RowEncoder:
             found = np.flatnonzero(wrong) + first
             raise MessageIllegalError(f"{self.name_rows(found)} cannot be sent: {why}")
 
-    def name_rows(self, rows: NDArray[np.int64]) -> str:
-        """``row 7 (SPARK_ROW_ID ...)``, or the first few of many."""
+    def name_rows(self, rows: NDArray[np.int64], row_ids: tuple[str, str] | None = None) -> str:
+        """``row 7 of query-3-1``, or the first few of many; with their ids if they have them already."""
         count = len(rows)
+        low, last = int(rows[0]), int(rows[-1])
         if count == 1:
-            return f"row {int(rows[0])} ({ROW_ID_PROPERTY} {self.row_id(int(rows[0]))})"
-        last = int(rows[-1])
-        ids = f"({ROW_ID_PROPERTY} {self.row_id(int(rows[0]))} to {self.row_id(last)})"
-        if last - int(rows[0]) == count - 1:
-            return f"rows {int(rows[0])} to {last} {ids}"
-        listed = ", ".join(str(row) for row in rows[:_NAMED_ROWS].tolist())
-        more = f" and {count - _NAMED_ROWS} more" if count > _NAMED_ROWS else ""
-        return f"rows {listed}{more} {ids}"
+            told = f"row {low}"
+        elif last - low == count - 1:
+            told = f"rows {low} to {last}"
+        else:
+            listed = ", ".join(str(row) for row in rows[:_NAMED_ROWS].tolist())
+            more = f" and {count - _NAMED_ROWS} more" if count > _NAMED_ROWS else ""
+            told = f"rows {listed}{more}"
+        if row_ids is None:
+            return f"{told} of {self._task}"
+        ids = row_ids[0] if count == 1 else f"{row_ids[0]} to {row_ids[1]}"
+        return f"{told} of {self._task} ({ROW_ID_PROPERTY} {ids})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -554,8 +592,6 @@ class _Lanes:
     lane: NDArray[np.int64]
     bound: NDArray[np.bool_] | None
     retry: NDArray[np.bool_] | None
-    uniform: bool
-    """One topic, and nothing but the row's index decides: the rows need no sorting."""
 
 
 _NO_TOPIC: Final = "they name no topic: fill the column topic, or give option('topic', NAME)"
@@ -598,10 +634,14 @@ def _fixed(values: NDArray[Any], width: int) -> pa.Array:
     )
 
 
-def _columns(pieces: list[Any], rows: int) -> list[Any]:
-    """The same pieces, at least one of them a column."""
-    assert any(isinstance(piece, pa.Array) and len(piece) == rows for piece in pieces)
-    return pieces
+def _joined(columns: list[Any], row: int) -> str:
+    """The text of one row of columns that belong together."""
+    values = (column[row] if isinstance(column, pa.Array) else column for column in columns)
+    return b"".join(value.as_py() for value in values).decode()
+
+
+def _text_hashes(texts: list[str]) -> NDArray[np.uint64]:
+    return hash_rows([pa.array(texts, pa.string()).cast(pa.binary())], len(texts)).high
 
 
 def _holds_separator(column: pa.Array) -> bool:

@@ -54,8 +54,7 @@ class SinkSettings:
     producer_group: str = option(GROUP, "producer group of the tasks", default="spark_sink")
     batch_size: int = option(
         integer(1, 1_000_000),
-        "rows for one queue before the next has its turn; a row's queue follows from it, so keep it between "
-        "restarts of a query",
+        "rows of one request at most",
         default="4000",
     )
     batch_bytes: int = option(size(1024, _LARGEST_FRAME_BODY), "bytes of one request at most", default="1m")
@@ -85,7 +84,7 @@ class SinkSettings:
     send_timeout: float = option(duration(), "how long each attempt of a request may take", default="10s")
     retries: int = option(
         integer(0, 1000),
-        "further attempts of a request that failed, at another broker where rows are not bound",
+        "further attempts of a request that failed, at another broker if its rows are not bound to a queue",
         default="5",
     )
     wait_store: bool = option(

@@ -189,7 +189,7 @@ class Sender:
     async def deliver(self, request: Request) -> tuple[SendStatus, Failures]:
         """Sends until a broker has stored it: how safely, and the attempts that failed.
 
-        A request that no row is bound to by goes to another broker after a failure, if there is one.
+        Rows that are not bound go to the queue of the same number of another broker after a failure, if there is one.
 
         Raises:
             SendFailedError: no attempt succeeded.
@@ -258,7 +258,7 @@ class Flight:
             raise self._broken
         if self._failure is not None:
             request, error = self._failure
-            raise _not_sent(self._encoder.name_rows(request.rows), request, error) from error
+            raise _not_sent(self._encoder.name_rows(request.rows, request.row_ids), request, error) from error
 
     @property
     def _ended(self) -> bool:

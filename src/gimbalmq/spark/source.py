@@ -37,7 +37,7 @@ from gimbalmq.spark.fetch import read_partition
 from gimbalmq.spark.offsets import Bounds
 from gimbalmq.spark.option_values import nearest
 from gimbalmq.spark.options import Place, SourceSettings
-from gimbalmq.spark.planning import Partition, QueueRange, plan, ranges_between
+from gimbalmq.spark.planning import Partition, QueueRange, plan, plan_by_number, ranges_between
 from gimbalmq.spark.pushdown import Limit, filters_may_be_pushed, limit_of
 from gimbalmq.spark.refusal import or_refused
 from gimbalmq.spark.wire import Wire
@@ -136,12 +136,15 @@ class _Reading:
 
     def _partitions(self, ranges: Iterable[QueueRange], cluster: Cluster) -> list[TopicPartition]:
         settings = self.settings
-        planned = plan(
-            ranges,
-            min_partitions=settings.min_partitions,
-            max_records=settings.max_records_per_partition,
-            join_below=settings.min_records_per_partition,
-        )
+        if settings.drop_duplicates:
+            planned = plan_by_number(ranges)
+        else:
+            planned = plan(
+                ranges,
+                min_partitions=settings.min_partitions,
+                max_records=settings.max_records_per_partition,
+                join_below=settings.min_records_per_partition,
+            )
         return [TopicPartition(part, cluster.addresses(wanted.queue for wanted in part)) for part in planned]
 
 
@@ -447,7 +450,11 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             _say_lost(lost, self.settings)
         begin = begun | offsets.after_losses(known, bounds)
         oldest = {queue: found.low for queue, found in bounds.items()}
-        return self._partitions(ranges_between(begin, reached, oldest), self.cluster)
+        ranges = ranges_between(begin, reached, oldest)
+        if self.settings.drop_duplicates:
+            moving = {wanted.queue for wanted in ranges}
+            ranges += [QueueRange(queue, at, at) for queue, at in reached.items() if queue not in moving]
+        return self._partitions(ranges, self.cluster)
 
     def stop(self) -> None:
         if self._wire is not None:

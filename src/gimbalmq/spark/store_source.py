@@ -210,7 +210,7 @@ class StoreDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         settle()
         settings = StoreSettings.read(self.options)
-        # Spark refuses a reader that takes filters where it does not push any.
+        # Spark refuses a reader that takes filters if it does not push any.
         kind = PushdownStoreReader if filters_may_be_pushed() else StoreReader
         return kind(settings, checked_schema(schema))
 
@@ -279,7 +279,7 @@ class StoreReader(DataSourceReader):
         return plan
 
     def _through_queues(self, folder: StoreFolder, plan: _Plan, topics: frozenset[str]) -> _Plan | None:
-        """The plan that follows queue entries, where it is the cheaper one."""
+        """The plan that follows queue entries, if it is the cheaper one."""
         log_bytes = sum(scan.high - scan.low for scan in plan.scans)
         first = plan.scans[0].base + plan.scans[0].low
         last = min(plan.scans[-1].base + plan.scans[-1].high, folder.queues_end())

@@ -244,7 +244,7 @@ class Wire:
     # -- links -----------------------------------------------------------------------
 
     def link(self, address: str) -> Link:
-        """The connection to an address, made where there is none; raises ConnectError."""
+        """The connection to an address, made if there is none; raises ConnectError."""
         link = self._links.get(address)
         if link is not None and link.is_stale:
             self.drop(address)
@@ -270,7 +270,7 @@ class Wire:
             self.drop(address)
 
     def frame(self, command: RemotingCommand) -> bytes:
-        """A request as bytes: numbered, and signed where there are keys."""
+        """A request as bytes: numbered, and signed if there are keys."""
         self._opaque = (self._opaque + 1) & 0x7FFFFFFF
         command.opaque = self._opaque
         if self._signer is not None:

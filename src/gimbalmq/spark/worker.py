@@ -1,4 +1,4 @@
-"""The Python processes that Spark keeps for tasks and for planning, made ready once for many of either."""
+"""Spark keeps Python processes for tasks and for planning; here each of them is made ready once."""
 
 from __future__ import annotations
 

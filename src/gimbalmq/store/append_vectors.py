@@ -66,7 +66,7 @@ def _end_of(name: str) -> int:
 
 
 def read_items(data: bytes) -> Items | None:
-    """The items of a batch body; None where it is not the plain thing, for whoever reads it item by item."""
+    """The items of a batch body; None if it is not plain, and has to be read item by item."""
     starts = _starts(data)
     if starts is None:
         return None

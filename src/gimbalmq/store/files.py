@@ -1,4 +1,4 @@
-"""The file system as the store sees it: the one place where OSError becomes a store error.
+"""The file system as the store sees it: the one place in which an OSError becomes a store error.
 
 Everything that changes a file goes through a ``Files`` object, so tests hand in one that runs out
 of space, writes short or loses what was not synced. Reads of the log do not: they are slices of a
@@ -137,22 +137,6 @@ class Files:
     def replace(self, source: Path | str, target: Path | str) -> None:
         """Renames a file, over another one if there is one; see ``sync_folder``."""
         os.replace(source, target)
-
-    def write_file(self, path: Path, data: bytes) -> None:
-        """Gives a small file new content: after a crash it has the old one or the new one, never half of either.
-
-        Durable when it returns. Takes two syncs, so do not call it on an event loop.
-        """
-        aside = path.with_name(path.name + ".tmp")
-        fd = self.open(aside, create=True)
-        try:
-            self.truncate(fd, 0)  # a crash may have left a longer one
-            self.write_at(fd, data, 0)
-            self.sync(fd)
-        finally:
-            self.close(fd)
-        self.replace(aside, path)
-        self.sync_folder(path.parent)
 
     def read_at(self, fd: int, size: int, position: int) -> bytes:
         return os.pread(fd, size, position)

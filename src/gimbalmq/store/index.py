@@ -11,7 +11,7 @@ turn into a SIGBUS; entries are appended with a plain write. Only the newest fil
 read when somebody asks for a key.
 
 A new file is hundreds of megabytes, and reserving its slots may take long, so it can be made ahead, in another
-thread and outside the folder, where Java would take it for an index file; it is moved in when it is needed.
+thread and outside the folder, because Java would take it for an index file there; it is moved in when it is needed.
 """
 
 from __future__ import annotations

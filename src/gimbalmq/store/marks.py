@@ -1,4 +1,4 @@
-"""Which delayed messages have been put where they belong: told from the commit log itself.
+"""Marks in the commit log: they tell which delayed messages have been delivered.
 
 Whatever is stored in place of a delayed message (the message at its time, or a copy that waits further on)
 names that message: the field for the prepared transaction, which only transactions use otherwise, holds the

@@ -2,8 +2,7 @@
 
 One thread appends, reads and runs the background steps. Another may only run ``flush``, ``KeyQuery.search``,
 ``TailCopies.write``, ``empty_trash`` and the functions that the steps return, because these take as long as the disk
-pleases.
-Long work comes in steps (store/steps.py), so that the one thread can do other things in between.
+pleases. Long work comes in steps (``_steps``), so that the one thread can do other things in between.
 
 What is where, from a message's point of view:
 
@@ -49,14 +48,14 @@ from gimbalmq.store.query import KeyQuery
 from gimbalmq.store.reader import Reader
 from gimbalmq.store.recovery import Checkpoint, Recovery
 from gimbalmq.store.results import CleanReport, GetResult, QueryResult, RecoveryReport
-from gimbalmq.store.retention import decide
+from gimbalmq.store.retention import files_to_drop
 from gimbalmq.store.trouble import Trouble
 
 _PROBE_BYTES = 1 << 20
 _INDEX_STEP = 512
 """Records indexed in one step: about a millisecond."""
 _QUEUES_AT_ONCE = 32
-"""Queues written where nobody can wait for steps: likewise."""
+"""Queues written at once if nobody can wait for steps: about a millisecond, too."""
 _MOST_INDEX_BATCHES = 16
 """A commit that finds so many times ``index_pending_limit`` records waiting indexes them, whatever it takes."""
 
@@ -569,8 +568,8 @@ class MessageStore:
         What an error left undone is done the next time.
         """
         ages = self.log.segments.modified_ms(self.config.delete_files_per_round + 1)
-        verdict = decide(ages, now_ms, self._usage(), self.config, manual=manual)
-        drop = self._expiry.may_go(verdict.drop, self.keepers)
+        expired = files_to_drop(ages, now_ms, self._usage(), self.config, manual=manual)
+        drop = self._expiry.may_go(expired, self.keepers)
         report = yield from self._expiry.steps(drop, self._all_queues)
         return report, self._expiry.remove if self._expiry.has_forgotten else None
 

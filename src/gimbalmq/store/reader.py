@@ -118,7 +118,7 @@ class Reader:
     def _take_all(
         self, queue: QueueLog, offset: int, high: int, max_count: int, max_bytes: int
     ) -> GetResult | None:
-        """The next few records where nothing speaks against any of them, else None.
+        """The next few records if nothing speaks against any of them, else None.
 
         Most pulls are such, and a loop would be half of their cost: here each step is one for all entries.
         """
@@ -167,7 +167,7 @@ class Reader:
         tags: frozenset[int] | None,
         predicate: Callable[[memoryview], bool] | None,
     ) -> GetResult:
-        """Entry by entry; where there are many, thousands at a time.
+        """Entry by entry; if there are many, thousands at a time.
 
         Args:
             near, far: count and bytes that a reader near the log's end may be given, and one far behind it.

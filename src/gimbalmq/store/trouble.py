@@ -1,8 +1,8 @@
 """Whether a store takes messages, and if it does not, why.
 
-A full disk, no descriptor and no memory pass; any other error of a write, and every error of a sync, does not: it ends
-with a restart. A disk that is fuller than it should be refuses messages, too, but not those that let files go.
-Any thread may meet trouble, so what goes together is changed under a lock.
+A lack of room on the disk, of descriptors or of memory passes. Any other error of a write, and every error of a sync,
+lasts until a restart. If the disk is fuller than it should be, messages are refused too, but not those that let
+files go. Any thread may meet trouble, so what goes together is changed under a lock.
 """
 
 from __future__ import annotations

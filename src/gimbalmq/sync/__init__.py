@@ -9,7 +9,7 @@ signatures and docstrings cannot drift apart.
 
 Threads may share an object. A blocking call from inside the loop itself (an ``async def`` handler) would
 wait for itself; it raises StateError. Handlers that are plain functions run in threads and may call anything.
-Ctrl-C ends a waiting call: the work is cancelled, except a ``close``, which goes on behind your back.
+Ctrl-C ends a waiting call: the work is cancelled, except a ``close``, which goes on in the background.
 """
 
 from gimbalmq.sync.admin import Admin

@@ -241,6 +241,18 @@ class LocalCluster:
             await broker.close()
             self._hold_port(slot)
 
+    def move_broker(self, index: int = 0) -> None:
+        """Has a broker that is down come back elsewhere: at another port, in a MemoryNetwork on another host."""
+        slot = self._slots[index]
+        if slot.broker is not None:
+            raise StateError(f"{slot.config.broker_name} is running: stop it first")
+        slot.free_port()
+        slot.config = replace(slot.config, listen_port=0)
+        if self._network is not None:
+            ten, zero, net, number = slot.config.bind_address.split(".")
+            host = f"{ten}.{zero}.{int(net) + 1}.{number}"
+            slot.config = replace(slot.config, bind_address=host, broker_ip1=host, broker_ip2=host)
+
     async def restart_broker(self, index: int = 0) -> Broker:
         """Closes a broker cleanly if it runs, and starts it again."""
         await self.stop_broker(index)
@@ -321,6 +333,9 @@ class ThreadCluster:
 
     def kill_broker(self, index: int = 0) -> None:
         self._call(self._cluster.kill_broker(index))
+
+    def move_broker(self, index: int = 0) -> None:
+        self._cluster.move_broker(index)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop is None:

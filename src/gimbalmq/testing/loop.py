@@ -1,6 +1,6 @@
 """Virtual time: an event loop whose clock jumps to the next timer instead of waiting for it.
 
-A selector is the only place where asyncio's loop waits. Ours looks whether a file is ready, and
+A selector is the only place in which asyncio's loop waits. Ours looks whether a file is ready, and
 if none is, moves the loop's clock by the time it was asked to wait. An hour of heartbeats then
 takes as long as the heartbeats themselves, and the order of events depends on nothing but the
 program and its seeds.
@@ -9,9 +9,12 @@ program and its seeds.
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import selectors
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
+from contextvars import Context
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -51,11 +54,38 @@ class _JumpingSelector(selectors.BaseSelector):
         self._real.close()
 
 
+class _Timer(asyncio.TimerHandle):
+    """One of several that are due at the same instant goes after those made before it.
+
+    A heap alone leaves their order to what else lay in it, which a thread that wakes the loop may change.
+    """
+
+    _scheduled: bool
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[object, ...],
+        loop: asyncio.AbstractEventLoop,
+        context: Context | None,
+        number: int,
+    ) -> None:
+        super().__init__(when, callback, args, loop, context)
+        self.place = (when, number)
+
+    def __lt__(self, other: asyncio.TimerHandle) -> bool:
+        assert isinstance(other, _Timer)
+        return self.place < other.place
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop in virtual time.
 
     Work for an executor runs at once and in place: threads would bring back the real clock.
     """
+
+    _scheduled: list[asyncio.TimerHandle]
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
@@ -64,6 +94,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._clock_resolution = 1e-9
         self._executing = False
         self._late = 0.0
+        self._timers = itertools.count()
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = _Timer(when, callback, args, self, context, next(self._timers))
+        heapq.heappush(self._scheduled, timer)
+        timer._scheduled = True
+        return timer
 
     def time(self) -> float:
         return self._jumping.now

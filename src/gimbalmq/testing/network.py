@@ -13,6 +13,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextvars import Context, copy_context
 from typing import Any
 
 from gimbalmq.errors import ConnectError, ListenError
@@ -20,6 +21,8 @@ from gimbalmq.errors import ConnectError, ListenError
 RESEND_SECONDS = 0.2
 LONGEST_RESEND_SECONDS = 3.2
 HIGH_WATER_BYTES = 256 * 1024
+_NOBODY = Context()
+"""Segments travel in it: what is under way belongs to neither end."""
 
 
 class MemoryNetwork:
@@ -44,6 +47,7 @@ class MemoryNetwork:
         self._random: dict[tuple[str, str], random.Random] = {}
         self._listeners: dict[tuple[str, int], _MemoryListener] = {}
         self._cuts: set[frozenset[str]] = set()
+        self._stopped: set[str] = set()
         self._wires: dict[_Wire, None] = {}  # a set that keeps its order
         self._next_port = 40_000
 
@@ -67,6 +71,19 @@ class MemoryNetwork:
         for wire in list(self._wires):
             if host in (wire.source, wire.target):
                 wire.sender.break_now()
+
+    def stop(self, host: str) -> None:
+        """A host takes nothing in, as one whose process was stopped: what is sent to it waits."""
+        self._stopped.add(host)
+
+    def go_on(self, host: str) -> None:
+        self._stopped.discard(host)
+        for wire in list(self._wires):
+            if wire.target == host:
+                wire.wake()
+
+    def is_stopped(self, host: str) -> bool:
+        return host in self._stopped
 
     def is_cut(self, one: str, other: str) -> bool:
         return frozenset((one, other)) in self._cuts
@@ -118,11 +135,11 @@ class HostNetwork:
         whole.note(self.name, host, f"connected {port}")
         here, there = factory(), listener.factory()
         mine = (self.name, whole.free_port())
-        near = MemoryTransport(here, mine, (host, port))
-        far = MemoryTransport(there, (host, port), mine)
+        near = MemoryTransport(here, mine, (host, port), copy_context())
+        far = MemoryTransport(there, (host, port), mine, listener.context.copy())
         near.join(_Wire(whole, near, far, self.name, host))
         far.join(_Wire(whole, far, near, host, self.name))
-        there.connection_made(far)
+        far.run(there.connection_made, far)
         here.connection_made(near)
         return here
 
@@ -143,6 +160,7 @@ class _MemoryListener:
         self._whole = whole
         self._address = address
         self.factory = factory
+        self.context = copy_context()
 
     @property
     def port(self) -> int:
@@ -184,12 +202,13 @@ class _Wire:
         if isinstance(segment, bytes):
             self.bytes_under_way += len(segment)
         if self._timer is None:
-            self._timer = loop.call_at(self._last_due, self._arrive)
+            self._timer = loop.call_at(self._last_due, self._arrive, context=_NOBODY)
 
     def wake(self) -> None:
         if self._segments and self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(max(loop.time(), self._segments[0][0]), self._arrive)
+            due = max(loop.time(), self._segments[0][0])
+            self._timer = loop.call_at(due, self._arrive, context=_NOBODY)
 
     def drop_all(self) -> None:
         self._segments.clear()
@@ -202,6 +221,7 @@ class _Wire:
             self._segments
             and self._segments[0][0] <= now
             and not self.whole.is_cut(self.source, self.target)
+            and not self.whole.is_stopped(self.target)
             and (self.receiver.is_reading() or self.receiver.is_closing())
         ):
             segment = self._segments.popleft()[1]
@@ -220,11 +240,22 @@ class _Wire:
 
 
 class MemoryTransport(asyncio.Transport):
-    """One end of a connection in memory."""
+    """One end of a connection in memory.
 
-    def __init__(self, protocol: asyncio.Protocol, here: tuple[str, int], peer: tuple[str, int]) -> None:
+    Args:
+        context: what the protocol is called in: that of whoever connected or listened, not of the other end.
+    """
+
+    def __init__(
+        self,
+        protocol: asyncio.Protocol,
+        here: tuple[str, int],
+        peer: tuple[str, int],
+        context: Context,
+    ) -> None:
         super().__init__({"sockname": here, "peername": peer})
         self._protocol = protocol
+        self._context = context
         self._wire: _Wire | None = None
         self._reading = True
         self._closing = False
@@ -234,6 +265,12 @@ class MemoryTransport(asyncio.Transport):
 
     def join(self, wire: _Wire) -> None:
         self._wire = wire
+
+    def run(self, callback: Callable[..., object], *args: object) -> object:
+        return self._context.copy().run(callback, *args)
+
+    def _lose_soon(self, error: Exception | None) -> None:
+        asyncio.get_running_loop().call_soon(self._lose, error, context=self._context)
 
     # -- asyncio.Transport -----------------------------------------------------------
 
@@ -251,7 +288,7 @@ class MemoryTransport(asyncio.Transport):
             self._closing = True
             self._send_last(None)
             self._wake_peer()
-            asyncio.get_running_loop().call_soon(self._lose, None)
+            self._lose_soon(None)
 
     def abort(self) -> None:
         if not self._lost:
@@ -261,7 +298,7 @@ class MemoryTransport(asyncio.Transport):
                     self._wire.drop_all()
                 self._send_last(ConnectionResetError("reset by the peer"))
                 self._wake_peer()
-            asyncio.get_running_loop().call_soon(self._lose, None)
+            self._lose_soon(None)
 
     def is_closing(self) -> bool:
         return self._closing
@@ -306,21 +343,21 @@ class MemoryTransport(asyncio.Transport):
 
     def receive(self, data: bytes) -> None:
         if not self._closing:
-            self._protocol.data_received(data)
+            self.run(self._protocol.data_received, data)
 
     def ended(self, error: Exception | None) -> None:
-        if error is None and not self._closing and self._protocol.eof_received():
+        if error is None and not self._closing and self.run(self._protocol.eof_received):
             return
         if not self._closing:
             self._closing = True
             self._send_last(None)
-        self._lose(error)
+        self.run(self._lose, error)
 
     def drained(self, bytes_under_way: int) -> None:
         if self._paused_writer and bytes_under_way <= self._low:
             self._paused_writer = False
             if not self._closing:
-                self._protocol.resume_writing()
+                self.run(self._protocol.resume_writing)
 
     def break_now(self) -> None:
         """Ends this side with a reset that nobody sent."""
@@ -329,7 +366,7 @@ class MemoryTransport(asyncio.Transport):
             if self._wire is not None:
                 self._wire.drop_all()
                 self._wire.whole._wires.pop(self._wire, None)
-            asyncio.get_running_loop().call_soon(self._lose, ConnectionResetError("the connection broke"))
+            self._lose_soon(ConnectionResetError("the connection broke"))
 
     def _send_last(self, segment: Exception | None) -> None:
         if self._wire is not None:

@@ -318,7 +318,7 @@ class Channel(asyncio.Protocol):
     # -- our side --------------------------------------------------------------------
 
     def send(self, command: RemotingCommand) -> None:
-        """Writes a command; with others of this turn of the loop where there are any."""
+        """Writes a command; with others of this turn of the loop if there are any."""
         self.send_bytes(encode_frame(command))
 
     def send_bytes(self, data: bytes | memoryview) -> None:

@@ -1,8 +1,8 @@
 """What a server takes from its peers, and what they have made it keep so far.
 
 One ``Load`` counts for all connections of a server, however many ports it has. A limit that is reached slows a
-peer down (nothing more is read from it) if that is enough; only what cannot be slowed down is closed: a
-connection too many, a frame that does not get on, a peer that does not read what it is sent.
+peer down (nothing more is read from it) if that is enough. A connection is closed only if it cannot be slowed
+down: one too many, one whose frame does not get on, one whose peer does not read what it is sent.
 """
 
 from __future__ import annotations
@@ -98,14 +98,14 @@ class ServerLimits(Configuration):
         fixed=True,
     )
     max_partial_frame_bytes: int = option(
-        64 * 1024 * 1024,
+        32 * 1024 * 1024,
         "bytes of all unfinished frames together, and as many of all requests being worked on; beyond, large ones "
         "wait, and who stands still within one is closed",
         between=(MAX_FRAME_BYTES, 1 << 40),
         fixed=True,
     )
     max_pending_write_bytes: int = option(
-        256 * 1024 * 1024,
+        96 * 1024 * 1024,
         "bytes that wait for all peers to read; from three quarters on, answers to pulls are small; beyond, who has "
         "not read for longest is closed",
         between=(MAX_FRAME_BYTES, 1 << 40),

@@ -1,4 +1,4 @@
-"""Where connections come from: the one seam between our protocol objects and real sockets.
+"""Connections are made here: the one seam between our protocol objects and real sockets.
 
 Everything above asks a ``Network``; the system's is asyncio's, tests have one in memory.
 """

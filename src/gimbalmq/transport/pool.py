@@ -42,7 +42,7 @@ class ChannelPool:
         return channel if channel is not None and not channel.closed else None
 
     def address_of(self, channel: Channel) -> str | None:
-        """What a connection was made to, as it was asked for; None where it has been replaced."""
+        """What a connection was made to, as it was asked for; None if it has been replaced."""
         return next((address for address, known in self._channels.items() if known is channel), None)
 
     async def channel(self, address: str) -> Channel:

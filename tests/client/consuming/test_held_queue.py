@@ -197,14 +197,15 @@ class Life(RuleBasedStateMachine):
         self.held.fence()
         assert self.held.in_doubt
 
-    @precondition(pulls)
+    @precondition(lambda self: self.begun and self.pulls())
     @rule()
     def drain(self) -> None:
         self.held.drain()
 
-    @precondition(lambda self: not self.held.dropped)
+    @precondition(lambda self: self.begun and not self.held.dropped)
     @rule()
     def drop(self) -> None:
+        """With something in work: what becomes of that is the question."""
         self.held.drop()
         self.noted_when_dropped = self.store.remembered(QUEUE)
 

@@ -139,7 +139,7 @@ def test_a_close_that_was_cut_short_can_be_repeated() -> None:
                 await consumer.close()
         assert not consumer.running
         await consumer.close()
-        assert cluster.broker.committed(Q0) == 1
+        assert cluster.broker.committed(Q0) == 0, "who cuts a close short does not wait for handlers"
         assert not cluster.broker.locks and not cluster.broker.clients("g")
         assert instance.closed and not consumer._tasks._tasks
         await consumer.close()

@@ -116,3 +116,13 @@ def test_ordered_work_can_be_put_back() -> None:
     window.put_back(views(4))
     assert [message.queue_offset for message in window.take(1)] == [4]
     assert window.commit() == 6
+
+
+def test_ordered_work_that_was_settled_counts_again_if_it_is_put_back() -> None:
+    window = filled(3, 4)
+    work = window.take(1)
+    assert window.commit() == 4
+    window.put_back(work)
+    assert (window.count, window.body_bytes) == (2, 20)
+    window.put_back(work)
+    assert (window.count, window.body_bytes) == (2, 20)

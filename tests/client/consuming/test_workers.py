@@ -434,6 +434,30 @@ def test_a_send_back_that_fails_in_a_way_nobody_expected_has_the_message_consume
     virtual(scenario)
 
 
+def test_an_ordered_message_that_cannot_be_given_to_the_broker_comes_again() -> None:
+    """Not even if that fails in a way nobody expected."""
+
+    async def scenario(clock: VirtualClock) -> None:
+        tried: list[int] = []
+
+        async def handler(message: MessageView) -> bool:
+            tried.append(message.queue_offset)
+            return len(tried) > 2
+
+        class Broken(Host):
+            async def resend(self, message: MessageView) -> bool:
+                raise RuntimeError("nobody expected that")
+
+        host = Broken(clock, ordered=True, handler=handler, max_reconsume_times=0)
+        item = host.give(1, 2)
+        await asyncio.sleep(5)
+        assert (tried, host.progress()) == ([1, 1, 1, 2], 3)
+        assert (item.window.count, item.window.in_work) == (0, 0)
+        await host.close()
+
+    virtual(scenario)
+
+
 def test_messages_in_work_for_too_long_are_sent_back_with_level_3() -> None:
     async def scenario(clock: VirtualClock) -> None:
         async def handler(message: MessageView) -> bool:

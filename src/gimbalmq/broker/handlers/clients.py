@@ -122,8 +122,18 @@ class ClientHandlers:
         reply = HeartbeatReply(
             liveness_millis=liveness,
             expelled_groups=",".join(f"{group}={count}" for group, count in expelled) or None,
+            uptime_millis=self._forgotten_millis(beat),
         )
         return request.reply(ext_fields=reply.to_ext())
+
+    def _forgotten_millis(self, beat: Heartbeat) -> int | None:
+        """How long ago locks of the sender's groups were forgotten; None if there can have been none."""
+        seconds = self._locks.forgotten_seconds
+        if seconds is None or not any(
+            self._groups.was_there_before(data.group_name) for data in beat.consumer_data_set
+        ):
+            return None
+        return int(seconds * 1000)
 
     def _check(self, channel: Channel, beat: Heartbeat) -> None:
         """What a client may make the broker keep by heartbeats; raises before anything is kept."""

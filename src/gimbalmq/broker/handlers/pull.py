@@ -1,4 +1,4 @@
-"""Pulling: 11 and 361, with long polling."""
+"""Pull requests (11 and 361), with long polling."""
 
 from __future__ import annotations
 

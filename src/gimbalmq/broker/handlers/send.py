@@ -46,15 +46,7 @@ from gimbalmq.transport.channel import Answer, Channel, Handlers
 _VECTORS_FROM_BYTES = 8192
 """Batches from here on are stored by vectors, all messages at once."""
 
-_SPECIAL_NAMES = (
-    prop.DELAY,
-    prop.TIMER_DELAY_SEC,
-    prop.TIMER_DELAY_MS,
-    prop.TIMER_DELIVER_MS,
-    prop.TIMER_OUT_MS,
-    prop.TRAN_MSG,
-    prop.CLUSTER,
-)
+_SPECIAL_NAMES = (*prop.DELAYS, prop.TIMER_OUT_MS, prop.TRAN_MSG, prop.CLUSTER)
 """Properties that ask for more than being stored."""
 
 ORDINARY_FLAGS = COMPRESSED | COMPRESSION_MASK
@@ -167,7 +159,7 @@ class SendHandlers:
         return answer
 
     def _topic_for(self, channel: Channel, header: AnySendHeader) -> TopicConfig:
-        """The topic's configuration, made on the spot where that is allowed."""
+        """The topic's configuration, made on the spot if that is allowed."""
         topic = header.topic
         config = self._live.now
         problem = names.topic_problem(topic)

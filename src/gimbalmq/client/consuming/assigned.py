@@ -1,4 +1,4 @@
-"""Queues that were assigned by hand: held exactly as told, whoever else reads them."""
+"""Queues that were assigned by hand: a consumer holds exactly these, whoever else reads them."""
 
 from __future__ import annotations
 

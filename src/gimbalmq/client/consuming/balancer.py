@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from typing import Any
 
 from gimbalmq.balance.allocate import AllocatesAll, ConsistentHash, share
 from gimbalmq.balance.plan import plan
@@ -39,6 +40,15 @@ _NO_ROUTE = "no route for the topic is known"
 CLAIM_LEASE_SECONDS = (0.02, 0.2)
 CLAIM_ORDERED_SECONDS = 0.5
 """When a refused queue lock is asked for again: leases at first and at most, ordered consumers as 5.x does."""
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, bool]]) -> list[bool]:
+    """Waits for all of them, also if one fails: none may go on behind the round's back, beside the next round."""
+    found = await asyncio.gather(*works, return_exceptions=True)
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in found if one is True]
 
 
 class Balancer:
@@ -94,6 +104,8 @@ class Balancer:
 
     async def run(self, reason: str) -> bool:
         """One round over all topics, never two at a time; True if every queue that is ours is held."""
+        if self._subscriptions.by_hand is not None:
+            return True  # whoever assigned them says which queues are ours
         if self.suspended or self._closed:
             return False
         async with self._busy:
@@ -265,7 +277,7 @@ class Balancer:
                 why = "no pull was begun for too long" if item.queue in mine else reason
                 self._holdings.let_go(item, why)
                 any_draining |= item.state is DRAINING
-        removed = await asyncio.gather(*(self._give_up(item) for item in items))
+        removed = await _all(self._give_up(item) for item in items)
         return any(removed) or any_draining
 
     async def _give_up(self, held: HeldQueue) -> bool:
@@ -291,7 +303,7 @@ class Balancer:
         for held in items:
             if held.state is READING:
                 self._holdings.let_go(held, "its topic is no longer subscribed")
-        await asyncio.gather(*(self._give_up(held) for held in items))
+        await _all(self._give_up(held) for held in items)
         for topic in [topic for topic in self._allotted if topic not in topics]:
             del self._allotted[topic]
             self.view.forget(topic)
@@ -301,8 +313,7 @@ class Balancer:
     # -- claiming --------------------------------------------------------------------
 
     async def _take_all(self, queues: Iterable[MessageQueue], reason: str) -> bool:
-        taken = await asyncio.gather(*(self._take(queue, reason) for queue in queues))
-        return any(taken)
+        return any(await _all(self._take(queue, reason) for queue in queues))
 
     async def _take(self, queue: MessageQueue, reason: str) -> bool:
         """Takes one queue; False if it must wait for another round."""

@@ -1,4 +1,4 @@
-"""Messages consumed in any order, many at a time.
+"""Works queues off in any order, many messages at a time.
 
 Every pulled run of messages is cut into batches. Batches of ``async def`` handlers are worked off by at most
 ``consume_threads`` tasks, those of plain functions by as many threads; there is never a task per message, and

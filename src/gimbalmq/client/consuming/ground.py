@@ -21,7 +21,7 @@ from gimbalmq.transport.tasks import Tasks
 
 
 class Ground:
-    """The client instance, the configuration, and the parts that know no held queue.
+    """The client instance, the configuration, and the parts that do not know which queues are held.
 
     Attributes:
         locks: None if queues are taken without the broker's lock on them: neither ordered nor by lease.
@@ -70,4 +70,11 @@ def _locks(instance: ClientInstance, config: ConsumerConfig, tasks: Tasks, *, or
         return None
     if not by_lease:
         return Locks(instance, config.group, tasks)
-    return Locks(instance, config.group, tasks, margin=config.lease_margin, grace=config.lease_orphan_grace)
+    return Locks(
+        instance,
+        config.group,
+        tasks,
+        margin=config.lease_margin,
+        grace=config.lease_orphan_grace,
+        handler_wait=config.handover_wait,
+    )

@@ -1,4 +1,4 @@
-"""One queue that this member of a group has, from the wish for it to its end.
+"""One queue that this member of a group has, from its claim to its end.
 
 ::
 

@@ -1,8 +1,8 @@
 """The queues a member has, and the ways in and out.
 
-``take`` is the way in. There are three ways to the door: ``let_go`` (a round says that the queue is another's),
-``discard`` (its offset was illegal, or set anew) and ``abandon`` (it may be another's already). All of them go
-through ``_leave``, which takes the queue out of the table and gives its lock back.
+``take`` is the way in. A queue goes by ``let_go`` (a round says that it is another's; ``give_up`` or ``hand_over``
+follow), by ``discard`` (its offset was illegal, or set anew) or by ``abandon`` (it may be another's already). All of
+them end in ``_remove``: the queue is out of the table, and its lock is given back or soon will be.
 """
 
 from __future__ import annotations
@@ -107,6 +107,8 @@ class Holdings:
             await held.commit(wait=True)
         except (RocketMQError, OSError) as error:
             log.warning("the offset of %s could not be committed: %s", held.queue, error)
+        except Exception:  # an offset store of the user's; the queue must get free all the same
+            log.exception("the offset of %s could not be committed", held.queue)
         if held.state is not DROPPED:
             return True  # somebody else was quicker
         self._offsets.forget(held.queue)
@@ -139,16 +141,25 @@ class Holdings:
     async def hand_over(self, held: HeldQueue) -> bool:
         """Finishes, commits and leaves a queue that is draining; False if it was lost or dropped meanwhile."""
         began = self._clock.monotonic()
-        await held.quiet()
+        try:
+            async with asyncio.timeout(self._config.handover_wait):
+                await held.quiet()
+        except TimeoutError:
+            log.warning(
+                "%s is handed over though a handler has been at work on it for more than %g s (handover_wait); what "
+                "it does is not committed, and its messages come again at the next owner",
+                held.queue,
+                self._config.handover_wait,
+            )
         for attempt in range(_COMMIT_TRIES):
             if held.state is not DRAINING:
                 return False
             try:
                 await held.commit(wait=True)
                 break
-            except RocketMQError as error:
+            except Exception as error:  # an offset store of the user's may raise anything
                 log.warning(
-                    "the offset of %s could not be committed before its handover: %s", held.queue, error
+                    "the offset of %s could not be committed before its handover: %r", held.queue, error
                 )
                 if attempt + 1 < _COMMIT_TRIES:
                     await asyncio.sleep(0.1 * 2**attempt)
@@ -227,8 +238,8 @@ class Holdings:
             if not item.in_doubt:
                 try:
                     await item.commit()
-                except RocketMQError as error:
-                    log.warning("%s could not be committed, next try in a while: %s", item.queue, error)
+                except Exception as error:  # an offset store of the user's may raise anything
+                    log.warning("%s could not be committed, next try in a while: %r", item.queue, error)
 
     # -- the end ---------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ given back (42). Java uses that for ordered consumers only; with ``handover="lea
 (see ``leases``).
 
 Brokers keep locks in memory only. After a connection broke, which is how a restart looks from here, the locks
-that were held are asked for at once, and for the length of the grace no others: their holders do the same. A
+that were held are asked for at once, and for the length of the grace no others: their holders do the same. The
+same goes for a broker that comes back at another address, and for one that says that it was started a moment ago. A
 queue whose lease was lost is not asked for again before its old lock has been given back, and whoever may have it
 has had the time to renew its own.
 """
@@ -19,7 +20,7 @@ from collections.abc import Collection, Iterable
 
 from gimbalmq.client.consuming.held_queue import CLAIMED, HeldQueue
 from gimbalmq.client.instance import ClientInstance
-from gimbalmq.errors import RocketMQError, TopicRouteNotFoundError
+from gimbalmq.errors import RocketMQError, StateError, TopicRouteNotFoundError
 from gimbalmq.model.queues import MessageQueue, sort_queues
 from gimbalmq.rpc import groups as group_calls
 from gimbalmq.transport.tasks import Tasks
@@ -36,10 +37,18 @@ class Locks:
     Args:
         margin: leases: seconds after a successful renewal was sent that a lock is surely ours; 0 is no leases.
         grace: leases: seconds after its holder has gone that somebody else may begin a queue.
+        handler_wait: leases: how long handlers at work may keep us from giving a lost lock back.
     """
 
     def __init__(
-        self, instance: ClientInstance, group: str, tasks: Tasks, *, margin: float = 0.0, grace: float = 0.0
+        self,
+        instance: ClientInstance,
+        group: str,
+        tasks: Tasks,
+        *,
+        margin: float = 0.0,
+        grace: float = 0.0,
+        handler_wait: float = 0.0,
     ) -> None:
         self._instance = instance
         self._group = group
@@ -47,6 +56,7 @@ class Locks:
         self._clock = instance.clock
         self.margin = margin
         self.grace = grace
+        self._handler_wait = handler_wait
         self._ours: set[MessageQueue] = set()
         self._unanswered: set[MessageQueue] = set()
         self._due: dict[MessageQueue, asyncio.Task[None]] = {}
@@ -87,7 +97,7 @@ class Locks:
         try:
             granted = await group_calls.take_over_locks(
                 self._instance,
-                self._master(queue.broker_name),
+                self._known_master(queue.broker_name),
                 self._group,
                 self._instance.client_id,
                 [queue],
@@ -143,7 +153,7 @@ class Locks:
         self._unanswered.update(queues)
         granted = await group_calls.lock_queues(
             self._instance,
-            self._master(broker_name),
+            self._known_master(broker_name),
             self._group,
             self._instance.client_id,
             sort_queues(queues),
@@ -157,6 +167,14 @@ class Locks:
             raise TopicRouteNotFoundError(f"the broker {broker_name} has no master")
         return address
 
+    def _known_master(self, broker_name: str) -> str:
+        """Leases: the master must have answered a heartbeat first, and again after its connection broke or its
+        address changed. Until then it is not known whether it was restarted and has forgotten whose locks it had."""
+        address = self._master(broker_name)
+        if self.leased and not self._instance.heartbeats.knows_master(broker_name, address):
+            raise StateError(f"the master of {broker_name} at {address} has not answered a heartbeat yet")
+        return address
+
     # -- when not to ask -------------------------------------------------------------
 
     def withheld(self, queue: MessageQueue) -> str | None:
@@ -164,7 +182,9 @@ class Locks:
         now = self._clock.monotonic()
         if now < self._lost.get(queue, 0.0):
             return "it was ours before; whoever may have it now is given time to renew its lock"
-        if now < self._back_at.get(queue.broker_name, -math.inf) + self.grace:
+        name = queue.broker_name
+        back_at = max(self._back_at.get(name, -math.inf), self._instance.heartbeats.up_since(name))
+        if now < back_at + self.grace:
             return "its broker may have been restarted and have forgotten whose it is"
         return None
 
@@ -204,8 +224,7 @@ class Locks:
     def give_back_when_quiet(self, held: HeldQueue) -> None:
         """The lease was lost: the lock may be in our name while another is at work on the queue.
 
-        What our own handlers have begun there cannot be stopped; they are waited for, at most as long as the
-        lock would live by itself.
+        What our own handlers have begun there cannot be stopped; they are waited for, for a while.
         """
         self._lost[held.queue] = math.inf
         self._giving_back.add(held.queue)
@@ -213,7 +232,7 @@ class Locks:
 
     async def _when_quiet(self, held: HeldQueue) -> None:
         try:
-            async with asyncio.timeout(BROKER_LOCK_SECONDS):
+            async with asyncio.timeout(self._handler_wait):
                 await held.quiet()
         except TimeoutError:
             log.warning("%s: a handler is at work for long; its lock is given back all the same", held.queue)

@@ -137,9 +137,10 @@ class Member:
             log.warning("progress of %s could not be committed at close: %s", ground.group, error)
         except Exception:  # an offset store of the user's; the rest must be done all the same
             log.exception("progress of %s could not be committed at close", ground.group)
+        # Handlers that still run are ended before others may have their queues.
+        await ground.tasks.close(_CANCEL_SECONDS)
         if ground.locks is not None:
             await ground.locks.give_back_all(wait=ground.locks.leased)
-        await ground.tasks.close(_CANCEL_SECONDS)
         if ground.instance.consumers.get(ground.group) is self:
             await ground.instance.unregister_consumer(ground.group)
         else:

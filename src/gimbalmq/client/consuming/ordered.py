@@ -1,4 +1,4 @@
-"""Each queue's messages consumed one after the other.
+"""Works queues off in order: each queue's messages one after the other.
 
 One run per queue at a time takes the oldest messages, and only while the broker's lock on the queue is ours.
 """
@@ -148,7 +148,8 @@ class Ordered:
             finally:
                 held.end(batch)
                 if not settled and not self._closed:
-                    held.window.put_back(batch.messages)
+                    in_work = set(held.window.work_offsets)
+                    held.window.put_back([one for one in batch.messages if one.queue_offset in in_work])
                 if outcome is None and not self._closed:
                     # The handler has cancelled its own task, or the loop is ending. If the loop goes on, the next
                     # message that comes starts a new run.

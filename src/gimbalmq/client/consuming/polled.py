@@ -54,9 +54,9 @@ class Polled:
         """Has a waiting ``next`` look again."""
         self._arrived.set()
 
-    async def next(self, timeout: float | None) -> Work | None:
-        """The oldest messages of one queue; what was handed out before is done."""
-        work = self._take_ready()
+    async def next(self, timeout: float | None, *, single: bool = False) -> Work | None:
+        """The oldest messages of one queue, or the oldest one; what was handed out before is done."""
+        work = self._take_ready(single)
         if work is None and (timeout is None or timeout > 0):
             deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
             try:
@@ -64,7 +64,7 @@ class Polled:
                     while work is None and not self._closed:
                         self._arrived.clear()
                         await self._arrived.wait()
-                        work = self._take_ready()
+                        work = self._take_ready(single)
             except TimeoutError:
                 return None
         if work is not None:
@@ -73,7 +73,7 @@ class Polled:
             self._handed.append(work)
         return work
 
-    def _take_ready(self) -> Work | None:
+    def _take_ready(self, single: bool) -> Work | None:
         fetched = self._fetched
         index = 0
         while index < len(fetched):
@@ -83,6 +83,8 @@ class Polled:
                 del fetched[index]
                 continue
             if not held.paused and not held.in_doubt:
+                if single and len(work.messages) > 1:
+                    return Work(held, [work.messages.pop(0)])
                 del fetched[index]
                 return work
             if held.in_doubt:

@@ -219,10 +219,18 @@ class Puller:
             events.OffsetReset(group=self._config.group, queue=queue, offset=offset, reason="offset illegal")
         )
         if not self._manner.illegal_starts_anew:
+            if offset <= held.window.queue_offset_max:
+                # The queue was made anew: progress follows what comes from here on, not the larger offsets before.
+                held.window.clear()
             return
         # What was pulled before belongs to another past; the next round finds the queue dropped and takes it anew.
         held.drop()
         self._offsets.update(queue, offset, increase_only=False)
+        try:
+            # At once: progress of a queue that is not held is forgotten when that of the others is written away.
+            await held.commit(wait=True)
+        except (RocketMQError, OSError) as error:
+            log.warning("the corrected offset of %s could not be committed: %s", queue, error)
         if self._manner.illegal_delay:
             await asyncio.sleep(self._manner.illegal_delay)
         self._wakes.wake("an illegal offset was corrected")

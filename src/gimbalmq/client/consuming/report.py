@@ -1,4 +1,4 @@
-"""What a consumer tells about itself: 307's answer."""
+"""What a consumer tells about itself: the answer to request 307."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What brokers ask of a consumer: to go on from other offsets (220), to run its handler on a message (309)."""
+"""What brokers ask of a consumer: to go on from other offsets (220), or to run its handler on a message (309)."""
 
 from __future__ import annotations
 

@@ -33,28 +33,36 @@ class Returns:
         max_times: after so many tries a message goes to the dead letters.
     """
 
-    def __init__(self, instance: ClientInstance, config: ConsumerConfig, *, max_times: int) -> None:
+    def __init__(
+        self, instance: ClientInstance, config: ConsumerConfig, *, max_times: int, ordered: bool = False
+    ) -> None:
         self._instance = instance
         self._config = config
+        self._leased = config.handover == "lease" and not ordered
         self.max_times = max_times
         self._retry_topic = RetryTopic(
             instance, config.group, max_times=max_times, unit_mode=config.unit_mode
         )
 
     async def send_back(self, message: MessageView, delay_level: int, queue: MessageQueue) -> bool:
-        """As ``give_back``; False if even the detour failed."""
+        """As ``give_back``; False if the message must be consumed again here."""
         try:
             await self.give_back(message, delay_level, queue)
         except RocketMQError as error:
-            log.warning("message %s could not be sent to the retry topic: %s", message.msg_id, error)
+            log.warning(
+                "message %s could not be sent back, it is consumed again here: %s", message.msg_id, error
+            )
             return False
         return True
 
     async def give_back(self, message: MessageView, delay_level: int, queue: MessageQueue) -> None:
         """36 to the broker that has the message; if that fails, a send to the retry topic.
 
+        With leases there is no such detour: brokers take the locks of a group for those of an ordered consumer, and
+        what is sent to its retry topic for a message that failed for good.
+
         Raises:
-            RocketMQError: even the detour failed.
+            RocketMQError: no broker took it.
         """
         header = SendBack(
             offset=message.commitlog_offset,
@@ -68,16 +76,20 @@ class Returns:
         )
         host, port = message.store_host
         address = self._instance.master_address(queue.broker_name) or f"{host}:{port}"
+        times = message.reconsume_times + 1
         try:
             await message_calls.send_back(self._instance, address, header)
-            if delay_level < 0 or message.reconsume_times >= self.max_times:
-                self._tell_dead(message)
-            return
         except RocketMQError as error:
+            if self._leased and times <= self.max_times:
+                raise
             log.warning(
                 "message %s could not be sent back, it goes to the retry topic: %s", message.msg_id, error
             )
-        await self._retry_topic.deliver(message, message.reconsume_times + 1)
+        else:
+            if delay_level < 0 or message.reconsume_times >= self.max_times:
+                self._tell_dead(message)
+            return
+        await self._retry_topic.deliver(message, times)
 
     async def resend(self, message: MessageView) -> bool:
         """Sends an ordered message to the retry topic, from where the broker moves it to the dead letters."""

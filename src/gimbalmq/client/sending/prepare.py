@@ -25,9 +25,7 @@ SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
 _SEND_REPLY = int(RequestCode.SEND_REPLY_MESSAGE_V2)
 
 _BATCH_ITEM_BYTES = 22
-_NOT_IN_BATCHES = frozenset(
-    {names.DELAY, names.TIMER_DELAY_MS, names.TIMER_DELAY_SEC, names.TIMER_DELIVER_MS, names.TRAN_MSG}
-)
+_NOT_IN_BATCHES = frozenset({*names.DELAYS, names.TRAN_MSG})
 
 
 class Prepared(msgspec.Struct, gc=False):

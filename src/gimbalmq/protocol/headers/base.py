@@ -1,7 +1,7 @@
 """Typed headers: one struct for each request's ext-fields.
 
 A field is declared once, in Python's spelling; its wire name is the camelCase of it, or the
-name given where RocketMQ's own differs. On the wire every value is a string.
+name given if RocketMQ's own differs. On the wire every value is a string.
 """
 
 from __future__ import annotations

@@ -32,10 +32,13 @@ class HeartbeatReply(Header):
         liveness_millis: the sender is watched for signs of life as often as this.
         expelled_groups: consumer groups the sender has been taken out of since it connected, and how often:
             ``g=2,h=1``. Answers may be lost, so it is told again and again.
+        uptime_millis: since when the broker has been up, if it was restarted and knew a group of the sender before
+            that: members of it may have had locks that the broker has forgotten.
     """
 
     liveness_millis: int | None = None
     expelled_groups: str | None = None
+    uptime_millis: int | None = None
 
 
 class LockQueues(Header):

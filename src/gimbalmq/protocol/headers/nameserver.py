@@ -56,7 +56,7 @@ class GetRoute(Header):
 
 
 class KvConfig(Header):
-    """100, 101, 102, 219: a name space, and a key and value where they belong."""
+    """100, 101, 102, 219: a name space, and a key and value if they belong to it."""
 
     namespace: str
     key: str = ""

@@ -51,7 +51,7 @@ class Layout:
         return body_at, fits
 
     def _find_parts(self, data: Data, body_at: Ints, known: Mask) -> None:
-        """Follows the lengths; where they lead out of a record, that record is not sound."""
+        """Follows the lengths; if they lead out of a record, that record is not sound."""
         body_size = self.field("body_size")
         two_wide = self.magic == MAGIC_V2
         any_two_wide = bool(two_wide.any())

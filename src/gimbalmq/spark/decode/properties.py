@@ -46,7 +46,7 @@ class Properties:
             self._rest = _CutProperties(data, at[rows], stop[rows], cut[rows])
 
     def column(self, name: str) -> pa.Array:
-        """One property of every record; null where it is absent or empty."""
+        """One property of every record; null if it is absent or empty."""
         return self._both(lambda found: found.column(name))
 
     def table(self) -> pa.Array:
@@ -264,7 +264,7 @@ class _CutProperties:
         return rows if self._rows is None else self._rows[rows]
 
     def column(self, name: str) -> pa.Array:
-        """One property of every record; null where it is absent or empty."""
+        """One property of every record; null if it is absent or empty."""
         wanted = name.encode()
         items = np.flatnonzero(self._name_sizes == len(wanted))
         for width, place in _covering(len(wanted)):

@@ -314,7 +314,7 @@ class _Rows:
         return patched(pieces(self.data, at, stop, pa.binary()), bodies)
 
     def _with_places(self, ids: pa.Array) -> pa.Array:
-        """Offset ids where producers gave no id: store host and physical offset in hexadecimal."""
+        """Offset ids if producers gave no id: store host and physical offset in hexadecimal."""
         layout = self.layout
         if ids.null_count == self.count and not (layout.flags & HOST_BITS).any():
             return self._places(layout.start, layout.start + STORE_HOST_AT[0], V4_HOST_BYTES)

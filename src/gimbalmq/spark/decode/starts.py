@@ -184,7 +184,7 @@ def _guesses(data: Data, step: int, last: int) -> Ints:
 
 
 def _joined(data: Data, paths: Ints, counts: Ints, landed: Ints) -> tuple[Ints, int]:
-    """Paths put together where some guesses were wrong: from the end of one path on to the next true guess."""
+    """Paths put together if some guesses were wrong: from the end of one path on to the next true guess."""
     guesses = {start: lane for lane, start in enumerate(paths[:, 0].tolist())}
     pieces: list[Ints] = []
     reached = 0

@@ -175,10 +175,6 @@ def _members(holdings: Iterable[Row]) -> dict[str, tuple[str, int]]:
     }
 
 
-def _called(members: Mapping[str, tuple[str, int]], member: str) -> str:
-    return escape(members[member][0] if member in members else str(member))
-
-
 def _legend(members: Mapping[str, tuple[str, int]]) -> str:
     items = "".join(
         f'<span title="{escape(member)}"><i style="background:var(--c{colour})"></i>{escape(name)}</span>'
@@ -458,7 +454,7 @@ def _clock(second: float) -> str:
 
 
 def _round_up(value: float) -> float:
-    """1, 2 or 5 and zeros, or twice that: halves stay whole where they can."""
+    """1, 2 or 5 and zeros, or twice that: halves stay whole if they can."""
     power = 1
     while True:
         for step in (2, 4, 6, 10):

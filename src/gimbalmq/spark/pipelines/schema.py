@@ -17,11 +17,11 @@ _PLAIN: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _TEXT: Final = "STRING"
 
 Shape = str | dict[str, Any] | list[Any] | None
-"""A type's name; fields; a list with the shape of its items; None where only null was seen."""
+"""A type's name; fields; a list with the shape of its items; None if only null was seen."""
 
 
 def infer(bodies: Iterable[bytes]) -> str | None:
-    """Spark's words for the fields of all bodies that are JSON objects; None where there is no such body."""
+    """Spark's words for the fields of all bodies that are JSON objects; None if there is no such body."""
     whole: Shape = None
     for body in bodies:
         try:
@@ -51,7 +51,7 @@ def _shape(value: object) -> Shape:
 
 
 def _merged(one: Shape, other: Shape) -> Shape:
-    """What holds both; text where they have nothing in common, for Spark then keeps the JSON as it is."""
+    """What holds both; text if they have nothing in common, for Spark then keeps the JSON as it is."""
     if one is None or one == other:
         return other
     if other is None:

@@ -1,0 +1,96 @@
+"""The id that the sink gives each row: which row of which batch it is, however often it is written.
+
+``<query>-<batch>-<partition>-<hash>``, where the hash is that of all the row says: body, topic, key, properties, delay.
+Rows of a task that say the same are numbered, ``<query>-<batch>-<partition>.<n>-<hash>`` from the second one on.
+So the ids of a task are a set that follows from the set of its rows; in which order they come does not matter.
+The query of a batch write says when it began, ``t<milliseconds>r<random>``, both hexadecimal.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gimbalmq.spark.row_hash import Met, RowHashes
+
+HASH_LETTERS: Final = 24
+_HEX: Final = np.frombuffer(np.arange(1 << 16, dtype=np.uint16).tobytes().hex().encode(), np.uint32)
+"""Four digits for each two bytes, as they lie in memory."""
+
+_PREFIX: Final = re.compile(r"(?P<query>.+)-(?P<batch>[0-9]+)-[0-9]+(\.[0-9]+)?")
+_BATCH_QUERY: Final = re.compile(r"t([0-9a-f]+)r[0-9a-f]+")
+
+
+def batch_query_id(now_ms: int, chance: int) -> str:
+    """The name of a batch write, which has none of its own."""
+    return f"t{now_ms:x}r{chance:016x}"
+
+
+class RowIds:
+    """Makes the ids of one task.
+
+    Args:
+        prefix: ``<query>-<batch>-<partition>``.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self._met = Met()
+
+    def of(self, hashes: RowHashes) -> list[pa.Array | pa.Scalar]:
+        """Columns that make the ids of the next rows if they are joined."""
+        text = pa.scalar(self.prefix.encode(), pa.binary())
+        dash = pa.scalar(b"-", pa.binary())
+        digits = hash_text(hashes)
+        numbers = self._met.occurrences(hashes)
+        if not numbers.any():
+            return [text, dash, digits]
+        again = pa.array(numbers).cast(pa.string()).cast(pa.binary())
+        dotted = pc.binary_join_element_wise(pa.scalar(b".", pa.binary()), again, pa.scalar(b"", pa.binary()))
+        return [text, pc.if_else(pa.array(numbers > 0), dotted, pa.scalar(b"", pa.binary())), dash, digits]
+
+
+def hash_text(hashes: RowHashes) -> pa.Array:
+    """24 hexadecimal digits of each hash, as a binary column."""
+    count = len(hashes.high)
+    words = np.empty((count, 12), np.uint8)
+    words[:, :8] = hashes.high.astype(">u8").view(np.uint8).reshape(count, 8)
+    words[:, 8:] = hashes.low.astype(">u8").view(np.uint8).reshape(count, 8)[:, :4]
+    letters = np.ascontiguousarray(_HEX[words.view(np.uint16)])
+    places = np.arange(0, (count + 1) * HASH_LETTERS, HASH_LETTERS, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(places), pa.py_buffer(letters)])
+
+
+class Group(NamedTuple):
+    """All rows of one batch of one query.
+
+    Attributes:
+        since_ms: when a batch write began; None for a batch of a stream.
+    """
+
+    query: str
+    batch: int
+    since_ms: int | None
+
+
+def groups_of(row_ids: pa.Array) -> tuple[list[Group | None], pa.Array]:
+    """The batches that row ids belong to, and the number of each row's; null for a row without id.
+
+    None stands for ids that are not ours.
+    """
+    cut = pc.utf8_slice_codeunits(row_ids, 0, -HASH_LETTERS - 1)
+    encoded = cut.dictionary_encode()
+    return [group_of(prefix) for prefix in encoded.dictionary.to_pylist()], encoded.indices
+
+
+def group_of(prefix: str) -> Group | None:
+    """The batch of an id without its hash."""
+    found = _PREFIX.fullmatch(prefix)
+    if found is None:
+        return None
+    began = _BATCH_QUERY.fullmatch(found["query"])
+    return Group(found["query"], int(found["batch"]), None if began is None else int(began[1], 16))
