@@ -592,6 +592,19 @@ def test_a_generator_that_a_handler_returns_is_a_failure(
     assert "generator" in caplog.text
 
 
+def test_a_rollback_of_a_handler_without_order_is_no_success(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        async def handler(message: MessageView) -> ConsumeResult:
+            return ConsumeResult.ROLLBACK
+
+        await started(cluster, handler, "a", ordered=False)
+        await asyncio.sleep(2)
+        assert sent_back(cluster) == ["0"]
+
+    in_virtual_time(scenario)
+    assert "taken as LATER" in caplog.text
+
+
 # --- what cannot be settled ------------------------------------------------------------------------
 
 

@@ -556,6 +556,29 @@ def test_progress_in_a_queue_that_was_made_anew_starts_anew(by_loop: bool) -> No
     in_virtual_time(scenario)
 
 
+def test_what_was_read_ahead_of_a_queue_that_was_made_anew_is_handed_out_and_is_no_progress() -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1)
+        cluster.broker.put("T", 0, *(str(number) for number in range(20)))
+        consumer = await subscribed(cluster)
+        reset: list[OffsetReset] = []
+        consumer.on_event(lambda event: reset.append(event) if isinstance(event, OffsetReset) else None)
+        assert len(await consumer.poll(1.0)) == 10
+        await until(lambda: cluster.broker.waiting)
+        cluster.broker.queues[("T", 0)].clear()
+        cluster.broker.put("T", 0, "passed over")
+        await until(lambda: reset)
+        assert await drain(consumer, 10) == [str(number) for number in range(10, 20)]
+        assert consumer.position(Q0) is None
+        cluster.broker.put("T", 0, "new")
+        assert await drain(consumer, 1) == ["new"]
+        assert consumer.position(Q0) == 2
+        await consumer.close()
+        assert cluster.broker.committed(Q0) == 2
+
+    in_virtual_time(scenario)
+
+
 def test_errors_of_a_pull_delay_it() -> None:
     async def scenario(cluster: GroupCluster) -> None:
         cluster.broker.overrides[PULL] = lambda request: request.reply(1, "no")

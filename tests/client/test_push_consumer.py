@@ -873,6 +873,27 @@ def test_a_reset_moves_the_group_to_the_told_offsets() -> None:
     in_virtual_time(scenario)
 
 
+def test_a_reset_does_not_wake_a_consumer_that_was_suspended() -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1)
+        cluster.broker.put("T", 0, *"abcde")
+        bodies = Bodies()
+        consumer = await started(cluster, bodies)
+        await asyncio.sleep(1)
+        bodies.clear()
+        consumer.suspend()
+        body = QueueOffsets.of_queues({Q0: 2}).dump()
+        fields = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true"}
+        cluster.broker.tell("g", RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields, body)
+        await asyncio.sleep(30)
+        assert consumer.suspended and bodies == []
+        consumer.resume()
+        await asyncio.sleep(1)
+        assert bodies == ["c", "d", "e"]
+
+    in_virtual_time(scenario)
+
+
 def test_status_and_running_info_are_answered() -> None:
     """S1-23 (221, 307)."""
 

@@ -155,7 +155,7 @@ class PullConsumer(Consumer[PullConsumerConfig]):
         work = await self._next(self.config.poll_timeout if timeout is None else timeout)
         if work is None:
             return []
-        work.held.position = work.held.window.remove(work.messages)
+        work.held.position = _offset_after(work)
         return work.messages
 
     async def __aiter__(self) -> AsyncIterator[MessageView]:
@@ -166,8 +166,8 @@ class PullConsumer(Consumer[PullConsumerConfig]):
             if work is None:
                 continue
             held, (message,) = work.held, work.messages
-            following = held.window.remove(work.messages)
-            held.position = min(message.queue_offset, following)
+            following = _offset_after(work)
+            held.position = None if following is None else min(message.queue_offset, following)
             yield message
             if self._waiting.is_out(work):  # no seek has moved the queue elsewhere meanwhile
                 held.position = following
@@ -270,3 +270,9 @@ class PullConsumer(Consumer[PullConsumerConfig]):
             if held is not None:
                 held.paused = False
         self._waiting.wake()
+
+
+def _offset_after(work: Work) -> int | None:
+    """Where its queue goes on once these messages have left the window; None if it was made anew since they came."""
+    offset = work.held.window.remove(work.messages)
+    return None if offset < 0 else offset

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from gimbalmq.client.consuming.balancer import Balancer, QueueListener
 from gimbalmq.client.consuming.duplicates import Duplicates
@@ -48,12 +49,32 @@ class Engine:
         )
         by_lease = ground.locks is not None and ground.locks.leased
         self.leases = Leases(ground, self.holdings) if by_lease else None
+        self._suspended = False
+        self._blocks = 0
 
     def suspend(self) -> None:
         """Neither pulls nor balances; what is cached is still consumed."""
-        self.puller.suspended = self.balancer.suspended = True
+        self._suspended = True
+        self._apply_suspension()
 
     def resume(self) -> None:
         """Goes on; a round is run at once."""
-        self.puller.suspended = self.balancer.suspended = False
-        self.ground.wakes.wake("resumed")
+        self._suspended = False
+        self._apply_suspension()
+
+    @contextmanager
+    def suspension(self) -> Iterator[None]:
+        """Suspended for the length of a block; after it, if the user wants it so."""
+        self._blocks += 1
+        self._apply_suspension()
+        try:
+            yield
+        finally:
+            self._blocks -= 1
+            self._apply_suspension()
+
+    def _apply_suspension(self) -> None:
+        suspended = self._suspended or self._blocks > 0
+        self.puller.suspended = self.balancer.suspended = suspended
+        if not suspended:
+            self.ground.wakes.wake("resumed")

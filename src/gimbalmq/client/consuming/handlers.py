@@ -179,6 +179,12 @@ class Listener:
             return _ALL_WELL
         if inspect.isgenerator(result) or inspect.isasyncgen(result):
             raise TypeError(f"the handler returned a generator, of which nothing has run: {result!r}")
+        if result is ConsumeResult.ROLLBACK and not self.ordered:
+            log.error(
+                "a handler of %s returned ROLLBACK, which only ordered handlers have; taken as LATER",
+                context.queue,
+            )
+            result = ConsumeResult.LATER
         return Outcome.of(result, messages, context)
 
 

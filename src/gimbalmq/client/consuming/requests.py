@@ -43,8 +43,7 @@ class PushRequests:
     async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
         """220: stops, waits for what runs, sets the offsets, goes on."""
         engine, ground = self._engine, self._engine.ground
-        engine.suspend()
-        try:
+        with engine.suspension():
             concerned = [
                 item
                 for queue, item in engine.holdings.table.items()
@@ -65,8 +64,6 @@ class PushRequests:
                 )
                 await engine.holdings.discard(item.queue, "its offset was reset")
                 self._duplicates.forget(item.queue)
-        finally:
-            engine.resume()
 
     async def consume_directly(self, message: MessageView, broker_name: str | None) -> ConsumeDirectlyResult:
         """309: runs the handler on one message and tells what it said; progress is not touched."""
