@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import inspect
 import os
 import queue
@@ -121,6 +122,24 @@ def test_send_soon_waits_while_too_many_are_out(cluster: ThreadCluster) -> None:
         soon = [producer.send_soon(Message("sync-many", b"x")) for _ in range(300)]
         assert sum(not future.done() for future in soon) <= 3
         assert all(future.result(10) for future in soon)
+
+
+def test_send_soon_in_a_callback_does_not_wait_for_the_loop_that_it_holds(cluster: ThreadCluster) -> None:
+    """Callbacks run on the loop: an answer that frees a place could not come while one waits for it."""
+    told: queue.SimpleQueue[object] = queue.SimpleQueue()
+    with sync.Producer("sync-callback", cluster.namesrv, max_in_flight=1) as producer:
+
+        def send_two_more(_: object) -> None:
+            told.put(producer.send_soon(Message("sync-callback", b"second")))
+            try:
+                told.put(producer.send_soon(Message("sync-callback", b"third")))
+            except StateError as error:
+                told.put(error)
+
+        producer.send_soon(Message("sync-callback", b"first")).add_done_callback(send_two_more)
+        second, third = told.get(timeout=10), told.get(timeout=10)
+        assert isinstance(second, concurrent.futures.Future) and second.result(10)
+        assert isinstance(third, StateError) and "another thread" in str(third)
 
 
 def test_send_soon_tells_every_error_through_its_future(cluster: ThreadCluster) -> None:

@@ -25,6 +25,7 @@ from gimbalmq.testing import LocalCluster, MemoryNetwork, VirtualClock, run_virt
 from tests.client.group_peers import GroupCluster, in_virtual_time
 from tests.client.scripted import ScriptedCluster
 from tests.client.test_consumer_cluster import World, in_world, send_all
+from tests.support import run
 
 ROOT = Path(__file__).resolve().parents[2]
 UPDATE = RequestCode.UPDATE_CONSUMER_OFFSET
@@ -749,3 +750,47 @@ print(done.get(timeout=30))
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "b'x'\n", "")
     (file,) = tmp_path.rglob("offsets.json")
     assert "}:1" in file.read_text().replace("\n", "").replace("\t", "")
+
+
+def test_whoever_starts_while_the_last_member_of_an_instance_leaves_gets_one_that_lives() -> None:
+    """The end of an instance begins a turn of the loop after it was found to be unused."""
+
+    async def scenario() -> None:
+        async with ScriptedCluster() as cluster:
+            cluster.add_topic("T")
+            for turns in range(8):
+                leaving = Producer("first", cluster.namesrv, instance_name="shared")
+                coming = Producer("second", cluster.namesrv, instance_name="shared")
+                await leaving.start()
+
+                async def start_later(producer: Producer = coming, turns: int = turns) -> None:
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+                    await producer.start()
+
+                await asyncio.gather(leaving.close(), start_later())
+                await coming.send(Message("T", b"x"))
+                await coming.close()
+
+    run(scenario())
+
+
+def test_a_consumer_can_start_while_the_last_member_of_its_instance_leaves() -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1)
+        for turns in range(8):
+            options = cluster.client_options("shared")
+            leaving = Producer("p", cluster.nameserver.address, **options)
+            coming = PullConsumer("g", cluster.nameserver.address, **options)
+            coming.subscribe("T")
+            await leaving.start(instance=ClientInstance.shared(leaving.config, clock=cluster.clock))
+
+            async def start_later(consumer: PullConsumer = coming, turns: int = turns) -> None:
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await cluster.launch(consumer)
+
+            await asyncio.gather(leaving.close(), start_later())
+            await coming.close()
+
+    in_virtual_time(scenario)

@@ -127,13 +127,35 @@ def test_a_handler_that_cancels_its_own_task_does_not_stop_the_queue(ordered: bo
                 await asyncio.sleep(1)
 
         await started(cluster, handler, "a", ordered=ordered)
-        await asyncio.sleep(5)
+        await asyncio.sleep(0.5)
         assert tried == ["a"]
         assert cluster.broker.committed(Q0) == 0
         cluster.broker.put("T", 0, "b")
         await asyncio.sleep(6)
         assert sorted(tried) == ["a", "a", "b"]
         assert cluster.broker.committed(Q0) == 2
+
+    in_virtual_time(scenario)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_a_handler_has_cut_short_comes_again_without_another_message(ordered: bool) -> None:
+    async def scenario(cluster: GroupCluster) -> None:
+        tried: list[str] = []
+
+        async def handler(message: MessageView) -> None:
+            tried.append(message.body.decode())
+            if len(tried) == 1:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+                await asyncio.sleep(0)
+
+        consumer = await started(cluster, handler, "a", ordered=ordered)
+        await asyncio.sleep(3)
+        assert tried == ["a", "a"]
+        await consumer.close()
+        assert cluster.broker.committed(Q0) == 1
 
     in_virtual_time(scenario)
 

@@ -247,17 +247,60 @@ def test_batch_is_split_where_it_grows_too_large() -> None:
     run(work())
 
 
+def test_batches_go_to_the_queues_of_their_keys() -> None:
+    async def work() -> None:
+        async with ScriptedCluster("a", "b") as cluster:
+            cluster.add_topic("T", write=2)
+            async with Producer("pg", cluster.namesrv) as producer:
+                keys = ("k", None, "l", "k", "m", None, "l")
+                messages = [Message("T", str(number), sharding_key=key) for number, key in enumerate(keys)]
+                await producer.send_batch(messages)
+                alone = {
+                    key: (await producer.send(Message("T", b"x", sharding_key=key))).queue for key in "klm"
+                }
+            found: dict[str, MessageQueue] = {}
+            for name, broker in cluster.brokers.items():
+                for request in broker.of(RequestCode.SEND_BATCH_MESSAGE):
+                    queue = MessageQueue("T", name, int(fields_of(request)["e"]))
+                    bodies = [item.body.decode() for item in split_batch(bytes(request.body))]
+                    assert bodies == sorted(bodies)
+                    found |= dict.fromkeys(bodies, queue)
+            assert len(found) == 7
+            for number, key in enumerate(keys):
+                assert key is None or found[str(number)] == alone[key]
+
+    run(work())
+
+
+def test_batches_of_keys_are_tried_once() -> None:
+    async def work() -> None:
+        async with ScriptedCluster("a", "b") as cluster:
+            cluster.add_topic("T", write=1)
+            for broker in cluster.brokers.values():
+                broker.on_send = lambda channel, request: request.reply(1, "not now")
+            async with Producer("pg", cluster.namesrv) as producer:
+                with pytest.raises(ResponseError, match="not now"):
+                    await producer.send_batch([Message("T", b"x", sharding_key="k")])
+            assert (
+                sum(len(broker.of(RequestCode.SEND_BATCH_MESSAGE)) for broker in cluster.brokers.values())
+                == 1
+            )
+
+    run(work())
+
+
 @pytest.mark.parametrize(
     "messages",
     [
         [],
         [Message("T", b"x"), Message("U", b"x")],
+        [Message("T", b"x", sharding_key="k"), Message("U", b"x", sharding_key="l")],
         [Message("T", b"x"), Message("T", b"x", wait_store_ok=False)],
         [Message("T", b"x", delay_level=1)],
         [Message("%RETRY%g", b"x")],
         [Message("T", b"")],
     ],
-    ids=["empty", "two topics", "two ways to wait", "delayed", "retry topic", "no body"],
+    ids=["empty", "two topics", "two topics by key", "two ways to wait", "delayed", "retry topic", "no body"],
 )
 def test_batch_refuses_what_cannot_go_together(messages: list[Message]) -> None:
     async def work() -> None:
@@ -587,6 +630,73 @@ def test_send_soon_of_a_bound_message_is_not_repeated_elsewhere(how: dict[str, A
                 assert cluster.brokers["b"].sends == []
 
     run(work())
+
+
+def test_bound_messages_leave_in_the_order_of_the_calls_while_connections_are_made() -> None:
+    """Those that come when the connection is just there do not overtake those that have waited for it."""
+
+    async def scenario() -> None:
+        async with ScriptedCluster() as cluster:
+            cluster.add_topic("T")
+            async with Producer("p", cluster.namesrv) as producer:
+                sent = []
+                for number in range(200):
+                    sent.append(producer.send_soon(Message("T", str(number), sharding_key="k")))
+                    await asyncio.sleep(0)
+                await asyncio.gather(*sent)
+                assert not producer.sending.lines
+                assert [int(bytes(request.body)) for request in cluster.broker.sends] == list(range(200))
+
+    run(scenario())
+
+
+def test_a_bound_message_that_is_given_up_lets_nobody_overtake() -> None:
+    async def scenario() -> None:
+        async with ScriptedCluster() as cluster:
+            cluster.add_topic("T")
+            async with Producer("p", cluster.namesrv) as producer:
+                sent = [
+                    producer.send_soon(Message("T", str(number), sharding_key="k")) for number in range(6)
+                ]
+                sent[0].cancel()
+                await asyncio.sleep(0)
+                sent[3].cancel()
+                found = await asyncio.gather(*sent, return_exceptions=True)
+                assert [isinstance(one, BaseException) for one in found] == [
+                    True,
+                    False,
+                    False,
+                    True,
+                    False,
+                    False,
+                ]
+                assert not producer.sending.lines
+                assert [bytes(request.body) for request in cluster.broker.sends] == [b"1", b"2", b"4", b"5"]
+
+    run(scenario())
+
+
+def test_bound_messages_that_wait_end_with_their_time_or_with_the_producer() -> None:
+    async def scenario() -> None:
+        async with ScriptedCluster() as cluster:
+            cluster.nameserver.silent = True
+            producer = Producer("p", cluster.namesrv)
+            await producer.start()
+            late = [producer.send_soon(Message("T", "x", sharding_key="k"), timeout=0.05) for _ in range(5)]
+            assert all(
+                isinstance(one, RequestTimeoutError)
+                for one in await asyncio.gather(*late, return_exceptions=True)
+            )
+            ended = [producer.send_soon(Message("T", "x", sharding_key="k"), timeout=60.0) for _ in range(5)]
+            await asyncio.sleep(0.01)
+            await producer.close()
+            assert all(
+                isinstance(one, StateError | asyncio.CancelledError)
+                for one in await asyncio.gather(*ended, return_exceptions=True)
+            )
+            assert not producer.sending.lines
+
+    run(scenario())
 
 
 def test_send_soon_repeats_only_at_brokers_that_have_the_queue() -> None:

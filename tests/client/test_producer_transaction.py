@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -111,9 +112,19 @@ async def _awaits_something_cancelled(message: object) -> Outcome:
     return await future
 
 
+def _asserts(message: object) -> Outcome:
+    raise AssertionError("of the application")
+
+
+def _says_yes(message: object) -> Any:
+    return True
+
+
 @pytest.mark.parametrize(
     ("function", "told"),
     [
+        (_asserts, "of the application"),
+        (_says_yes, "True is not a valid TransactionState"),
         (_exits, "SystemExit"),
         (_interrupts, "KeyboardInterrupt"),
         (_stops, "StopIteration"),
@@ -121,7 +132,7 @@ async def _awaits_something_cancelled(message: object) -> Outcome:
         (_awaits_something_cancelled, "CancelledError"),
     ],
 )
-def test_a_transaction_function_that_exits_or_is_cancelled_leaves_the_outcome_open(
+def test_a_transaction_function_that_fails_in_any_way_leaves_the_outcome_open(
     function: Callable[[object], Outcome | Awaitable[Outcome]], told: str
 ) -> None:
     """It neither ends the loop nor waits for ever; the broker is told, and asks later."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,30 @@ def test_defaults_are_javas_and_options_of_readers_are_refused() -> None:
         QueuePullConsumerConfig(namesrv=NAMESRV, group="g", max_reconsume_times=-1)
     assert QueuePullConsumer(config=config, persist_interval=2.0).config.persist_interval == 2.0
     assert QueuePullConsumer("g", NAMESRV, profile="4.9").config.liveness_interval == 0.0
+
+
+def test_every_option_does_something_or_is_refused() -> None:
+    """An option that all consumers get is to be used here, or to be added to those that are refused."""
+    config = QueuePullConsumer("g", NAMESRV).config
+    taken = set()
+    for item in fields(config):
+        if isinstance(item.default, float):
+            try:
+                config.with_options(**{item.name: item.default + 0.5})
+            except ConfigError:
+                continue
+            taken.add(item.name)
+    assert taken == {
+        *(
+            "poll_namesrv_interval",
+            "heartbeat_interval",
+            "heartbeat_timeout",
+            "api_timeout",
+            "connect_timeout",
+        ),
+        *("liveness_interval", "member_grace", "rebalance_interval", "rebalance_min_interval"),
+        *("unbalanced_delay", "check_group_interval", "persist_interval", "pull_timeout"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -433,6 +458,7 @@ def test_progress_of_a_topic_that_is_not_shared_is_written_at_once() -> None:
         assert not cluster.broker.of(UPDATE)[-1].oneway
         cluster.broker.offsets[("g", "T", 0)] = 5  # somebody else's
         assert await consumer.committed(Q0) == 5
+        assert consumer.offsets.remembered(Q0) is None  # brokers that ask (221) hear of our own queues only
         await consumer.close()
         assert cluster.broker.committed(Q0) == 5
         assert len(cluster.broker.of(UPDATE)) == 1

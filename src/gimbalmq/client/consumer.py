@@ -68,6 +68,7 @@ class Consumer(ABC, Generic[C]):
         self._events.clock = joined.clock
         try:
             self._member = self._compose(joined)
+            self._member.register()
             self._joining = asyncio.ensure_future(self._join(self._member))
             await self._joining
         except BaseException as error:

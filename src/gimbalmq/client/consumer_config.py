@@ -315,6 +315,7 @@ _OF_READERS = frozenset(
         "first_pull_delay",
         "flow_control_delay",
         "handover",
+        "handover_wait",
         "lease_margin",
         "lease_orphan_grace",
         "lock_first_delay",

@@ -175,12 +175,12 @@ class ClientInstance(Routes):
 
     async def close(self) -> None:
         """Ends everything; members should have left before."""
+        self.closed = True  # before anything is waited for: who starts meanwhile gets an instance of its own
+        if _instances.get(self.client_id) is self:
+            del _instances[self.client_id]
         await self._ending.run(self._end)
 
     async def _end(self) -> None:
-        self.closed = True
-        if _instances.get(self.client_id) is self:
-            del _instances[self.client_id]
         for future in self.replies.values():
             if not future.done():
                 future.set_exception(StateError("the client was closed before the reply came"))

@@ -18,6 +18,7 @@ from typing import Any, Self
 from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.sending.attempts import TICK
+from gimbalmq.client.sending.lines import Place
 from gimbalmq.client.sending.loop import Sending
 from gimbalmq.client.sending.prepare import Prepared, prepare, prepare_batches
 from gimbalmq.client.sending.rules import ONCE, Rules, awaited_rules, soon_rules
@@ -31,6 +32,9 @@ from gimbalmq.protocol.headers.messages import CheckTransactionState
 from gimbalmq.transport.tasks import Ending
 
 log = logging.getLogger(__name__)
+
+Batches = list[tuple[Prepared, MessageQueue | None]]
+"""Requests of several messages, each with the queue that it is bound to."""
 
 
 class Producer:
@@ -194,8 +198,7 @@ class Producer:
         targets = self.sending.targets
         publish = self._publish.get(message.topic)
         if publish is None:
-            remaining = max(TICK, limit - (self._loop.time() - started))
-            publish = await targets.find(message.topic, remaining)
+            publish = await targets.find(message.topic, self._remaining(limit, started))
         return targets.choose(publish, message, queue, selector, argument)
 
     def send_soon(
@@ -210,7 +213,8 @@ class Producer:
         """Sends one message now and returns the future of its result (Java: send with a callback).
 
         The quickest way to send many. An error answer is final. If no answer comes, the message is sent again,
-        to another broker if there is one; a message that is bound to a queue is not.
+        to another broker if there is one; a message that is bound to a queue is not. Those that are bound leave in the
+        order of the calls.
 
         Raises:
             MessageIllegalError, StateError: at once. All else comes through the future.
@@ -224,16 +228,22 @@ class Producer:
         publish = self._publish.get(message.topic)
         sending = self.sending
         attempts = sending.attempts
+        choice: MessageQueue | Callable[[], Coroutine[Any, Any, MessageQueue]]
         if publish is None:
-            choose = partial(self._choose, message, queue, selector, argument, limit, started)
-            return sending.own(self._send_later(message, prepared, choose, limit, started, rules))
-        chosen = sending.targets.choose(publish, message, queue, selector, argument)
-        if attempts.count < attempts.most and self._tracer is None:
-            address = instance.send_address(chosen.broker_name)
-            channel = None if address is None else instance.pool.existing(address)
-            if channel is not None:
-                return attempts.start(prepared, chosen, channel, limit, started, rules)
-        return sending.own(self._send_later(message, prepared, chosen, limit, started, rules))
+            choice = partial(self._choose, message, queue, selector, argument, limit, started)
+        else:
+            choice = chosen = sending.targets.choose(publish, message, queue, selector, argument)
+            waits = bound and message.topic in sending.lines
+            if attempts.count < attempts.most and self._tracer is None and not waits:
+                address = instance.send_address(chosen.broker_name)
+                channel = None if address is None else instance.pool.existing(address)
+                if channel is not None:
+                    return attempts.start(prepared, chosen, channel, limit, started, rules)
+        place = sending.lines.join(message.topic) if bound else None
+        task = sending.own(self._send_later(message, prepared, choice, limit, started, rules, place))
+        if place is not None:
+            task.add_done_callback(place.leave)
+        return task
 
     async def _send_later(
         self,
@@ -243,17 +253,23 @@ class Producer:
         limit: float,
         started: float,
         rules: Rules,
+        place: Place | None,
     ) -> SendResult:
         """``send_soon`` if a route, a connection or a turn has to be waited for."""
         attempts = self.sending.attempts
         result: SendResult | None = None
         try:
+            if place is not None:
+                await place.come_first()
             chosen = choice if isinstance(choice, MessageQueue) else await choice()
             if attempts.count < attempts.most:
                 attempts.count += 1
             else:
-                await attempts.wait_turn(limit)
+                await attempts.wait_turn(limit if place is None else self._remaining(limit, started))
             try:
+                if place is not None:
+                    await attempts.connect(chosen, self._remaining(limit, started))
+                    place.leave()
                 result = await self.sending.deliver(prepared, rules, limit, started=started, chosen=chosen)
             finally:
                 attempts.landed()
@@ -261,6 +277,9 @@ class Producer:
         finally:
             if self._tracer is not None:
                 self._trace(message, prepared, result, started)
+
+    def _remaining(self, limit: float, started: float) -> float:
+        return max(TICK, limit - (self._loop.time() - started))
 
     async def send_oneway(
         self,
@@ -286,7 +305,11 @@ class Producer:
     ) -> list[SendResult]:
         """Sends messages of one topic together, in as few requests as their size allows.
 
-        Each request is stored as a whole in one queue. Retries are those of ``send``.
+        Each request is stored as a whole in one queue. Messages with a sharding key go to the queue of their key, so
+        each such queue gets a request of its own. Retries are those of ``send``.
+
+        Args:
+            queue: send all of them to this queue; one attempt.
 
         Returns:
             One result per request; its ids are joined by commas.
@@ -295,12 +318,32 @@ class Producer:
             MessageIllegalError: they differ in topic or in waiting, are delayed, or go to a retry topic.
         """
         limit = self.config.send_timeout if timeout is None else timeout
+        given = list(messages)
+        requests: Batches = [
+            (prepared, queue) for prepared in prepare_batches(given, self.instance, self.config)
+        ]
+        if queue is None and any(message.sharding_key is not None for message in given):
+            requests = await self._batches_by_key(given, limit)
         results: list[SendResult] = []
-        for prepared in prepare_batches(list(messages), self.instance, self.config):
-            rules = self._rules if queue is None else ONCE
+        for prepared, chosen in requests:
+            rules = self._rules if chosen is None else ONCE
             started = self._loop.time()
-            results.append(await self.sending.deliver(prepared, rules, limit, started=started, chosen=queue))
+            results.append(await self.sending.deliver(prepared, rules, limit, started=started, chosen=chosen))
         return results
+
+    async def _batches_by_key(self, messages: list[Message], limit: float) -> Batches:
+        topic, targets = messages[0].topic, self.sending.targets
+        publish = self._publish.get(topic) or await targets.find(topic, limit)
+        parts: dict[MessageQueue | None, list[Message]] = {}
+        for message in messages:
+            bound = message.sharding_key is not None
+            chosen = targets.choose(publish, message, None, None, None) if bound else None
+            parts.setdefault(chosen, []).append(message)
+        return [
+            (prepared, chosen)
+            for chosen, part in parts.items()
+            for prepared in prepare_batches(part, self.instance, self.config)
+        ]
 
     async def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues a topic can be sent to (Java: fetchPublishMessageQueues)."""

@@ -133,14 +133,12 @@ async def _run(
         else:
             outcome = await asyncio.to_thread(_caught, function, message)
             state = await outcome if isinstance(outcome, Awaitable) else outcome
-    except AssertionError:
-        raise
+        return (TransactionState.UNKNOWN if state is None else TransactionState(state)), None
     except BaseException as error:  # the application's own code: its failure is an outcome here
         if ends_task(error):
             raise
         log.exception("%s of %s failed; the broker will ask", what, message.msg_id)
         return TransactionState.UNKNOWN, f"{what} exception: {type(error).__name__}: {error}"
-    return (TransactionState.UNKNOWN if state is None else TransactionState(state)), None
 
 
 def _caught(function: Callable[[Any], Any], message: Message | MessageView) -> Any:

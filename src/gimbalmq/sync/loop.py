@@ -41,8 +41,13 @@ class LoopThread:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is on the loop itself, which must not wait."""
+        return threading.current_thread() is self._thread
+
     def begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        if threading.current_thread() is self._thread:
+        if self.is_current:
             work.close()
             raise StateError(
                 "a blocking call on the event loop would wait for itself: in an `async def` handler use the "

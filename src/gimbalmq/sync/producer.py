@@ -81,12 +81,20 @@ class Producer(BlockingClient[producers.Producer]):
     ) -> concurrent.futures.Future[SendResult]:
         """Sends one message without waiting; the future has its result, or any error.
 
-        The quickest way to send many. It waits only while ``max_in_flight`` messages are without answer.
+        The quickest way to send many. It waits only while ``max_in_flight`` messages are without answer. Callbacks of
+        the future run on the shared loop, where nothing can be waited for.
+
+        Raises:
+            StateError: it was called on the loop, and ``max_in_flight`` messages are without answer.
         """
         thread = self._running()
         future: concurrent.futures.Future[SendResult] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()  # what is on its way cannot be cancelled
-        self._slots.acquire()
+        if not self._slots.acquire(blocking=not thread.is_current):
+            raise StateError(
+                f"{self.config.max_in_flight} messages are without answer, and the event loop cannot wait for them: "
+                "send from another thread than the callback of a future, or set max_in_flight higher"
+            )
         how = {"queue": queue, "selector": selector, "argument": argument, "timeout": timeout}
         self._submitted.append((threading.get_ident(), message, how, future))
         if not self._armed:

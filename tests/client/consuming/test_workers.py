@@ -771,3 +771,29 @@ def test_plain_functions_may_be_ordered_too() -> None:
         await host.close()
 
     run(scenario())
+
+
+def test_threads_that_could_not_be_started_are_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a consumer of one thread would stand still for good."""
+
+    async def work() -> None:
+        monkeypatch.setattr("gimbalmq.client.consuming.threads.START_PAUSE", 0.01)
+        begin = threading.Thread.start
+        failures = 0
+
+        def start(thread: threading.Thread) -> None:
+            nonlocal failures
+            if failures < 2:
+                failures += 1
+                raise RuntimeError("can't start new thread")
+            begin(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start)
+        threads = HandlerThreads(1, "test")
+        try:
+            assert await asyncio.wait_for(threads.run(lambda: "done"), 10) == "done"
+            assert (failures, threads.count) == (2, 1)
+        finally:
+            threads.close()
+
+    run(work())

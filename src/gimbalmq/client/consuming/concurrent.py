@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 EXPIRED_LEVEL = 3
 EXPIRED_LIMIT = 16
+CUT_SHORT_PAUSE = 1.0
+"""Seconds after which a batch whose handler was cut short is begun again."""
 _YIELD_AFTER = 64
 
 
@@ -176,13 +178,18 @@ class Concurrent:
     def _cut_short(self, batch: Batch) -> None:
         """The task that ran a handler was cancelled: by close(), at the loop's end, or by the handler itself.
 
-        Nothing is begun for that, for the loop may be ending. If it goes on, the next batch that comes brings
-        this one along.
+        No task is begun for that now, for the loop may be ending. If it goes on, the next batch that comes brings
+        this one along, or a timer does.
         """
         batch.held.end(batch)
         batch.unfinished = batch.context = None
         if not self._closed:
             self._waiting.appendleft(batch)
+            self._loop.call_later(CUT_SHORT_PAUSE, self._go_on)
+
+    def _go_on(self) -> None:
+        if not self._hiring:
+            self._hire()
 
     def _run_in_thread(self, batch: Batch) -> tuple[Batch, Outcome | None]:
         batch.started = self._monotonic()

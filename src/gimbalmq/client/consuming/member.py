@@ -75,12 +75,20 @@ class Member:
         """Whether brokers know of us, and we do not leave."""
         return self._announced and not self._leaving
 
+    def register(self) -> None:
+        """Takes its place in the client instance, which then stays open: others may be about to leave it.
+
+        Raises:
+            StateError: the group has a consumer in this instance already.
+        """
+        ground = self.ground
+        ground.subscriptions.date(ground.started_ms)
+        ground.instance.register_consumer(ground.group, self)
+
     async def join(self) -> None:
         """Becomes a member of the group, and takes its share of the queues."""
         ground = self.ground
-        ground.subscriptions.date(ground.started_ms)
         await ground.offsets.load()
-        ground.instance.register_consumer(ground.group, self)
         await ground.instance.start()
         await ground.announcer.refresh_routes()
         await ground.announcer.check_filters()

@@ -154,8 +154,14 @@ class Ordered:
                     held.window.put_back(batch.messages)
                 if outcome is None and not self._closed:
                     # The handler has cancelled its own task, or the loop is ending. If the loop goes on, the next
-                    # message that comes starts a new run.
+                    # message that comes starts a new run, or a timer does.
                     held.window.consuming = False
+                    pause = self._suspend_seconds(batch.own_context())
+                    asyncio.get_running_loop().call_later(pause, self._go_on, held)
+
+    def _go_on(self, held: HeldQueue) -> None:
+        if held.state is READING and held.window.begins_again():
+            self._spawn(held, 0.0)
 
     def _may_begin(self, held: HeldQueue) -> bool:
         if held.state is not READING:

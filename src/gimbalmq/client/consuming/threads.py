@@ -16,6 +16,9 @@ from gimbalmq.model.message import MessageView
 
 log = logging.getLogger(__name__)
 
+START_PAUSE = 1.0
+"""Seconds after which the first thread is asked for again, if the system had none."""
+
 
 class HandlerThreads:
     """Threads for plain functions: grown on demand, results delivered to the loop in heaps."""
@@ -32,6 +35,7 @@ class HandlerThreads:
         self._open = 0
         self._count = 0
         self._closed = False
+        self._short = False
 
     @property
     def count(self) -> int:
@@ -42,10 +46,24 @@ class HandlerThreads:
         """Calls ``function`` in a thread and ``done`` with its result on the loop; it must not raise."""
         self._open += 1
         self._jobs.put((function, arguments, done))
-        if self._open > self._count and self._count < self._limit:
+        self._grow()
+
+    def _grow(self) -> None:
+        if self._open <= self._count or self._count >= self._limit or self._closed:
+            return
+        # Daemons: a handler that never returns must not keep the interpreter from ending.
+        thread = threading.Thread(target=self._work, name=f"{self._name}-{self._count + 1}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has none to spare now; those there are do the work
+            if not self._short:
+                self._short = True
+                log.warning("no further thread for handlers could be started: %s", error)
+            if not self._count:
+                self._loop.call_later(START_PAUSE, self._grow)
+        else:
+            self._short = False
             self._count += 1
-            # Daemons: a handler that never returns must not keep the interpreter from ending.
-            threading.Thread(target=self._work, name=f"{self._name}-{self._count}", daemon=True).start()
 
     async def handle(
         self, listener: Listener, messages: list[MessageView], context: ConsumeContext

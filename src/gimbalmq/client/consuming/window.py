@@ -61,7 +61,11 @@ class Window:
             self.queue_offset_max = last
         if not ordered:
             self._messages = dict(sorted(window.items()))
-        if window and not self.consuming:
+        return self.begins_again()
+
+    def begins_again(self) -> bool:
+        """Whether there are messages and no run is under way; from now on one is."""
+        if self._messages and not self.consuming:
             self.consuming = True
             return True
         return False

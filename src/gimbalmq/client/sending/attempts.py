@@ -164,8 +164,15 @@ class Attempts:
         self, prepared: Prepared, chosen: MessageQueue, timeout: float
     ) -> SendResult:
         started = self._loop.time()
+        channel = await self.connect(chosen, timeout)
+        timeout = max(TICK, timeout - (self._loop.time() - started))
+        return await self.start(prepared, chosen, channel, timeout, started)
+
+    async def connect(self, chosen: MessageQueue, timeout: float) -> Channel:
+        """Finds or makes the connection to a queue's master, and notes how that went."""
+        started = self._loop.time()
         try:
-            channel = await self._connect(chosen, timeout)
+            return await self._connect(chosen, timeout)
         except ResponseError:
             self.targets.record(chosen.broker_name, started, failed=True, reachable=False)
             raise
@@ -175,8 +182,6 @@ class Attempts:
         except RouteError:
             self.targets.record(chosen.broker_name, started, failed=False)
             raise
-        timeout = max(TICK, timeout - (self._loop.time() - started))
-        return await self.start(prepared, chosen, channel, timeout, started)
 
     def start(
         self,

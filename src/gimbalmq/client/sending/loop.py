@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.sending.attempts import TICK, Attempt, Attempts
+from gimbalmq.client.sending.lines import Lines
 from gimbalmq.client.sending.prepare import Prepared
 from gimbalmq.client.sending.rules import Rules
 from gimbalmq.client.sending.targets import Targets
@@ -38,6 +39,7 @@ class Sending:
     Attributes:
         targets: the queues of topics.
         attempts: what is on its way.
+        lines: what is bound to a queue and could not leave at once.
     """
 
     def __init__(self, instance: ClientInstance, config: ProducerConfig) -> None:
@@ -46,6 +48,7 @@ class Sending:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.targets = Targets(instance, config)
         self.attempts = Attempts(instance, config, self.targets, self._lost)
+        self.lines = Lines()
 
     def close(self) -> None:
         """Ends what waits; what is in the air ends with its connection."""

@@ -1,0 +1,62 @@
+"""Messages that are bound to a queue leave in the order in which they were sent, also if one has to wait."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Place:
+    """One message's place in the line of its topic."""
+
+    __slots__ = ("_before", "_left", "_lines", "_topic")
+
+    def __init__(self, lines: Lines, topic: str, before: asyncio.Future[None] | None) -> None:
+        self._lines = lines
+        self._topic = topic
+        self._before = before
+        self._left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def left(self) -> asyncio.Future[None]:
+        return self._left
+
+    async def come_first(self) -> None:
+        """Returns when all that were sent before have left."""
+        if self._before is not None:
+            await asyncio.wait((self._before,))
+
+    def leave(self, _: object = None) -> None:
+        """The message is on its way in this turn of the loop, or never will be; a second call does nothing."""
+        before = self._before
+        if before is not None and not before.done():
+            before.add_done_callback(self._go)  # given up early: those behind still wait for those in front
+        else:
+            self._go()
+
+    def _go(self, _: object = None) -> None:
+        if not self._left.done():
+            self._left.set_result(None)
+            self._lines.ended(self._topic, self._left)
+
+
+class Lines:
+    """By topic, the messages that could not leave at once: for want of a route, a connection or a turn."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, asyncio.Future[None]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._last)
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._last
+
+    def join(self, topic: str) -> Place:
+        """A place behind all others."""
+        place = Place(self, topic, self._last.get(topic))
+        self._last[topic] = place.left
+        return place
+
+    def ended(self, topic: str, left: asyncio.Future[None]) -> None:
+        if self._last.get(topic) is left:
+            del self._last[topic]
