@@ -18,7 +18,7 @@ from typing import Any, Self
 from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.sending.attempts import TICK
-from gimbalmq.client.sending.lines import Place
+from gimbalmq.client.sending.lines import PlaceInLine
 from gimbalmq.client.sending.loop import Sending
 from gimbalmq.client.sending.prepare import Prepared, prepare, prepare_batches
 from gimbalmq.client.sending.rules import ONCE, Rules, awaited_rules, soon_rules
@@ -253,7 +253,7 @@ class Producer:
         limit: float,
         started: float,
         rules: Rules,
-        place: Place | None,
+        place: PlaceInLine | None,
     ) -> SendResult:
         """``send_soon`` if a route, a connection or a turn has to be waited for."""
         attempts = self.sending.attempts

@@ -118,11 +118,13 @@ def test_ordered_work_can_be_put_back() -> None:
     assert window.commit() == 6
 
 
-def test_ordered_work_that_was_settled_counts_again_if_it_is_put_back() -> None:
+def test_ordered_work_that_was_settled_or_forgotten_is_not_put_back() -> None:
     window = filled(3, 4)
     work = window.take(1)
     assert window.commit() == 4
     window.put_back(work)
-    assert (window.count, window.body_bytes) == (2, 20)
+    assert (window.count, window.body_bytes, window.min_offset) == (1, 10, 4)
+    work = window.take(1)
+    window.clear()
     window.put_back(work)
-    assert (window.count, window.body_bytes) == (2, 20)
+    assert (window.count, window.body_bytes, window.min_offset) == (0, 0, None)

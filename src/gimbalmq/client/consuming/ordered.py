@@ -151,8 +151,7 @@ class Ordered:
             finally:
                 held.end(batch)
                 if not settled and not self._closed:
-                    in_work = set(held.window.work_offsets)
-                    held.window.put_back([one for one in batch.messages if one.queue_offset in in_work])
+                    held.window.put_back(batch.messages)
                 if outcome is None and not self._closed:
                     # The handler has cancelled its own task, or the loop is ending. If the loop goes on, the next
                     # message that comes starts a new run, or a timer does.

@@ -121,13 +121,10 @@ class Window:
         self.put_back(list(self._in_work.values()))
 
     def put_back(self, messages: Sequence[MessageView]) -> None:
-        """Puts these back into the window, so that they are taken again (makeMessageToConsumeAgain)."""
+        """Puts back those of them that are in work, so that they are taken again (makeMessageToConsumeAgain)."""
         for message in messages:
-            offset = message.queue_offset
-            if self._in_work.pop(offset, None) is None and offset not in self._messages:
-                self.count += 1  # it was settled, but its progress could not be noted
-                self.body_bytes += message.body_size
-            self._messages[offset] = message
+            if self._in_work.pop(message.queue_offset, None) is not None:
+                self._messages[message.queue_offset] = message
         self._messages = dict(sorted(self._messages.items()))
 
     # -- state -----------------------------------------------------------------------

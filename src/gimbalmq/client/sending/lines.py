@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Place:
+class PlaceInLine:
     """One message's place in the line of its topic."""
 
     __slots__ = ("_before", "_left", "_lines", "_topic")
@@ -51,9 +51,9 @@ class Lines:
     def __contains__(self, topic: str) -> bool:
         return topic in self._last
 
-    def join(self, topic: str) -> Place:
+    def join(self, topic: str) -> PlaceInLine:
         """A place behind all others."""
-        place = Place(self, topic, self._last.get(topic))
+        place = PlaceInLine(self, topic, self._last.get(topic))
         self._last[topic] = place.left
         return place
 
