@@ -35,6 +35,7 @@ from gimbalmq.protocol.bodies import BrokerData, ConsumerIdList, Heartbeat
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.fastjson import queue_text
+from gimbalmq.transport.channel import Channel
 from tests.client.group_peers import GroupCluster, Peer, in_virtual_time
 
 HEARTBEAT = RequestCode.HEART_BEAT
@@ -1283,6 +1284,34 @@ def test_a_named_member_that_restarts_within_the_grace_time_moves_nothing() -> N
         await again.close()
         await asyncio.sleep(11)
         assert held(first) == [0, 1, 2, 3]
+
+    in_virtual_time(scenario)
+
+
+def test_a_lock_that_was_granted_without_our_hearing_of_it_is_given_back_with_the_queue() -> None:
+    """Else the next owner of an ordered queue has to wait until the lock ends by itself."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 2)
+        lock = cluster.broker.handlers.by_code[LOCK]
+        first = cluster.push("c1#1", lock_first_delay=1000.0, relock_delay=1000.0)
+        first.subscribe("T", "*", nothing, ordered=True)
+        await cluster.launch(first)
+
+        def unheard(channel: Channel, request: RemotingCommand) -> None:
+            lock(channel, request)
+
+        cluster.broker.handlers.by_code[LOCK] = unheard
+        first.holdings.table[MessageQueue("T", "broker-a", 1)].lock_refused()
+        cluster.broker.put("T", 1, "x")
+        await asyncio.sleep(10)
+        assert not first.holdings.table[MessageQueue("T", "broker-a", 1)].locked
+        cluster.broker.handlers.by_code[LOCK] = lock
+        second = cluster.push("c2#1")
+        second.subscribe("T", "*", nothing, ordered=True)
+        await cluster.launch(second)
+        await asyncio.sleep(30)
+        assert (held(first), held(second)) == ([0], [1])
 
     in_virtual_time(scenario)
 

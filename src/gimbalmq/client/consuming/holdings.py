@@ -207,7 +207,7 @@ class Holdings:
         self._remove(held)
 
     async def _leave(self, held: HeldQueue, *, wait: bool = False) -> None:
-        if held.locked and self._locks is not None:
+        if self._locks is not None and (held.locked or self._locks.may_be_ours(held.queue)):
             if held.window.count and not held.leased:
                 self._locks.give_back_later(held.queue, self._config.unlock_delay)
             else:

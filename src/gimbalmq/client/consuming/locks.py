@@ -205,6 +205,10 @@ class Locks:
 
     # -- giving back -----------------------------------------------------------------
 
+    def may_be_ours(self, queue: MessageQueue) -> bool:
+        """Whether the broker may have the lock in our name; also if it has not answered."""
+        return queue in self._ours or queue in self._unanswered
+
     async def give_back(self, queue: MessageQueue, *, wait: bool = False) -> None:
         self._ours.discard(queue)
         try:
