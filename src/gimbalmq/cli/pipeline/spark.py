@@ -115,8 +115,21 @@ def run_spark(
     def stop(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    pressed = 0
+
+    def interrupt(_number: int, _frame: object) -> None:
+        nonlocal pressed
+        pressed += 1
+        if pressed == 1:
+            raise KeyboardInterrupt
+        # No exception: it could come at any line of the ending, which would then be left half done.
+        spark.kill()
+
     spark = _Spark(command, variables, folder, log)
+    terminated = signal.signal(signal.SIGTERM, stop)
+    interrupted = signal.getsignal(signal.SIGINT)
+    if interrupted is not signal.SIG_IGN:  # as in a shell's background
+        signal.signal(signal.SIGINT, interrupt)
     try:
         for line in spark.lines():
             if line is None:
@@ -133,7 +146,8 @@ def run_spark(
         told.rest()
         spark.end()
         log.flush()
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, terminated)
+        signal.signal(signal.SIGINT, interrupted)
 
 
 class _Spark:
@@ -181,16 +195,18 @@ class _Spark:
 
     def end(self) -> None:
         """Ends what still runs. When the runner has gone its JVM goes by itself; both get some seconds."""
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             if self.process.poll() is None:
                 self.process.terminate()
                 self.process.wait(_END_SECONDS)
             # The JVM and its workers hold the other end of the pipe: its end is theirs.
             self._reader.join(_END_SECONDS)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            pass
         if self.process.poll() is None or self._reader.is_alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            self.kill()
             self.process.wait()
             self._reader.join(_END_SECONDS)
+
+    def kill(self) -> None:
+        """Ends all of them at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
