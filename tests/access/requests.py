@@ -147,7 +147,7 @@ def broker_samples(place: int, half_place: int, half_offset: int, broker_name: s
     }
 
 
-ACCOUNT_SAMPLES = {
+ACCOUNT_SAMPLES: dict[int, Sample] = {
     Code.UPDATE_AND_CREATE_ACL_CONFIG: Sample({"accessKey": "account", "secretKey": "12345678"}, code=209),
     Code.DELETE_ACL_CONFIG: Sample({"accessKey": "account"}, code=210),
     Code.GET_BROKER_CLUSTER_ACL_INFO: Sample(code=1),
