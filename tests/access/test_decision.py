@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import lzma
 from functools import cmp_to_key
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,10 +20,13 @@ from gimbalmq.access.policies import (
     Policy,
     PolicyType,
     Resource,
+    ResourceKind,
 )
+from gimbalmq.protocol.access_bodies import acl_of_request
 from tests.access import strategies
 
 HERE = "192.168.0.1"
+_RECORDED = Path(__file__).parents[1] / "golden" / "decisions_5_5_0.tsv.xz"
 
 
 def _entries(*texts: str) -> tuple[Entry, ...]:
@@ -114,6 +119,22 @@ def test_apaches_cases(acl: Acl, question: str, answer: str) -> None:
     backwards = Acl(acl.user, tuple(Policy(policy.type, policy.entries[::-1]) for policy in acl.policies))
     assert _ask(backwards, question) == answer
     assert _ask(acl, question, "10.10.0.1") == NOTHING
+
+
+def test_apaches_classes_decide_alike() -> None:
+    """See tests/peers/record_decisions.py."""
+    text = lzma.decompress(_RECORDED.read_bytes()).decode()
+    seen = set()
+    for line in text.splitlines():
+        body, kind, name, actions, source, decided = line.split("\t")
+        asked = Asked(
+            Resource.literal(ResourceKind(kind), name), frozenset(Action(word) for word in actions.split(","))
+        )
+        verdict = decide(Acl.of(acl_of_request(body.encode())), asked, source)
+        refusal = f"User:u has no permission to access {asked.resource} from {source}, {verdict.reason}."
+        assert ("allow" if verdict.allowed else refusal) == decided, line
+        seen.add(verdict)
+    assert seen == {ALLOWED, DENIED, NO_MATCHED_POLICIES}
 
 
 def test_nobody_without_policies_may_do_anything() -> None:
