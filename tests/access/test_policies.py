@@ -84,6 +84,21 @@ def test_whatever_is_read_as_a_resource_is_written_as_it_was_meant(text: str) ->
     assert str(resource).lower() == ("*" if stripped.lower() == "any:*" else stripped.lower())
 
 
+def test_a_pattern_covers_whole_names_beginnings_or_all() -> None:
+    asked = ["Topic:a", "Topic:ab", "Topic:b", "Group:a"]
+    covered = {
+        pattern: [text for text in asked if Resource.parse(pattern).covers(Resource.parse(text))]
+        for pattern in ("Topic:a", "Topic:a*", "Topic:*", "*", "Cluster:*")
+    }
+    assert covered == {
+        "Topic:a": ["Topic:a"],
+        "Topic:a*": ["Topic:a", "Topic:ab"],
+        "Topic:*": ["Topic:a", "Topic:ab", "Topic:b"],
+        "*": asked,
+        "Cluster:*": [],
+    }
+
+
 @given(strategies.resources, strategies.questions)
 def test_a_pattern_covers_what_its_text_says(pattern: Resource, question: Any) -> None:
     text, asked = str(pattern), str(question.resource)
