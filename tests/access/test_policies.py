@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from gimbalmq.access.policies import (
     ANYTHING,
-    MAX_ENTRIES,
-    MAX_SOURCES,
     Acl,
     Action,
     Decision,
@@ -25,7 +23,7 @@ from gimbalmq.access.policies import (
     user_of_subject,
 )
 from gimbalmq.errors import InvalidParameterError, RemoteProtocolError
-from gimbalmq.protocol.access_bodies import AclBody, acl_of, acl_of_request
+from gimbalmq.protocol.access_bodies import MAX_ENTRIES, MAX_SOURCES, AclBody, acl_of, acl_of_request
 from tests.access import strategies
 
 

@@ -81,6 +81,33 @@ def test_an_acl_with_a_word_that_nobody_knows_is_refused(data: bytes, said: str)
     assert said in caught.value.remark
 
 
+def test_references_of_older_tools_are_followed() -> None:
+    shared = b'{"$ref":"$.policies[0].entries[0].actions"}'
+    data = ACL.replace(
+        b'["Pub","Sub"],"decision":"Allow","resource":"Group:g"',
+        b'%b,"decision":"Allow","resource":"Group:g"',
+    )
+    assert acl_of_request(data % shared) == acl_of_request(ACL)
+
+
+def test_a_short_text_that_stands_for_many_entries_is_refused_before_they_are_made() -> None:
+    data = b'{"policies":[{"entries":[%b]}%b]}'
+    entry, again = b'{"resource":"Topic:a"}', b',{"entries":{"$ref":"$.policies[0].entries"}}'
+    with pytest.raises(InvalidParameterError, match="1800 policy entries and may have 1000"):
+        acl_of_request(data % (b",".join([entry] * 900), again * 9))
+    with pytest.raises(InvalidParameterError, match="more than 10 policies"):
+        acl_of_request(data % (entry, again * 10))
+
+
+def test_an_entry_has_bounds() -> None:
+    data = b'{"policies":[{"entries":[{"%b":[%b]}]}]}'
+    with pytest.raises(InvalidParameterError, match="more than 50 actions"):
+        acl_of_request(data % (b"actions", b",".join([b'"Pub"'] * 51)))
+    assert acl_of_request(data % (b"actions", b",".join([b'"Pub"'] * 50))).policies is not None
+    with pytest.raises(InvalidParameterError, match="1001 source addresses and may have 1000"):
+        acl_of_request(data % (b"sourceIps", b",".join([b'"::1"'] * 1001)))
+
+
 @pytest.mark.parametrize(
     "data", [b'{"policies":{}}', b'{"policies":[{"entries":3}]}', b'{"subject":["User:u"]}']
 )

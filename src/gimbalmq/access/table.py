@@ -124,7 +124,9 @@ class AccessTable:
 
     async def _save(self, users: dict[str, User], acls: dict[str, Acl]) -> None:
         if acls is not self._acls:
-            acl_rows = Rows((acls[name].subject, _row_of_acl(acls[name])) for name in sorted(acls))
+            acl_rows = Rows(
+                ((acls[name].subject, _row_of_acl(acls[name])) for name in sorted(acls)), at_once=1
+            )
             await self._save_file(self._acls_file, {"acls": acl_rows})
             self._take(self._users, acls)
         if users is not self._users:
