@@ -62,7 +62,9 @@ def test_what_was_changed_is_there_after_a_restart(tmp_path: Path) -> None:
     again = _opened(tmp_path / "config")
     assert again.users() == table.users() == {"admin": ADMIN, "alice": ALICE}
     everything = _acl("admin", "*", kind=PolicyType.DEFAULT)
-    assert again.acls() == table.acls() == {"alice": _acl("alice", "Topic:a", "Group:g*"), "admin": everything}
+    assert (
+        again.acls() == table.acls() == {"alice": _acl("alice", "Topic:a", "Group:g*"), "admin": everything}
+    )
     assert again.user("bob") is None
     assert again.acl("bob") is None
     assert not again.trusts("127.0.0.1", "admin")
