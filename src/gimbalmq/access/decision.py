@@ -5,8 +5,8 @@ and only if it has none, in the default policy. The narrowest resource decides: 
 name before a prefix, a longer prefix before a shorter one, a prefix before all names. So a Deny on a wide pattern loses
 to an Allow on a narrower one.
 
-If two entries for the very same resource match, which one request can bring about, Deny wins. Releases before 5.4 let
-Allow win, and 5.3 sorts prefixes in another order.
+If two entries for the very same resource match, which one request can bring about, Deny wins. (In Apache 5.3 Allow
+wins, and a shorter prefix comes before a longer one.)
 """
 
 from __future__ import annotations
