@@ -152,7 +152,9 @@ class Access:
                 "initAuthenticationUser"
             )
         if self._folder is None and config.authenticates:
-            log.warning("users and policies are kept in memory only; name a folder for them by authConfigPath")
+            log.warning(
+                "users and policies are kept in memory only; name a folder for them by authConfigPath"
+            )
         if config.access_mode == "permissive":
             log.warning("accessMode=permissive: requests that should be refused are served and noted")
         if not config.authenticates:
