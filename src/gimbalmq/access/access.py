@@ -38,7 +38,8 @@ class Access:
 
     Args:
         folder: where users and policies are kept unless ``authConfigPath`` says otherwise; None keeps them in memory.
-        home: the folder in which ``conf`` with the accounts of 4.x is, unless ``aclConfigPath`` says otherwise.
+        home: the folder in which ``conf`` with the accounts of 4.x is, unless ``aclConfigPath`` says otherwise; that
+            above ``folder`` if it is not given.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Access:
     ) -> None:
         self._config = config
         self._clock = clock
-        self._home = home
+        self._home = folder.parent if home is None and folder is not None else home
         self._tasks = Tasks("access")
         self._started = False
         self._folder = Path(config.auth_config_path) if config.auth_config_path else folder
@@ -64,13 +65,17 @@ class Access:
         self.audit = Audit(config, clock)
 
     def load(self) -> None:
-        """Reads what is kept; raises ConfigError if it cannot be understood."""
-        if self.table is not None:
-            self.table.load()
-        if self._config.acl_enable:
-            from gimbalmq.access.plain_accounts import PlainAccounts
+        """Reads what is kept; raises ConfigError if it cannot be understood, and is closed then."""
+        try:
+            if self.table is not None:
+                self.table.load()
+            if self._config.acl_enable:
+                from gimbalmq.access.plain_accounts import PlainAccounts
 
-            self.accounts = PlainAccounts(self._accounts_path(), clock=self._clock)
+                self.accounts = PlainAccounts(self._accounts_path(), clock=self._clock)
+        except BaseException:
+            self.audit.close()
+            raise
 
     def _accounts_path(self) -> Path:
         if self._config.acl_config_path:
