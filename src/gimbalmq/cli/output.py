@@ -13,6 +13,7 @@ from gimbalmq.errors import (
     NoWritableQueueError,
     RequestTimeoutError,
     ResponseError,
+    SendFailedError,
     StoreLockedError,
     SubscriptionGroupNotExistError,
     TopicNotExistError,
@@ -85,6 +86,6 @@ def _sentence(error: Exception) -> str:
     """What went wrong and what to do; without the code of an answer if nobody has answered."""
     text = error.remark if isinstance(error, ResponseError) and not error.address else str(error)
     remedy = next((remedy for kind, remedy in _REMEDIES.items() if isinstance(error, kind)), None)
-    if isinstance(error, NoPermissionError):
-        remedy = next((remedy for part, remedy in _REFUSALS.items() if part in error.remark), None)
+    if isinstance(error, NoPermissionError | SendFailedError):
+        remedy = next((remedy for part, remedy in _REFUSALS.items() if part in text), None)
     return text if remedy is None else f"{text}; {remedy}"
