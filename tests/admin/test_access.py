@@ -52,7 +52,7 @@ def servers(cluster: ThreadCluster) -> list[str]:
 
 def everywhere(cluster: ThreadCluster, admin: Admin, name: str) -> list[tuple[object, ...] | None]:
     found = [admin.users.get(name, broker=server) for server in servers(cluster)]
-    return [user and (user.password, user.status, user.source_ips) for user in found]
+    return [None if user is None else (user.password, user.status, user.source_ips) for user in found]
 
 
 def test_a_user_is_made_changed_and_deleted_on_every_server(
