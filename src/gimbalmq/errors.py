@@ -39,6 +39,7 @@ alone turns them into responses.
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 
@@ -59,10 +60,26 @@ _MOST_LETTERS = 300
 """An error shows so much of a value; a path of ordinary length is shown whole."""
 
 
+_SECRET_NAME = re.compile(r"secret|pas+wo?r?d|token|credential|init_?authentication_?user", re.IGNORECASE)
+_FILE_NAME = re.compile(r"(file|path|folder|dir)$", re.IGNORECASE)
+
+
+def names_a_secret(option: str) -> bool:
+    """Whether an option of this name, spelt right or wrong, holds a secret; the file that holds one is none.
+
+    >>> names_a_secret("tls.server.keyPasword"), names_a_secret("--secret-key-file")
+    (True, False)
+    """
+    name = option.partition(" of ")[0]
+    return _SECRET_NAME.search(name) is not None and _FILE_NAME.search(name) is None
+
+
 class ConfigError(RocketMQError, ValueError):
-    """An option has a value that cannot be used."""
+    """An option has a value that cannot be used; one whose name says that it is secret is not shown."""
 
     def __init__(self, option: str, value: object, allowed: str) -> None:
+        if value is not None and value != "" and names_a_secret(option):
+            value = "..."
         text = repr(value)
         if len(text) > _MOST_LETTERS:
             text = f"{text[: _MOST_LETTERS - 20]}... ({len(text)} letters)"
