@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import tempfile
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -27,6 +26,7 @@ from typing import Any
 
 from gimbalmq.errors import ConfigError
 from gimbalmq.transport.network import split_address
+from gimbalmq.transport.private_files import write_whole
 
 VARIABLE = "GIMBALMQ_CLIENT_FILE"
 """The environment variable that names the file."""
@@ -182,21 +182,7 @@ def write_client_file(
     assert all(isinstance(value, bool) or value.isprintable() for value in told.values())
     # Texts, true and false of JSON are TOML's, too, if nothing is written as a surrogate pair.
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in told.items()]
-    write_private(path, f"# {about}\n" + "\n".join(lines) + "\n")
-
-
-def write_private(path: Path, text: str) -> None:
-    """Writes a file with mode 0600; nobody sees it half-written, or before its mode is set."""
-    descriptor, made = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mkstemp's mode is 0600
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(made, path)
-    except BaseException:
-        os.unlink(made)
-        raise
+    write_whole(path, f"# {about}\n" + "\n".join(lines) + "\n")
 
 
 # -- reading ---------------------------------------------------------------------------
