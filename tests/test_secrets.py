@@ -23,6 +23,11 @@ from gimbalmq.protocol.signing import Signer
 
 CANARY = "canary-that-nobody-may-see"
 
+_TRANSIENT = {
+    "_SignedFields",  # the fields of one request while its signature is verified
+}
+"""What lives inside one function, and is shown to nobody."""
+
 _TEMPLATES = "gimbalmq.spark.pipelines."
 
 
@@ -55,14 +60,15 @@ CLASSES = classes()
 def _filled(cls: type[Any]) -> object | None:
     """One with a canary in every field that holds a secret; None if the class has no such field."""
     if dataclasses.is_dataclass(cls):
-        names = [item.name for item in dataclasses.fields(cls)]
+        names = {item.name: item.type for item in dataclasses.fields(cls)}
     elif issubclass(cls, msgspec.Struct):
-        names = [item.name for item in msgspec.structs.fields(cls)]
+        names = {item.name: item.type for item in msgspec.structs.fields(cls)}
     else:
         return None
-    if not any(map(names_a_secret, names)):
+    secret = [name for name, kind in names.items() if names_a_secret(name) and kind not in ("bool", bool)]
+    if not secret or cls.__qualname__ in _TRANSIENT:
         return None
-    values = {name: CANARY if names_a_secret(name) else "-" for name in names}
+    values = {name: CANARY if name in secret else "-" for name in names}
     if issubclass(cls, msgspec.Struct):
         return cls(**values)  # type: ignore[no-any-return]
     made: object = object.__new__(cls)
@@ -98,7 +104,7 @@ def test_every_option_that_is_secret_is_declared_so(cls: type[Configuration]) ->
     for known in options(cls).values():
         assert known.secret == names_a_secret(known.key), f"{cls.__name__}: {known.key}"
         if known.secret:
-            for told in (CANARY + "\n", CANARY * 500):
+            for told in (f"{CANARY}\a{CANARY}", CANARY * 500):
                 with pytest.raises(ConfigError) as caught:
                     cls.from_properties({known.key: told})
                 assert CANARY not in str(caught.value) and CANARY not in repr(caught.value)

@@ -62,6 +62,7 @@ _MOST_LETTERS = 300
 
 
 _SECRET_NAME = re.compile(r"secret|pas+wo?r?d|token|credential|init_?authentication_?user", re.IGNORECASE)
+_MEANT = re.compile(r"did you mean (\S+?)\?")
 _FILE_NAME = re.compile(r"(file|path|folder|dir)$", re.IGNORECASE)
 
 
@@ -79,7 +80,8 @@ class ConfigError(RocketMQError, ValueError):
     """An option has a value that cannot be used; one whose name says that it is secret is not shown."""
 
     def __init__(self, option: str, value: object, allowed: str) -> None:
-        if value is not None and value != "" and names_a_secret(option):
+        # Of a misspelt option the remedy tells what it was meant to be.
+        if value is not None and value != "" and any(map(names_a_secret, (option, *_MEANT.findall(allowed)))):
             value = "..."
         text = repr(value)
         if len(text) > _MOST_LETTERS:
