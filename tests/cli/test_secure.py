@@ -222,3 +222,15 @@ def test_a_first_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         with sync.Producer("shop", client_file=folder / "alice.toml") as producer:
             producer.send(Message("orders", b"hello again"))
         assert server.end() == 0
+
+
+@pytest.mark.parametrize("key", ["initAuthenticationUsr", "innerCredentials", "tls.server.keyPasword"])
+def test_a_misspelt_key_does_not_tell_its_secret(
+    tmp_path: Path, key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = "s3cret" if "Pas" in key else '{"password": "s3cret"}'
+    (tmp_path / "file").write_text(f"{key}={value}\n")
+    for words in (("--set", f"{key}={value}"), ("-c", str(tmp_path / "file"), "--set", "wrong=1")):
+        assert main(["broker", "--store", str(tmp_path / "s"), *words]) == 2
+        shown = capsys.readouterr()
+        assert "s3cret" not in shown.out + shown.err
