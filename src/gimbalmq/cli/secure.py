@@ -17,6 +17,7 @@ import json
 import logging
 import re
 import secrets
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -84,7 +85,7 @@ class Secured:
             ]
         lines += [
             "next:",
-            f"  export GIMBALMQ_CLIENT_FILE={self.client_file}",
+            f"  export GIMBALMQ_CLIENT_FILE={shlex.quote(str(self.client_file))}",
             "  gimbalmq user create alice --new-client-file alice.toml",
         ]
         return lines
