@@ -240,7 +240,9 @@ def test_a_first_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert server.end() == 0
 
 
-@pytest.mark.parametrize("key", ["initAuthenticationUsr", "innerCredentials", "tls.server.keyPasword"])
+@pytest.mark.parametrize(
+    "key", ["initAuthenticationUsr", "firstOne", "innerCredentials", "tls.server.keyPasword"]
+)
 def test_a_misspelt_key_does_not_tell_its_secret(
     tmp_path: Path, key: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
