@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
+from gimbalmq.access.access import Access
+from gimbalmq.access.gate import Gate
+from gimbalmq.access.needs import NeedTable
+from gimbalmq.access.policies import Rules
 from gimbalmq.errors import StateError
 from gimbalmq.nameserver.config import NameServerConfig
 from gimbalmq.nameserver.handlers import NameServerRequests
 from gimbalmq.nameserver.kv import KvStore
 from gimbalmq.nameserver.route_table import RouteTable
 from gimbalmq.nameserver.settings import Settings
+from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.transport.channel import Channel, Handlers
 from gimbalmq.transport.limits import Load
 from gimbalmq.transport.network import Network
@@ -28,6 +35,10 @@ class NameServer:
 
     Use it as ``async with NameServer(config) as server`` or with ``start()`` and ``close()``.
     Once closed it cannot start again: build a new one.
+
+    Args:
+        access: users that it shares with a broker; who gives it has loaded it, and closes it. Without it the name
+            server has its own.
     """
 
     def __init__(
@@ -36,12 +47,15 @@ class NameServer:
         *,
         network: Network | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        access: Access | None = None,
     ) -> None:
         self._settings = Settings(config or NameServerConfig())
         self._network = network
         self._clock = clock
         self._tasks = Tasks("name server")
         self._remoting: RemotingServer | None = None
+        self._shared_access = access
+        self.access: Access | None = None
         self._closed = False
         self._sweeping = False
         self.table = RouteTable()
@@ -67,7 +81,7 @@ class NameServer:
         """Reads the KV file and listens.
 
         Raises:
-            ConfigError: the KV file is broken, or a certificate cannot be loaded.
+            ConfigError: the KV file or one of users is broken, or a certificate cannot be loaded.
             ListenError: the port is taken.
         """
         if self._remoting is not None or self._closed:
@@ -76,9 +90,16 @@ class NameServer:
         kv = KvStore(config.kv_config_path)
         kv.load()
         handlers = Handlers()
-        requests = NameServerRequests(self.table, kv, self._settings, self._clock)
+        access = await self._open_access(config)
+        needs = NeedTable.of_nameserver(
+            routes_public=config.routes_public, rules=Rules(config.authorization_rules)
+        )
+        gate = access.gate(needs, config)
+        proven = None if gate is None else partial(_proven, gate)
+        requests = NameServerRequests(self.table, kv, self._settings, self._clock, proven)
         requests.install(handlers)
         handlers.closed = requests.disconnected
+        access.guard(handlers, gate, needs)
         self.table.swept_later = self._sweep_later
         tls = ServerTls(config)
         load = Load(config, clock=self._clock)
@@ -94,12 +115,24 @@ class NameServer:
         self._tasks.every(RELOAD_SECONDS, tls.reload, "certificates")
         log.info("name server listens on %s", self.address)
 
+    async def _open_access(self, config: NameServerConfig) -> Access:
+        if self._shared_access is not None:
+            self.access = self._shared_access
+            return self._shared_access
+        folder = None if config.kv_config_path is None else Path(config.kv_config_path).parent
+        self.access = access = Access(config, folder, clock=self._clock)
+        access.load()
+        await access.start()
+        return access
+
     async def close(self) -> None:
         """Stops listening and closes all connections; brokers and clients will notice."""
         self._closed = True
         await self._tasks.close()
         if self._remoting is not None:
             await self._remoting.close()
+        if self.access is not None and self._shared_access is None:
+            await self.access.close()
 
     async def __aenter__(self) -> NameServer:
         await self.start()
@@ -123,3 +156,17 @@ class NameServer:
         self._sweeping = False
         if self.table.sweep():
             self._sweep_later()
+
+
+def _proven(gate: Gate, channel: Channel, request: RemotingCommand) -> bool:
+    """Whether a request carries the credentials of a server or an administrator.
+
+    One that the gate has let pass as a trusted server's may still carry a signature that somebody else has made.
+    """
+    user, shown = gate.who(request), channel.peer_certificate
+    return (
+        user is not None
+        and user.is_super
+        and user.may_come_from(channel.host)
+        and user.may_present(*((None, None) if shown is None else (shown.name or None, shown.fingerprint)))
+    )
