@@ -188,6 +188,9 @@ REFUSALS: Sequence[str] = (
     "is disabled.",
     "check signature failed",
     "has no permission to access",
+    "has no permission to send request",
+    "is not allowed from",
+    "needs its client certificate",
     "Authorization failed",
     "parse authorization context error",
 )
