@@ -124,7 +124,7 @@ def test_a_secret_may_be_in_a_file_of_its_own(tmp_path: Path) -> None:
         told.client_options()
     assert SECRET not in str(caught.value)
     path.unlink()
-    with pytest.raises(ConfigError, match="secretKeyFile=.*every machine that runs Spark needs it"):
+    with pytest.raises(ConfigError, match=r"secretKeyFile=.*every machine that runs Spark needs it"):
         told.client_options()
 
 
@@ -133,8 +133,9 @@ def test_files_are_named_by_whole_paths_for_executors(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "secret").write_text(SECRET)
-    told = read({"clientFile": "client.toml"}), read(
-        {"namesrv": "h:1", "accessKey": "me", "secretKeyFile": "secret"}
+    told = (
+        read({"clientFile": "client.toml"}),
+        read({"namesrv": "h:1", "accessKey": "me", "secretKeyFile": "secret"}),
     )
     monkeypatch.chdir("/")
     assert [keys(each)[1] for each in told] == [SECRET, SECRET]
