@@ -88,6 +88,11 @@ def test_flags_win_over_the_file_and_the_file_over_variables(
     assert not options["tls"].check_hostname
 
 
+def test_a_flag_may_say_that_any_certificate_is_believed(tmp_path: Path) -> None:
+    tls = told("--client-file", client_file(tmp_path), "--tls-any-cert")[1]["tls"]
+    assert tls.verify_mode is ssl.CERT_NONE
+
+
 def test_a_key_by_flag_never_takes_the_file_s_secret(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--secret-key-file"):
         told("--client-file", client_file(tmp_path), "--access-key", "of-flag")
@@ -98,7 +103,7 @@ def test_a_file_without_tls_leaves_it_to_flags_and_variables(
 ) -> None:
     file = client_file(tmp_path, tls=False)
     assert "tls" not in told("--client-file", file)[1]
-    assert told("--client-file", file, "--tls")[1]["tls"].verify_mode is ssl.CERT_NONE
+    assert told("--client-file", file, "--tls-any-cert")[1]["tls"].verify_mode is ssl.CERT_NONE
     monkeypatch.setenv("ROCKETMQ_TLS_CA", str(tmp_path / "ca.pem"))
     assert told("--client-file", file)[1]["tls"].verify_mode is ssl.CERT_REQUIRED
 

@@ -66,6 +66,14 @@ def test_a_client_file_says_everything_and_its_secret_does_not_travel(file: str)
         assert keys(pickle.loads(pickle.dumps(connection))) == ("filed", SECRET)
 
 
+def test_a_file_may_believe_any_certificate_unless_an_option_asks_for_more(tmp_path: Path) -> None:
+    path = tmp_path / "client.toml"
+    write_client_file(path, {"namesrv": "h:1", "tls_any_cert": True})
+    told = {"clientFile": str(path)}
+    assert read(told).client_options()["tls"].verify_mode is ssl.CERT_NONE
+    assert read({**told, "tls": "verify"}).client_options()["tls"].verify_mode is ssl.CERT_REQUIRED
+
+
 def test_options_count_before_the_file_and_the_file_before_the_environment(file: str, tmp_path: Path) -> None:
     environment = {
         VARIABLE: file,

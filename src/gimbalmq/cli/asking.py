@@ -308,14 +308,16 @@ def _tls_of_file(args: argparse.Namespace, file: ClientFile) -> SSLContext:
         cert, key = file.tls_cert, key or file.tls_key
     if args.tls_key and not cert:
         raise ConfigError("--tls-key", args.tls_key, "give --tls-cert too")
+    any_cert = args.tls_any_cert or (file.tls_any_cert and not args.tls_ca)
+    ca = args.tls_ca or (None if args.tls_any_cert else file.tls_ca)
     from gimbalmq.transport.tls import client_tls
 
     return client_tls(
-        args.tls_ca or (None if args.tls_any_cert else file.tls_ca),
+        ca,
         cert,
         key,
         file.tls_key_password or os.environ.get("ROCKETMQ_TLS_KEY_PASSWORD"),
-        verify=not args.tls_any_cert,
+        verify=not any_cert,
         check_host=not (args.tls_any_host or file.tls_any_host),
         options=("tls_ca of the client file", "tls_cert of the client file", "its tls_key_password"),
     )

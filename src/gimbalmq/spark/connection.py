@@ -196,7 +196,8 @@ class Connection:
             if cert is None:
                 cert, key, password = file.tls_cert, file.tls_key, password or file.tls_key_password
             trusted, check_host = trusted or file.tls_ca, check_host and not file.tls_any_host
-        verify = self.tls != "trust"
+        believes_any = self.tls is None and file is not None and file.tls_any_cert and trusted is None
+        verify = self.tls != "trust" and not believes_any
         return client_tls(
             trusted if verify else None,
             cert,
