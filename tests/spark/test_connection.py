@@ -63,7 +63,19 @@ def test_a_client_file_says_everything_and_its_secret_does_not_travel(file: str)
         tls = connection.client_options()["tls"]
         assert tls.verify_mode is ssl.CERT_REQUIRED and tls.check_hostname and len(tls.get_ca_certs()) == 1
         assert SECRET.encode() not in pickle.dumps(connection)
-        assert keys(pickle.loads(pickle.dumps(connection))) == ("filed", SECRET)
+        travelled: Connection = pickle.loads(pickle.dumps(connection))
+        assert keys(travelled) == ("filed", SECRET)
+    Path(file).unlink()  # an executor that was not given it
+    with pytest.raises(ConfigError, match=r"clientFile=.*every machine that runs Spark needs it"):
+        travelled.client_options()
+
+
+def test_a_file_may_believe_any_certificate_unless_an_option_asks_for_more(tmp_path: Path) -> None:
+    path = tmp_path / "client.toml"
+    write_client_file(path, {"namesrv": "h:1", "tls_any_cert": True})
+    told = {"clientFile": str(path)}
+    assert read(told).client_options()["tls"].verify_mode is ssl.CERT_NONE
+    assert read({**told, "tls": "verify"}).client_options()["tls"].verify_mode is ssl.CERT_REQUIRED
 
 
 def test_options_count_before_the_file_and_the_file_before_the_environment(file: str, tmp_path: Path) -> None:
@@ -124,7 +136,7 @@ def test_a_secret_may_be_in_a_file_of_its_own(tmp_path: Path) -> None:
         told.client_options()
     assert SECRET not in str(caught.value)
     path.unlink()
-    with pytest.raises(ConfigError, match="secretKeyFile=.*every machine that runs Spark needs it"):
+    with pytest.raises(ConfigError, match=r"secretKeyFile=.*every machine that runs Spark needs it"):
         told.client_options()
 
 
@@ -133,8 +145,9 @@ def test_files_are_named_by_whole_paths_for_executors(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "secret").write_text(SECRET)
-    told = read({"clientFile": "client.toml"}), read(
-        {"namesrv": "h:1", "accessKey": "me", "secretKeyFile": "secret"}
+    told = (
+        read({"clientFile": "client.toml"}),
+        read({"namesrv": "h:1", "accessKey": "me", "secretKeyFile": "secret"}),
     )
     monkeypatch.chdir("/")
     assert [keys(each)[1] for each in told] == [SECRET, SECRET]
@@ -170,7 +183,7 @@ def test_a_new_secret_counts_from_the_next_task_on(tmp_path: Path) -> None:
         ({"securityToken": SECRET}, "give the keys it belongs to"),
         ({"tls": "trust", "tlsTrustFile": "/ca.pem"}, "say tls=verify"),
         ({"tlsKeyFile": "/key.pem"}, "give tlsCertFile"),
-        ({"clientFile": "/nowhere.toml"}, "client file='/nowhere.toml' cannot be used: cannot be read"),
+        ({"clientFile": "/nowhere.toml"}, "no such file; every machine that runs Spark needs it"),
     ],
 )
 def test_what_cannot_be_used_is_told(options: dict[str, str], told: str) -> None:

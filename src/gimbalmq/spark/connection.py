@@ -7,6 +7,7 @@ commands. A secret in a client file or a ``secretKeyFile`` is read by each proce
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -80,7 +81,7 @@ class Connection:
         environment = os.environ if environment is None else environment
         given.otherwise("clientFile", environment.get(VARIABLE))
         named = given.text(_NAMED["clientFile"])
-        file = read_client_file(_path("", named)) if named and named.lower() != NO_FILE else None
+        file = _read_file(_path("", named)) if named and named.lower() != NO_FILE else None
         given.otherwise("namesrv", file.namesrv if file else None)
         given.otherwise("namesrv", environment.get("NAMESRV_ADDR"))
         found = cls(**read_values(cls, given))
@@ -93,10 +94,16 @@ class Connection:
     def _with_keys(self, file: ClientFile | None, environment: Mapping[str, str]) -> Connection:
         """With what the environment says of keys, if nothing else does."""
         if self.secret_key is not None and self.secret_key_file is not None:
-            raise ConfigError("secretKeyFile", self.secret_key_file, "secretKey is given, too; give one of them")
+            raise ConfigError(
+                "secretKeyFile", self.secret_key_file, "secretKey is given, too; give one of them"
+            )
         has_secret = self.secret_key is not None or self.secret_key_file is not None
         if self.access_key is None:
-            if has_secret or (file is not None and file.access_key) or not environment.get("ROCKETMQ_ACCESS_KEY"):
+            if (
+                has_secret
+                or (file is not None and file.access_key)
+                or not environment.get("ROCKETMQ_ACCESS_KEY")
+            ):
                 return self
             found = replace(self, access_key=environment["ROCKETMQ_ACCESS_KEY"])
         else:
@@ -134,7 +141,9 @@ class Connection:
                 "accessKey", self.access_key, "give accessKey and secretKeyFile (or secretKey) together"
             )
         if self.security_token is not None and self.access_key is None:
-            raise ConfigError("accessKey", None, "a security token is given; give the keys it belongs to, too")
+            raise ConfigError(
+                "accessKey", None, "a security token is given; give the keys it belongs to, too"
+            )
         if self.tls == "trust" and self.tls_trust_file:
             raise ConfigError(
                 "tlsTrustFile", self.tls_trust_file, "tls=trust believes any certificate; say tls=verify"
@@ -150,7 +159,7 @@ class Connection:
         Raises:
             ConfigError: a file cannot be used.
         """
-        file = None if self.client_file is None else read_client_file(self.client_file)
+        file = None if self.client_file is None else _read_file(self.client_file)
         return {
             "namesrv": self.namesrv,
             "tls": self._tls_context(file),
@@ -188,7 +197,8 @@ class Connection:
             if cert is None:
                 cert, key, password = file.tls_cert, file.tls_key, password or file.tls_key_password
             trusted, check_host = trusted or file.tls_ca, check_host and not file.tls_any_host
-        verify = self.tls != "trust"
+        believes_any = self.tls is None and file is not None and file.tls_any_cert and trusted is None
+        verify = self.tls != "trust" and not believes_any
         return client_tls(
             trusted if verify else None,
             cert,
@@ -209,6 +219,16 @@ def _said(environment: Mapping[str, str], variable: str) -> bool:
     if text not in ("", "true", "1", "false", "0"):
         raise ConfigError(f"${variable}", text, "use true or false")
     return text in ("true", "1")
+
+
+def _read_file(path: str) -> ClientFile:
+    if not os.path.exists(path):
+        raise ConfigError(
+            "clientFile",
+            path,
+            f"{socket.gethostname()} has no such file; every machine that runs Spark needs it at the same place",
+        )
+    return read_client_file(path)
 
 
 def _read_secret(path: str) -> str:
