@@ -12,6 +12,7 @@ from pathlib import Path
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.access.access import Access
 from gimbalmq.access.needs import NeedTable
+from gimbalmq.access.plain_requests import ServerNames
 from gimbalmq.access.policies import Rules
 from gimbalmq.broker.clients import SIGNS_SCAN_SECONDS, Consumers, Producers
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
@@ -295,10 +296,15 @@ class Broker:
             ),
         ):
             family.register(self.handlers)
-        self.access.guard(self.handlers, gate, needs)
+        self.access.guard(
+            self.handlers,
+            gate,
+            needs,
+            lambda: ServerNames(config.broker_name, self.address, config.broker_cluster_name),
+        )
 
     def _own_access(self, config: BrokerConfig, folder: Path) -> Access:
-        access = Access(config, folder, clock=self._clock, files=self._files)
+        access = Access(config, folder, self.store_path, clock=self._clock, files=self._files)
         access.load()
         return access
 
