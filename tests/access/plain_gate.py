@@ -38,6 +38,7 @@ class PlainGate:
     def __init__(self, conf: Path) -> None:
         config = AccessConfig(acl_enable=True, acl_config_path=str(conf), auth_failure_delay_millis=0)
         self.access = Access(config, None, clock=ManualClock())
+        self.access.load()
         self.needs = NeedTable.of_broker(Rules.STRICT, "DefaultCluster")
         gate = self.access.gate(self.needs, config)
         assert gate is not None and self.access.accounts is not None
