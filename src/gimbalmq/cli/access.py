@@ -310,9 +310,11 @@ async def _create_user(admin: Admin, args: argparse.Namespace) -> Shown:
     )
     if file is not None:
         _write_client_file(args, file, name, password)
-    more = "" if file is None else f" {file} lets it in: gimbalmq topic list --client-file {file}"
     shown = _changed(done, f"User {name} was made", {"user": name})
-    shown.text += more
+    if file is not None:
+        shown.text += f" {file} lets it in."
+    if args.type.lower() == "normal":
+        shown.text += f"\nIt may do nothing yet: gimbalmq acl allow {name} Topic:NAME --actions Pub"
     return shown
 
 
