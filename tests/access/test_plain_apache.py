@@ -1,8 +1,8 @@
 """Decisions over accounts of 4.x, compared with those of Apache's broker 4.9.7.
 
 ``APACHE`` is what that broker asks for, code by code; ``apache_allows`` is its order of checks from the signature on.
-Ours may refuse what it allows, for a reason that stands in ``STRICTER``, and does not allow what it refuses, but for the
-requests in ``WIDER``.
+Ours may refuse what it allows, for a reason that stands in ``STRICTER``, and does not allow what it refuses, except for
+the requests in ``WIDER``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import logging
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 
 import pytest
 

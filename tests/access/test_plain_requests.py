@@ -35,7 +35,7 @@ class Asker:
     address: str
     conf: Path
 
-    async def ask(self, code: int, who: tuple[str, str] | None = ADMIN, **fields: str) -> RemotingCommand:
+    async def ask(self, code: int, who: tuple[str, str] | None = ADMIN, /, **fields: str) -> RemotingCommand:
         pool = ChannelPool(signer=None if who is None else Signer(*who))
         try:
             answer = await pool.call(self.address, RemotingCommand(code, dict(fields)), 5.0)
@@ -79,7 +79,7 @@ def test_accounts_are_made_changed_and_deleted_at_once(tmp_path: Path) -> None:
             assert (
                 await broker.ask(Code.GET_MAX_OFFSET, newcomer, topic="SELF_TEST_TOPIC", queueId="0")
             ).code == 0
-            with pytest.raises(NoPermissionError, match="Topic:b .* the decision is deny"):
+            with pytest.raises(NoPermissionError, match=r"Topic:b .* the decision is deny"):
                 await broker.ask(Code.GET_MAX_OFFSET, newcomer, topic="b", queueId="0")
             assert "newcomer" in broker.text and "# written by hand" not in broker.text
 
@@ -107,7 +107,7 @@ def test_accounts_are_made_changed_and_deleted_at_once(tmp_path: Path) -> None:
             await broker.ask(Code.DELETE_ACL_CONFIG, accessKey="newcomer")
             with pytest.raises(NoPermissionError, match="is not found"):
                 await broker.ask(Code.CHECK_CLIENT_CONFIG, ("newcomer", "another-secret"))
-            with pytest.raises(ResponseError, match="newcomer.* no file has") as absent:
+            with pytest.raises(ResponseError, match=r"newcomer.* no file has") as absent:
                 await broker.ask(Code.DELETE_ACL_CONFIG, accessKey="newcomer")
             assert absent.value.code == 210
 
