@@ -38,8 +38,8 @@ class Access:
 
     Args:
         folder: where users and policies are kept unless ``authConfigPath`` says otherwise; None keeps them in memory.
-        home: the folder in which ``conf`` with the accounts of 4.x is, unless ``aclConfigPath`` says otherwise; the one
-            above ``folder`` if it is None.
+        home: the folder in which ``conf`` with the accounts of 4.x is, unless ``aclConfigPath`` says otherwise; that
+            above ``folder`` if it is not given.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Access:
     ) -> None:
         self._config = config
         self._clock = clock
-        self._home = home if home is not None or folder is None else folder.parent
+        self._home = folder.parent if home is None and folder is not None else home
         self._tasks = Tasks("access")
         self._started = False
         self._folder = Path(config.auth_config_path) if config.auth_config_path else folder
@@ -153,7 +153,9 @@ class Access:
                 "initAuthenticationUser"
             )
         if self._folder is None and config.authenticates:
-            log.warning("users and policies are kept in memory only; name a folder for them by authConfigPath")
+            log.warning(
+                "users and policies are kept in memory only; name a folder for them by authConfigPath"
+            )
         if config.access_mode == "permissive":
             log.warning("accessMode=permissive: requests that should be refused are served and noted")
         if not config.authenticates:
