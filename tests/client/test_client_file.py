@@ -60,6 +60,11 @@ def test_any_host_is_said_in_words(tmp_path: Path) -> None:
     assert tls.verify_mode is ssl.CERT_REQUIRED and not tls.check_hostname
 
 
+def test_any_certificate_is_believed_only_in_words(tmp_path: Path) -> None:
+    assert client_options(written(tmp_path, "tls = true"))["tls"].verify_mode is ssl.CERT_REQUIRED
+    assert client_options(written(tmp_path, "tls_any_cert = true"))["tls"].verify_mode is ssl.CERT_NONE
+
+
 def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -153,6 +158,7 @@ def test_a_written_file_is_read_again_and_private(tmp_path: Path) -> None:
         ('tls_key = "k"', 0o600, "tls_cert of"),
         ('tls = "yes"', 0o600, "true or false"),
         ('tls = false\ntls_ca = "ca.pem"', 0o600, "leave it out"),
+        ('tls_any_cert = true\ntls_ca = "ca.pem"', 0o600, "count for nothing"),
     ],
 )
 def test_a_wrong_file_is_refused_and_its_secret_not_told(

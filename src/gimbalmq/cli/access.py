@@ -331,8 +331,9 @@ def _write_client_file(args: argparse.Namespace, file: Path, name: str, password
         told["tls_ca"] = ca if ca == "system" else str(Path(ca).absolute())
     elif args.tls or (own is not None and own.speaks_tls):
         told["tls"] = True
-    if args.tls_any_host or (own is not None and own.tls_any_host):
-        told["tls_any_host"] = True
+    for name in ("tls_any_host", "tls_any_cert"):
+        if getattr(args, name) or (own is not None and getattr(own, name)):
+            told[name] = True
     try:
         write_client_file(file, told)
     except OSError as error:
