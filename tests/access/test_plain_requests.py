@@ -101,6 +101,9 @@ def test_accounts_are_made_changed_and_deleted_at_once(tmp_path: Path) -> None:
             await broker.ask(
                 Code.UPDATE_AND_CREATE_ACL_CONFIG, accessKey="newcomer", secretKey="another-secret"
             )
+            body = json.loads(bytes((await broker.ask(Code.GET_BROKER_CLUSTER_ACL_CONFIG)).body))
+            [left] = [row for row in body["plainAccessConfigs"] if row["accessKey"] == "newcomer"]
+            assert left == {**shown, "admin": False}
             with pytest.raises(NoPermissionError, match="check signature failed"):
                 await broker.ask(Code.CHECK_CLIENT_CONFIG, newcomer)
 
