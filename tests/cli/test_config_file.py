@@ -133,5 +133,6 @@ def test_accounts_of_4_x_are_looked_for_beside_the_file(tmp_path: Path, beside: 
     accounts.parent.mkdir(exist_ok=True)
     accounts.touch()
     assert read(conf) == {"aclEnable": "true", "aclConfigPath": str(tmp_path)}
-    conf.write_text("aclConfigPath=elsewhere")
-    assert read(conf) == {"aclConfigPath": "elsewhere"}
+    for key in ("aclConfigPath", "rocketmqHome"):
+        conf.write_text(f"{key}=elsewhere")
+        assert read(conf) == {key: "elsewhere"}

@@ -90,6 +90,8 @@ class Access:
     def _accounts_path(self) -> Path:
         if self._config.acl_config_path:
             return Path(self._config.acl_config_path)
+        if self._config.rocketmq_home:
+            return Path(self._config.rocketmq_home) / "conf"
         if self._home is None:
             raise ConfigError(
                 "aclEnable",
