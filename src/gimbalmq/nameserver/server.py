@@ -89,6 +89,13 @@ class NameServer:
         config = self.config
         kv = KvStore(config.kv_config_path)
         kv.load()
+        try:
+            await self._start(config, kv)
+        except BaseException:
+            await self._close_access()
+            raise
+
+    async def _start(self, config: NameServerConfig, kv: KvStore) -> None:
         handlers = Handlers()
         access = await self._open_access(config)
         needs = NeedTable.of_nameserver(
@@ -120,7 +127,7 @@ class NameServer:
             self.access = self._shared_access
             return self._shared_access
         folder = None if config.kv_config_path is None else Path(config.kv_config_path).parent
-        self.access = access = Access(config, folder, clock=self._clock)
+        self.access = access = Access(config, folder, folder, clock=self._clock)
         access.load()
         await access.start()
         return access
@@ -131,6 +138,9 @@ class NameServer:
         await self._tasks.close()
         if self._remoting is not None:
             await self._remoting.close()
+        await self._close_access()
+
+    async def _close_access(self) -> None:
         if self.access is not None and self._shared_access is None:
             await self.access.close()
 
