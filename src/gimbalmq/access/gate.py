@@ -26,9 +26,9 @@ from gimbalmq.access.config import AccessConfig
 from gimbalmq.access.decision import decide
 from gimbalmq.access.directory import Directory
 from gimbalmq.access.failures import Failures
-from gimbalmq.access.named import Group, SentBySender, Topic
+from gimbalmq.access.named import Group, Topic
 from gimbalmq.access.needs import Level, Need, NeedTable
-from gimbalmq.access.policies import Asked, Rules
+from gimbalmq.access.policies import Asked
 from gimbalmq.access.users import User
 from gimbalmq.errors import AccessRefusedError, RocketMQError
 from gimbalmq.model.topics import RETRY_PREFIX
@@ -135,7 +135,7 @@ class Gate:
     @property
     def is_strict(self) -> bool:
         """Whether our rules count, and what they forbid is refused."""
-        return self._rules == Rules.STRICT and not self._permissive
+        return not self._believes and not self._permissive
 
     def allows(self, channel: Channel, name: str | None, wanted: Asked) -> bool:
         """Whether the user of this name, who has proved it on the connection, has a right.
@@ -166,7 +166,8 @@ class Gate:
         need = self._needs.need(command.code)
         if need.level is Level.OPEN:
             return
-        if self._directory.trusts(channel.host, name):
+        # Who may use an address of a white list today must not become an administrator for ever.
+        if need.level is not Level.SUPER_ONLY and self._directory.trusts(channel.host, name):
             self._note_change(channel, command, name, need)
             return
         if need.level is Level.SERVER and self._trusts_server(channel):
@@ -258,7 +259,7 @@ class Gate:
         key = (name, wanted, host)
         known = self._decisions.get(key)
         if known is None:
-            verdict = decide(self._directory.acl(name), wanted, host, rules=self._rules)
+            verdict = decide(self._directory.acl(name), wanted, host)
             known = (verdict.allowed, verdict.reason)
             if len(wanted.resource.name) <= _LONGEST_KEPT:
                 if len(self._decisions) >= _KEPT:
@@ -338,9 +339,7 @@ def _field_reader(need: Need) -> Callable[[Mapping[str, str]], tuple[str, ...]] 
         return None
     names: list[str] = []
     for piece in need.pieces:
-        if isinstance(piece, SentBySender):
-            names += (piece.topic, piece.group)
-        elif isinstance(piece, Topic | Group) and not piece.optional:
+        if isinstance(piece, Topic | Group) and not piece.optional:
             names.append(piece.field)
         else:
             return None

@@ -188,7 +188,7 @@ class Broker:
         except BaseException:
             self.store.close()
             raise
-        inner = config.inner_credentials()
+        inner = self.access.inner
         signer = None if inner is None else Signer(inner.name, inner.secret)
         self._pool = ChannelPool(network=self._network, tls=self._tls.client, signer=signer)
         self._registration = Registrar(self._pool, self.topics, live, self._tasks)
@@ -472,4 +472,4 @@ async def _in_pieces(work: Callable[[], bool]) -> None:
 
 def _may_see(gate: Gate, needs: NeedTable, topic: str, producer: Member) -> bool:
     """Who may send to a topic may be asked what became of a message to it."""
-    return gate.allows(producer.channel, producer.user, needs.of_send(topic, ""))
+    return gate.allows(producer.channel, producer.user, needs.of_send(topic))

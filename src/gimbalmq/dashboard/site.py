@@ -89,9 +89,9 @@ class Site:
     observer: Observer
     namesrv: str
     user: str = "admin"
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
     read_only: bool = False
-    logins: dict[str, None] = field(default_factory=dict)
+    logins: dict[str, None] = field(default_factory=dict, repr=False)
     redriving: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def knows(self, user: str, password: str) -> bool:
