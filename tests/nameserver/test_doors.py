@@ -146,6 +146,15 @@ def test_a_stranger_takes_nothing_of_a_living_broker(
     assert table.cluster_info().dump() == before
 
 
+def test_a_stranger_cannot_move_his_own_broker_to_anothers_address() -> None:
+    table = RouteTable()
+    table.register(registration("broker-a", 0, A), now=0.0, connection=1, owner=HOST_A)
+    table.register(registration("broker-b", 0, B), now=0.0, connection=2, owner=HOST_B, may_replace=False)
+    with pytest.raises(NoPermissionError):
+        table.register(registration("broker-b", 0, A), now=1.0, connection=2, owner=HOST_B, may_replace=False)
+    assert table.members("broker-b") == {0: B}
+
+
 def test_a_stranger_with_an_older_state_cannot_make_a_slave_forgotten() -> None:
     table = RouteTable()
     table.register(registration("broker-a", 0, A, state_version=5), now=0.0, connection=1, owner=HOST_A)
