@@ -277,6 +277,20 @@ def test_without_authentication_only_who_registered_a_broker_takes_it_out() -> N
     run(work())
 
 
+def test_brokers_that_do_not_sign_yet_stay_while_the_mode_is_permissive() -> None:
+    async def work() -> None:
+        async with world(CLOSED | {"accessMode": "permissive"}) as at:
+            own, other = at.pool(HOST_A), at.pool(HOST_B)
+            for request in (register_request(address=A), beat(), version_query()):
+                assert await at.code(own, request) == 0
+            assert await at.code(other, register_request(address=B, version=2)) == 0  # a promoted slave
+            assert at.addresses == {"broker-a": {0: B}}
+            pair = {"namespace": "n", "key": "k", "value": "v"}
+            assert await at.code(own, RemotingCommand(Code.PUT_KV_CONFIG, pair)) == REFUSED
+
+    run(work())
+
+
 def test_routes_are_public_or_need_a_right() -> None:
     route = RemotingCommand(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "SELF_TEST_TOPIC"})
     default = RemotingCommand(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "TBW102"})
