@@ -50,10 +50,19 @@ public final class Driver {
             Throwable error = thrown instanceof InvocationTargetException ? thrown.getCause() : thrown;
             error.printStackTrace();
             answer.put("error", error.getClass().getSimpleName());
-            answer.put("message", String.valueOf(error.getMessage()));
+            answer.put("message", words(error));
             answer.put("code", responseCode(error));
         }
         return answer;
+    }
+
+    /** What it says and what its causes say: a producer keeps a broker's words in the last of them. */
+    private static String words(Throwable error) {
+        StringBuilder words = new StringBuilder(String.valueOf(error.getMessage()));
+        for (Throwable cause = error.getCause(); cause != null; cause = cause.getCause()) {
+            words.append("; caused by ").append(cause.getMessage());
+        }
+        return words.toString();
     }
 
     private static Integer responseCode(Throwable error) {
