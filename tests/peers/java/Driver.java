@@ -129,13 +129,13 @@ public final class Driver {
         return kind.cast(client);
     }
 
-    /** All at once: a push consumer's shutdown takes up to three seconds. */
+    /** All at once: a push consumer waits for its handlers. */
     private static int shutdown(List<String> names, boolean wait) throws InterruptedException {
         List<Thread> threads = new ArrayList<>();
         for (String name : names) {
             Client client = (Client) CLIENTS.remove(name);
             if (client != null) {
-                threads.add(new Thread(client::shutdown));
+                threads.add(new Thread(() -> Hurry.run(client::shutdown)));
             }
         }
         threads.forEach(Thread::start);
@@ -158,7 +158,7 @@ public final class Driver {
         try {
             System.setOut(new PrintStream(outBytes, true, StandardCharsets.UTF_8));
             System.setErr(new PrintStream(errBytes, true, StandardCharsets.UTF_8));
-            MQAdminStartup.main0(request.all("argument").toArray(new String[0]), null);
+            Hurry.run(() -> MQAdminStartup.main0(request.all("argument").toArray(new String[0]), null));
         } finally {
             Access.encryptByDefault(encrypted);
             System.out.flush();
