@@ -227,7 +227,7 @@ def test_a_pull_that_waited_gets_nothing_if_rights_have_changed_meanwhile(tmp_pa
             pull = channel.start_call(waiting(), 30)
             await until(lambda: len(long_poll) == 1)
             await found.allow(("Topic:T", "Sub"), decision="Deny")
-            await found.ask(SEND, send_fields("T"))
+            assert (await found.ask(SEND, send_fields("T"), body=b"for others")).code == 0
             answer = await pull
             assert answer.code == ResponseCode.PULL_NOT_FOUND and not answer.body
             assert (await channel.call(waiting(), 5)).code == REFUSED

@@ -28,7 +28,7 @@ from gimbalmq.access.directory import Directory
 from gimbalmq.access.failures import Failures
 from gimbalmq.access.named import Group, Topic
 from gimbalmq.access.needs import Level, Need, NeedTable
-from gimbalmq.access.policies import Asked, Rules
+from gimbalmq.access.policies import Asked
 from gimbalmq.access.users import User
 from gimbalmq.errors import AccessRefusedError, RocketMQError
 from gimbalmq.model.topics import RETRY_PREFIX
@@ -78,7 +78,6 @@ class Gate:
         self.authenticates = config.authenticates
         self._authorizes = config.authorizes
         self._permissive = config.access_mode == "permissive"
-        self._rules = config.authorization_rules
         self._believes = config.authorization_rules == "apache"
         self._unsigned = config.unsigned_codes()
         self._unchecked = config.unchecked_codes()
@@ -135,7 +134,7 @@ class Gate:
     @property
     def is_strict(self) -> bool:
         """Whether our rules count, and what they forbid is refused."""
-        return self._rules == Rules.STRICT and not self._permissive
+        return not self._believes and not self._permissive
 
     def allows(self, channel: Channel, name: str | None, wanted: Asked) -> bool:
         """Whether the user of this name, who has proved it on the connection, has a right.
@@ -258,7 +257,7 @@ class Gate:
         key = (name, wanted, host)
         known = self._decisions.get(key)
         if known is None:
-            verdict = decide(self._directory.acl(name), wanted, host, rules=self._rules)
+            verdict = decide(self._directory.acl(name), wanted, host)
             known = (verdict.allowed, verdict.reason)
             if len(wanted.resource.name) <= _LONGEST_KEPT:
                 if len(self._decisions) >= _KEPT:
@@ -327,8 +326,8 @@ class Gate:
     def _reader(self, code: int) -> Callable[[Mapping[str, str]], tuple[str, ...]] | None:
         if code not in self._needs.rows:
             return None  # no handler has it; and there are more numbers than anybody wants to keep
-        kept = code not in CHANGES and code not in self._unsigned
-        read = self._keyed[code] = _field_reader(self._needs.need(code)) if kept else None
+        # Every change is noted, so none of them takes the short way.
+        read = self._keyed[code] = None if code in CHANGES else _field_reader(self._needs.need(code))
         return read
 
 
