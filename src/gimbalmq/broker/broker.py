@@ -124,7 +124,11 @@ class Broker:
         self._started = True
         try:
             if config.metrics_prom_exporter_port:
-                await self.metrics.start(config.bind_address, config.metrics_prom_exporter_port)
+                await self.metrics.start(
+                    config.metrics_bind_address,
+                    config.metrics_prom_exporter_port,
+                    token=config.read_metrics_token(),
+                )
             await self._start_fast_port(config)
             self._schedule()
             await self._registration.start(self.address)
