@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gimbalmq.balance.rooms import RoomsByPrefix as RoomsByPrefix
     from gimbalmq.broker.broker import Broker as Broker
     from gimbalmq.broker.config import BrokerConfig as BrokerConfig
+    from gimbalmq.client.client_file import client_options as client_options
     from gimbalmq.client.config import ProducerConfig as ProducerConfig
     from gimbalmq.client.consumer_config import ConsumeFromWhere as ConsumeFromWhere
     from gimbalmq.client.consumer_config import MessageModel as MessageModel
@@ -54,6 +55,7 @@ _HOMES = {
     "Admin": "gimbalmq.admin.admin",
     "Broker": "gimbalmq.broker.broker",
     "BrokerConfig": "gimbalmq.broker.config",
+    "client_options": "gimbalmq.client.client_file",
     "client_tls": "gimbalmq.transport.tls",
     "ConfigError": "gimbalmq.errors",
     "ConsumeContext": "gimbalmq.client.consuming.handlers",

@@ -21,14 +21,14 @@ class Admin:
     ...     print(progress.lag)
 
     Args:
-        namesrv: name servers, ``host:port;host:port``.
+        namesrv: name servers, ``host:port;host:port``; left out, a client file names them.
         options: further fields of ``ClientConfig``, such as ``access_key`` and ``tls``.
 
     Attributes:
         clusters, topics, groups, messages, dead_letters: what can be asked and done, by noun.
     """
 
-    def __init__(self, namesrv: str | list[str] | tuple[str, ...], **options: Any) -> None:
+    def __init__(self, namesrv: str | list[str] | tuple[str, ...] = "", **options: Any) -> None:
         self._connection = AdminConnection(ClientConfig.of(namesrv=namesrv, **options))
         self.clusters = ClusterAdmin(self._connection)
         self.topics = TopicAdmin(self._connection)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from gimbalmq.model import properties as prop
+from gimbalmq.model import topics
 from gimbalmq.model.record import decode_record
 from gimbalmq.store.message_store import MessageStore
+
+
+_WAITING = (topics.SCHEDULE_TOPIC, topics.TIMER_TOPIC, topics.HALF_TOPIC)
 
 
 def stored_record(store: MessageStore, commitlog_offset: int) -> bytes | None:
@@ -19,3 +24,13 @@ def stored_record(store: MessageStore, commitlog_offset: int) -> bytes | None:
     record = decode_record(raw)
     entries = store.entries(record.topic, record.queue_id, record.queue_offset, 1)
     return raw if entries and entries[0][:2] == (commitlog_offset, len(raw)) else None
+
+
+def stored_topic(store: MessageStore, commitlog_offset: int) -> str | None:
+    """The topic of the message that lies there; of one that waits under a system topic, the topic it was sent to."""
+    raw = stored_record(store, commitlog_offset)
+    if raw is None:
+        return None
+    record = decode_record(raw)
+    # Only the broker writes these topics, and the property with them.
+    return record.properties.get(prop.REAL_TOPIC, record.topic) if record.topic in _WAITING else record.topic

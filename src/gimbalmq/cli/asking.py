@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
     from gimbalmq.admin.admin import Admin
+    from gimbalmq.client.client_file import ClientFile
 
 OK, FAILED, MISUSED, ABSENT, REFUSED = 0, 1, 2, 3, 4
 """Exit codes: done; could not be asked; wrong option; what was asked for is not there; the answer is no."""
@@ -158,7 +159,13 @@ def connection_options(parser: Parser) -> None:
         "-n",
         "--namesrv",
         metavar="HOST:PORT[;...]",
-        help="name servers (default: $NAMESRV_ADDR, else 127.0.0.1:9876)",
+        help="name servers (default: the client file's, else $NAMESRV_ADDR, else 127.0.0.1:9876)",
+    )
+    group.add_argument(
+        "--client-file",
+        metavar="FILE",
+        help="file with name servers, keys and TLS, which count unless a flag says otherwise "
+        "(default: $GIMBALMQ_CLIENT_FILE); Apache's tools.yml may be named",
     )
     group.add_argument("--access-key", metavar="KEY", help="ACL (default: $ROCKETMQ_ACCESS_KEY)")
     group.add_argument(
@@ -226,17 +233,33 @@ def above_zero(text: str) -> float:
     return value
 
 
+def client_file_of(args: argparse.Namespace) -> ClientFile | None:
+    """The file that a flag or the environment names; None if neither does."""
+    from gimbalmq.client.client_file import named_client_file, read_client_file
+
+    named = args.client_file or named_client_file()
+    return read_client_file(named) if named else None
+
+
 def namesrv_of(args: argparse.Namespace) -> str:
-    return args.namesrv or os.environ.get("NAMESRV_ADDR") or "127.0.0.1:9876"
+    if args.namesrv:
+        return str(args.namesrv)
+    file = client_file_of(args)
+    return (file.namesrv if file else None) or os.environ.get("NAMESRV_ADDR") or "127.0.0.1:9876"
 
 
 def admin_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What ``connection_options`` gathered, as options of the admin object."""
+    """What ``connection_options`` gathered, as options of the admin object; flags win over the client file."""
     options: dict[str, Any] = {"api_timeout": args.timeout, "connect_timeout": min(args.timeout, 3.0)}
-    access = args.access_key or os.environ.get("ROCKETMQ_ACCESS_KEY")
+    file = client_file_of(args)
+    access = args.access_key or (file.access_key if file else None) or os.environ.get("ROCKETMQ_ACCESS_KEY")
     if access:
-        options["access_key"], options["secret_key"] = access, _secret(args.secret_key_file)
-    tls = _tls(args)
+        options["access_key"] = access
+        if file is not None and file.access_key and not args.access_key and not args.secret_key_file:
+            options |= {"secret_key": file.secret_key, "security_token": file.security_token}
+        else:
+            options["secret_key"] = _secret(args.secret_key_file)
+    tls = _tls(args) if file is None or not file.speaks_tls else _tls_of_file(args, file)
     if tls is not None:
         options["tls"] = tls
     return options
@@ -267,6 +290,22 @@ def _tls(args: argparse.Namespace) -> SSLContext | None:
         environment.get("ROCKETMQ_TLS_KEY_PASSWORD"),
         check_host=not (args.tls_any_host or _said("ROCKETMQ_TLS_ANY_HOST")),
         options=("--tls-ca", "--tls-cert", "$ROCKETMQ_TLS_KEY_PASSWORD"),
+    )
+
+
+def _tls_of_file(args: argparse.Namespace, file: ClientFile) -> SSLContext:
+    """What the file says of TLS with what flags say instead; variables, which may say less, do not count."""
+    own = (args.tls_cert, args.tls_key) if args.tls_cert else (file.tls_cert, args.tls_key or file.tls_key)
+    if args.tls_key and not own[0]:
+        raise ConfigError("--tls-key", args.tls_key, "give --tls-cert too")
+    from gimbalmq.transport.tls import client_tls
+
+    return client_tls(
+        args.tls_ca or file.tls_ca,
+        *own,
+        file.tls_key_password or os.environ.get("ROCKETMQ_TLS_KEY_PASSWORD"),
+        check_host=not (args.tls_any_host or file.tls_any_host),
+        options=("tls_ca of the client file", "tls_cert of the client file", "its tls_key_password"),
     )
 
 

@@ -17,6 +17,7 @@ NOUNS = {
     "deadletter": ("dead_letters", "dead letters: list, show, redrive"),
     "balance": ("balance", "preview and simulate who owns which queue"),
     "pipeline": ("pipeline", "Spark pipelines: list, init, run, compact"),
+    "cert": ("cert", "a private authority and certificates for TLS, in a folder"),
     "dashboard": ("dashboard", "the cluster in a browser, live"),
     "completion": ("completion", "print a shell's completion script"),
 }

@@ -1,7 +1,12 @@
-"""Settings of clients: frozen, checked when built, never read from the environment."""
+"""Settings of clients: frozen, checked when built.
+
+The environment is asked for one thing, by one kind of client: a client that was told no name server takes the client
+file that ``GIMBALMQ_CLIENT_FILE`` names.
+"""
 
 from __future__ import annotations
 
+import os
 import ssl
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -34,7 +39,9 @@ def parse_addresses(namesrv: str | list[str] | tuple[str, ...]) -> tuple[str, ..
         dict.fromkeys(part.strip() for part in text.replace(",", ";").split(";") if part.strip())
     )
     if not addresses:
-        raise ConfigError("namesrv", namesrv, "give at least one name server as host:port")
+        raise ConfigError(
+            "namesrv", namesrv, "give at least one name server as host:port, or a client file that names one"
+        )
     for address in addresses:
         split_address(address)
     return addresses
@@ -102,13 +109,18 @@ class ClientConfig:
     """Which of a profile's settings count for this client."""
 
     @classmethod
-    def of(cls, *, profile: str | None = None, **options: Any) -> Self:
+    def of(
+        cls, *, profile: str | None = None, client_file: str | os.PathLike[str] | None = None, **options: Any
+    ) -> Self:
         """What an application asks for; raises ConfigError for an option there is none of.
 
         Args:
             profile: whose defaults count: ``4.9`` for RocketMQ 4.9's, None for ours.
+            client_file: file that says what the options leave open of name servers, credentials and TLS; if no name
+                server is told either, ``GIMBALMQ_CLIENT_FILE`` may name it.
         """
         check_options(cls, options)
+        options = _with_client_file(options, client_file)
         if profile is not None:
             options = profile_options(profile, cls.kind, {item.name for item in fields(cls)}) | options
         return cls(**options)
@@ -125,9 +137,21 @@ class ClientConfig:
         return config.with_options(**options) if options else config
 
     def with_options(self: C, **options: Any) -> C:
-        """A copy with some options changed; raises ConfigError for a name there is none of."""
+        """A copy with some options changed; raises ConfigError for a name there is none of.
+
+        ``client_file`` stands for the options that the file has.
+        """
+        named = options.pop("client_file", None)
         check_options(type(self), options)
+        if named is not None:
+            options = _with_client_file(options, named)
         return replace(self, **options)
+
+
+def _with_client_file(options: dict[str, Any], named: str | os.PathLike[str] | None) -> dict[str, Any]:
+    from gimbalmq.client.client_file import with_client_file  # most clients have none
+
+    return with_client_file(options, named)
 
 
 def check_options(config: type[ClientConfig], options: dict[str, Any]) -> None:
@@ -135,7 +159,7 @@ def check_options(config: type[ClientConfig], options: dict[str, Any]) -> None:
     known = {item.name for item in fields(config)}
     for name, value in options.items():
         if name not in known:
-            close = get_close_matches(name, known, 1)
+            close = get_close_matches(name, {*known, "client_file", "profile"}, 1)
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"
             raise ConfigError(name, value, f"no such option; {hint}")
 

@@ -40,7 +40,7 @@ def _wrong(cls: type[Body], error: msgspec.ValidationError) -> RemoteProtocolErr
     return RemoteProtocolError(f"the body is no {cls.__name__}: {error}")
 
 
-def _check_length(data: bytes | bytearray | memoryview, limit: int) -> None:
+def check_length(data: bytes | bytearray | memoryview, limit: int) -> None:
     if len(data) > limit:
         raise InvalidParameterError(
             f"the request has a body of {len(data)} bytes and may have {limit}: shorten it, or use several requests",
@@ -84,7 +84,7 @@ class Body(msgspec.Struct, rename="camel", kw_only=True):
             InvalidParameterError: it is longer than ``limit`` bytes.
             RemoteProtocolError: the text is no such body.
         """
-        _check_length(data, limit)
+        check_length(data, limit)
         return cls.parse(data, dialect_limit=fastjson.REQUEST_LIMIT)
 
     @classmethod
@@ -97,7 +97,7 @@ class Body(msgspec.Struct, rename="camel", kw_only=True):
             InvalidParameterError: the request is longer than ``limit`` bytes.
             RemoteProtocolError: the text has no such list.
         """
-        _check_length(data, limit)
+        check_length(data, limit)
         text = bytes(data)
         rows: Any = None
         if not fastjson.has_references(text):

@@ -68,6 +68,10 @@ class Files:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         return os.open(path, flags, 0o644)
 
+    def create_private(self, path: Path | str) -> int:
+        """Makes and opens a file that nobody but its owner ever can read; there must be none of its name."""
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o600)
+
     def close(self, fd: int) -> None:
         os.close(fd)
 

@@ -89,7 +89,7 @@ class Admin:
     ...     print(admin.groups.progress("billing").lag)
     """
 
-    def __init__(self, namesrv: str | list[str] | tuple[str, ...], **options: Any) -> None:
+    def __init__(self, namesrv: str | list[str] | tuple[str, ...] = "", **options: Any) -> None:
         self._async = admins.Admin(namesrv, **options)
         self.clusters = _Clusters(self._async.clusters)
         self.topics = _Topics(self._async.topics)

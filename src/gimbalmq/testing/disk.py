@@ -68,14 +68,20 @@ class RecordedDisk(Files):
     def open(self, path: Path | str, *, create: bool = False) -> int:
         with self._lock:
             new = create and not os.path.exists(path)
-            fd = super().open(path, create=create)
-            name = self._relative(path)
-            if new:
-                self._last_number += 1
-                self._numbers[name] = self._last_number
-                self._note("create", name, self._last_number)
-            self._descriptors[fd] = (self._numbers[name], name)
-            return fd
+            return self._opened(super().open(path, create=create), path, new)
+
+    def create_private(self, path: Path | str) -> int:
+        with self._lock:
+            return self._opened(super().create_private(path), path, True)
+
+    def _opened(self, fd: int, path: Path | str, new: bool) -> int:
+        name = self._relative(path)
+        if new:
+            self._last_number += 1
+            self._numbers[name] = self._last_number
+            self._note("create", name, self._last_number)
+        self._descriptors[fd] = (self._numbers[name], name)
+        return fd
 
     def close(self, fd: int) -> None:
         with self._lock:

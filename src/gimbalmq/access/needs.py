@@ -1,0 +1,391 @@
+"""What each request needs: one table for the broker and one for the name server, from a request's code to its rights.
+
+The strict rules are ours and the default. Apache's leave requests open that can destroy or reveal; they count if
+``authorizationRules`` is ``apache``. The table of docs/auth.md is made from this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from gimbalmq.access.named import (
+    About,
+    Actions,
+    Cluster,
+    Each,
+    Group,
+    GroupSettings,
+    Heard,
+    Locked,
+    Piece,
+    Routed,
+    Rows,
+    SentBySender,
+    Stored,
+    Topic,
+    ended,
+    group_asked,
+    handed_over,
+    sent_back,
+    topic_asked,
+    viewed,
+)
+from gimbalmq.access.policies import Action, Asked, ResourceKind, Rules
+from gimbalmq.model.topics import RETRY_PREFIX
+from gimbalmq.protocol.codes import RequestCode as Code
+from gimbalmq.protocol.command import RemotingCommand
+
+NAMESERVER_CLUSTER = "nameserver"
+"""The cluster that policies name if they are about a name server, which belongs to no cluster of brokers."""
+
+
+class Level(Enum):
+    """Who may send a request at all; the words are those of the documentation."""
+
+    OPEN = "anybody"
+    SIGNED = "any user"
+    RIGHTS = "rights"
+    """Any user, who also needs the rights that the row names, if authorisation is on."""
+    SERVER = "a server"
+    """A Super user, as whom servers sign their calls, or a trusted server; authorisation on or off."""
+    SUPER_ONLY = "Super users only"
+    """Authorisation on or off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One row: who may send the request, and which rights it wants."""
+
+    level: Level
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """As the documentation says it."""
+        return "; ".join(piece.words for piece in self.pieces) or self.level.value
+
+
+OPEN = Need(Level.OPEN)
+SIGNED = Need(Level.SIGNED)
+SERVER = Need(Level.SERVER)
+SUPER_ONLY = Need(Level.SUPER_ONLY)
+
+
+def rights(*pieces: Piece) -> Need:
+    return Need(Level.RIGHTS, pieces)
+
+
+def asked(
+    need: Need,
+    command: RemotingCommand,
+    cluster: str,
+    topic_at: Callable[[int], str | None] | None = None,
+) -> list[Asked]:
+    """The rights that one request wants, each once; a user must have all of them.
+
+    Args:
+        cluster: name of the cluster that the server belongs to.
+        topic_at: the topic of the message at an offset of the commit log, for requests that name messages by place.
+
+    Raises:
+        InvalidParameterError, RemoteProtocolError: the request does not say what it is about.
+    """
+    if not need.pieces:
+        return []
+    about = About(command, cluster, topic_at)
+    return list(dict.fromkeys(wanted for piece in need.pieces for wanted in piece.asked(about)))
+
+
+_PUB, _SUB, _CREATE, _UPDATE, _DELETE, _GET = (
+    frozenset({action})
+    for action in (Action.PUB, Action.SUB, Action.CREATE, Action.UPDATE, Action.DELETE, Action.GET)
+)
+_SUB_GET, _SUB_UPDATE = _SUB | _GET, _SUB | _UPDATE
+
+_CLUSTER_GET = rights(Cluster(_GET))
+_CLUSTER_UPDATE = rights(Cluster(_UPDATE))
+_TOPIC_GET = rights(Topic("topic", _GET))
+
+
+def _both(group: str, topic: str, actions: Actions, *, optional_group: bool = False) -> Need:
+    return rights(Group(group, actions, optional=optional_group), Topic(topic, actions))
+
+
+_UNANSWERED = (
+    Code.CHECK_TRANSACTION_STATE,
+    Code.NOTIFY_CONSUMER_IDS_CHANGED,
+    Code.RESET_CONSUMER_CLIENT_OFFSET,
+    Code.GET_CONSUMER_STATUS_FROM_CLIENT,
+    Code.PUSH_REPLY_MESSAGE_TO_CLIENT,
+)
+"""Requests of brokers to their clients. A server that gets one says that it does not know it."""
+
+_EITHER: Mapping[int, Need] = {
+    Code.QUERY_MESSAGE: rights(Topic("topic", _SUB_GET)),
+    Code.RECALL_MESSAGE: rights(Topic("topic", _PUB)),
+    Code.UNREGISTER_CLIENT: rights(Group("consumerGroup", _SUB, optional=True)),
+    Code.GET_CONSUMER_LIST_BY_GROUP: rights(Group("consumerGroup", _SUB_GET)),
+    Code.UPDATE_AND_CREATE_TOPIC: rights(Topic("topic", _CREATE)),
+    Code.DELETE_TOPIC_IN_BROKER: rights(Topic("topic", _DELETE)),
+    Code.DELETE_SUBSCRIPTIONGROUP: rights(Group("groupName", _DELETE)),
+    Code.SEARCH_OFFSET_BY_TIMESTAMP: _TOPIC_GET,
+    Code.GET_MAX_OFFSET: _TOPIC_GET,
+    Code.GET_MIN_OFFSET: _TOPIC_GET,
+    Code.GET_EARLIEST_MSG_STORETIME: _TOPIC_GET,
+    Code.GET_TOPIC_STATS_INFO: _TOPIC_GET,
+    Code.QUERY_TOPIC_CONSUME_BY_WHO: _TOPIC_GET,
+    Code.GET_TOPIC_CONFIG: _TOPIC_GET,
+    Code.RESUME_CHECK_HALF_MESSAGE: rights(Topic("topic", _UPDATE)),
+    Code.GET_CONSUMER_CONNECTION_LIST: rights(Group("consumerGroup", _GET)),
+    Code.GET_CONSUMER_RUNNING_INFO: rights(Group("consumerGroup", _GET)),
+    Code.QUERY_TOPICS_BY_CONSUMER: rights(Group("group", _GET)),
+    Code.GET_SUBSCRIPTIONGROUP_CONFIG: rights(Group("group", _GET)),
+    Code.GET_CONSUME_STATS: rights(
+        Group("consumerGroup", _GET),
+        Topic("topic", _GET, optional=True),
+        Each(ResourceKind.TOPIC, "topicList", ";", _GET),
+    ),
+    Code.QUERY_CONSUME_TIME_SPAN: _both("group", "topic", _GET),
+    Code.QUERY_CONSUME_QUEUE: _both("consumerGroup", "topic", _GET, optional_group=True),
+    Code.QUERY_SUBSCRIPTION_BY_CONSUMER: _both("group", "topic", _GET),
+    Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _both("group", "topic", _GET),
+    Code.QUERY_CORRECTION_OFFSET: rights(
+        Each(ResourceKind.GROUP, "filterGroups", ",", _GET),
+        Group("compareGroup", _GET),
+        Topic("topic", _GET),
+    ),
+    Code.INVOKE_BROKER_TO_RESET_OFFSET: _both("group", "topic", _UPDATE),
+    Code.GET_PRODUCER_CONNECTION_LIST: _CLUSTER_GET,
+    Code.VIEW_BROKER_STATS_DATA: _CLUSTER_GET,
+    Code.GET_BROKER_CONSUME_STATS: _CLUSTER_GET,
+    Code.GET_ALL_PRODUCER_INFO: _CLUSTER_GET,
+    # It says whether an expression can be read, and nothing of this broker.
+    Code.CHECK_CLIENT_CONFIG: SIGNED,
+    # Apache's 4.x lets every account send these, and so become an administrator.
+    Code.UPDATE_AND_CREATE_ACL_CONFIG: SUPER_ONLY,
+    Code.DELETE_ACL_CONFIG: SUPER_ONLY,
+    Code.GET_BROKER_CLUSTER_ACL_INFO: SUPER_ONLY,
+    Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: SUPER_ONLY,
+    Code.GET_BROKER_CLUSTER_ACL_CONFIG: SUPER_ONLY,
+    **dict.fromkeys(_UNANSWERED, SIGNED),
+}
+"""Requests to a broker of which both rules say the same."""
+
+_WRITES_USERS = (
+    Code.AUTH_CREATE_USER,
+    Code.AUTH_UPDATE_USER,
+    Code.AUTH_DELETE_USER,
+    Code.AUTH_CREATE_ACL,
+    Code.AUTH_UPDATE_ACL,
+    Code.AUTH_DELETE_ACL,
+)
+_READS_USERS = (Code.AUTH_GET_USER, Code.AUTH_LIST_USER, Code.AUTH_GET_ACL, Code.AUTH_LIST_ACL)
+
+_SEND = rights(Topic("topic", _PUB, of_retry=_SUB))
+_SEND_V2 = rights(Topic("b", _PUB, of_retry=_SUB))
+_PULL = _both("consumerGroup", "topic", _SUB)
+
+_STRICT: Mapping[int, Need] = {
+    # Whose retry topic it is says its name. What the sender calls himself proves nothing, and Java's consumers call
+    # themselves CLIENT_INNER_PRODUCER there.
+    Code.SEND_MESSAGE: _SEND,
+    Code.SEND_MESSAGE_V2: _SEND_V2,
+    Code.SEND_BATCH_MESSAGE: _SEND_V2,
+    Code.SEND_REPLY_MESSAGE: _SEND,
+    Code.SEND_REPLY_MESSAGE_V2: _SEND_V2,
+    # Nor may a group's messages be read out of its retry topic under the name of another group.
+    Code.PULL_MESSAGE: _PULL,
+    Code.LITE_PULL_MESSAGE: _PULL,
+    Code.QUERY_CONSUMER_OFFSET: _both("consumerGroup", "topic", _SUB_GET),
+    Code.UPDATE_CONSUMER_OFFSET: _both("consumerGroup", "topic", _SUB_UPDATE),
+    Code.HEART_BEAT: rights(Heard()),
+    Code.LOCK_BATCH_MQ: rights(Locked()),
+    Code.UNLOCK_BATCH_MQ: rights(Locked()),
+    # These name a message by its place in the log, which may be any message: sent back, it is copied to the sender's
+    # own retry topic and read there.
+    Code.CONSUMER_SEND_MSG_BACK: rights(Group("group", _SUB), Stored("offset", sent_back, _SUB)),
+    Code.VIEW_MESSAGE_BY_ID: rights(Stored("offset", viewed, _GET)),
+    Code.END_TRANSACTION: rights(Stored("commitLogOffset", ended, _PUB, of_retry=_SUB)),
+    Code.CONSUME_MESSAGE_DIRECTLY: rights(
+        Group("consumerGroup", _SUB), Stored("msgId", handed_over, _SUB, late=True)
+    ),
+    Code.UPDATE_AND_CREATE_TOPIC_LIST: rights(Rows(ResourceKind.TOPIC, "topicConfigList")),
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: rights(GroupSettings()),
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: rights(Rows(ResourceKind.GROUP, "groupConfigList")),
+    Code.UPDATE_AND_GET_GROUP_FORBIDDEN: rights(Group("group", _UPDATE), Topic("topic", _GET)),
+    Code.CLONE_GROUP_OFFSET: rights(
+        Group("srcGroup", _GET), Group("destGroup", _UPDATE), Topic("topic", _UPDATE, optional=True)
+    ),
+    Code.UPDATE_BROKER_CONFIG: _CLUSTER_UPDATE,
+    Code.GET_BROKER_CONFIG: _CLUSTER_GET,
+    Code.GET_BROKER_RUNTIME_INFO: _CLUSTER_GET,
+    Code.GET_ALL_TOPIC_CONFIG: _CLUSTER_GET,
+    Code.GET_ALL_CONSUMER_OFFSET: _CLUSTER_GET,
+    Code.GET_ALL_DELAY_OFFSET: _CLUSTER_GET,
+    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _CLUSTER_GET,
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: _CLUSTER_GET,
+    Code.CLEAN_EXPIRED_CONSUMEQUEUE: _CLUSTER_UPDATE,
+    Code.CLEAN_UNUSED_TOPIC: _CLUSTER_UPDATE,
+    Code.DELETE_EXPIRED_COMMITLOG: _CLUSTER_UPDATE,
+    Code.QUERY_ASSIGNMENT: _CLUSTER_GET,
+    Code.SET_MESSAGE_REQUEST_MODE: _CLUSTER_UPDATE,
+    Code.GET_BROKER_HA_STATUS: _CLUSTER_GET,
+    # Who may write policies may give himself every right.
+    **dict.fromkeys(_WRITES_USERS, SUPER_ONLY),
+    **dict.fromkeys(_READS_USERS, _CLUSTER_GET),
+}
+"""Our rules where Apache's differ."""
+
+def _but_retry(actions: Actions) -> Need:
+    return rights(Group("consumerGroup", actions), Topic("topic", actions, skip_retry=True))
+
+
+_APACHE: Mapping[int, Need] = {
+    Code.SEND_MESSAGE: rights(SentBySender("topic", "producerGroup")),
+    Code.SEND_MESSAGE_V2: rights(SentBySender("b", "a")),
+    Code.SEND_BATCH_MESSAGE: rights(SentBySender("b", "a")),
+    Code.SEND_REPLY_MESSAGE: SIGNED,
+    Code.SEND_REPLY_MESSAGE_V2: SIGNED,
+    Code.PULL_MESSAGE: _but_retry(_SUB),
+    Code.LITE_PULL_MESSAGE: SIGNED,
+    Code.QUERY_CONSUMER_OFFSET: _but_retry(_SUB_GET),
+    Code.UPDATE_CONSUMER_OFFSET: _but_retry(_SUB_UPDATE),
+    Code.HEART_BEAT: rights(Heard(skip_retry=True)),
+    Code.LOCK_BATCH_MQ: rights(Locked(skip_retry=True)),
+    Code.UNLOCK_BATCH_MQ: rights(Locked(skip_retry=True)),
+    Code.CONSUMER_SEND_MSG_BACK: rights(Group("group", _SUB)),
+    Code.VIEW_MESSAGE_BY_ID: rights(Topic("topic", _GET, optional=True)),
+    Code.END_TRANSACTION: rights(Topic("topic", _PUB, optional=True)),
+    Code.CONSUME_MESSAGE_DIRECTLY: rights(Group("consumerGroup", _SUB), Topic("topic", _SUB, optional=True)),
+    Code.CLONE_GROUP_OFFSET: rights(Group("destGroup", _UPDATE), Topic("topic", _UPDATE, optional=True)),
+    **dict.fromkeys(
+        (
+            Code.UPDATE_AND_CREATE_TOPIC_LIST,
+            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+            Code.UPDATE_AND_GET_GROUP_FORBIDDEN,
+            Code.UPDATE_BROKER_CONFIG,
+            Code.GET_BROKER_CONFIG,
+            Code.GET_BROKER_RUNTIME_INFO,
+            Code.GET_ALL_TOPIC_CONFIG,
+            Code.GET_ALL_CONSUMER_OFFSET,
+            Code.GET_ALL_DELAY_OFFSET,
+            Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+            Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER,
+            Code.CLEAN_EXPIRED_CONSUMEQUEUE,
+            Code.CLEAN_UNUSED_TOPIC,
+            Code.DELETE_EXPIRED_COMMITLOG,
+            Code.QUERY_ASSIGNMENT,
+            Code.SET_MESSAGE_REQUEST_MODE,
+            Code.GET_BROKER_HA_STATUS,
+        ),
+        SIGNED,
+    ),
+    **dict.fromkeys(_WRITES_USERS, rights(Cluster(_UPDATE, as_named=True))),
+    **dict.fromkeys(_READS_USERS, rights(Cluster(_GET, as_named=True))),
+}
+"""Apache's rules where ours differ."""
+
+
+# Routes and what else every client asks for; the lists of topics are for those who read by a pattern.
+_ROUTES = (Code.GET_BROKER_CLUSTER_INFO, Code.GET_BROKER_MEMBER_GROUP)
+_LISTS = (
+    Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+    Code.GET_TOPICS_BY_CLUSTER,
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_NS,
+    Code.GET_UNIT_TOPIC_LIST,
+    Code.GET_HAS_UNIT_SUB_TOPIC_LIST,
+    Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST,
+)
+
+_NAMESERVER: Mapping[int, Need] = {
+    # What brokers send by themselves.
+    Code.REGISTER_BROKER: SERVER,
+    Code.UNREGISTER_BROKER: SERVER,
+    Code.QUERY_DATA_VERSION: SERVER,
+    Code.BROKER_HEARTBEAT: SERVER,
+    # What administrators send; a server that is trusted for its address is none.
+    Code.PUT_KV_CONFIG: SUPER_ONLY,
+    Code.GET_KV_CONFIG: SUPER_ONLY,
+    Code.DELETE_KV_CONFIG: SUPER_ONLY,
+    Code.GET_KVLIST_BY_NAMESPACE: SUPER_ONLY,
+    Code.WIPE_WRITE_PERM_OF_BROKER: SUPER_ONLY,
+    Code.ADD_WRITE_PERM_OF_BROKER: SUPER_ONLY,
+    Code.DELETE_TOPIC_IN_NAMESRV: SUPER_ONLY,
+    Code.REGISTER_TOPIC_IN_NAMESRV: SUPER_ONLY,
+    Code.UPDATE_NAMESRV_CONFIG: SUPER_ONLY,
+    Code.GET_NAMESRV_CONFIG: SUPER_ONLY,
+    **dict.fromkeys(_LISTS, SIGNED),
+    **dict.fromkeys(_WRITES_USERS, SUPER_ONLY),
+    **dict.fromkeys(_READS_USERS, _CLUSTER_GET),
+    Code.UPDATE_AND_CREATE_ACL_CONFIG: SUPER_ONLY,
+    Code.DELETE_ACL_CONFIG: SUPER_ONLY,
+    Code.GET_BROKER_CLUSTER_ACL_INFO: SUPER_ONLY,
+    Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: SUPER_ONLY,
+    Code.GET_BROKER_CLUSTER_ACL_CONFIG: SUPER_ONLY,
+}
+
+_PUBLIC_ROUTES: Mapping[int, Need] = {
+    Code.GET_ROUTEINFO_BY_TOPIC: OPEN,
+    **dict.fromkeys(_ROUTES, OPEN),
+}
+_PRIVATE_ROUTES: Mapping[int, Need] = {
+    Code.GET_ROUTEINFO_BY_TOPIC: rights(Routed()),
+    **dict.fromkeys(_ROUTES, SIGNED),
+}
+
+
+class NeedTable:
+    """The rows that count for one server.
+
+    Attributes:
+        cluster: the cluster that requests to this server are about.
+        rows: by request code.
+        topic_at: set by a broker when its store is open: the topic of the message at an offset of the commit log.
+    """
+
+    def __init__(self, rows: Mapping[int, Need], cluster: str, rules: Rules) -> None:
+        self.rows = rows
+        self.cluster = cluster
+        self.topic_at: Callable[[int], str | None] | None = None
+        self._by_sender = rules is Rules.APACHE
+
+    @classmethod
+    def of_broker(cls, rules: Rules = Rules.STRICT, cluster: str = "DefaultCluster") -> NeedTable:
+        return cls({**_EITHER, **(_APACHE if rules is Rules.APACHE else _STRICT)}, cluster, rules)
+
+    @classmethod
+    def of_nameserver(cls, *, routes_public: bool = True, rules: Rules = Rules.STRICT) -> NeedTable:
+        # Apache's name server has no doors at all, so there is no rule of Apache's to go back to.
+        return cls(
+            {**_NAMESERVER, **(_PUBLIC_ROUTES if routes_public else _PRIVATE_ROUTES)}, NAMESERVER_CLUSTER, rules
+        )
+
+    def need(self, code: int) -> Need:
+        """The row of a request. One without a row is a request that no handler here answers."""
+        return self.rows.get(code, SIGNED)
+
+    def missing(self, codes: Iterable[int]) -> list[int]:
+        """Which of these have no row; servers that answer such a request do not start."""
+        return sorted(code for code in codes if code not in self.rows)
+
+    def asked(self, need: Need, command: RemotingCommand) -> list[Asked]:
+        """As the function ``asked``, with what this server knows."""
+        return asked(need, command, self.cluster, self.topic_at)
+
+    def of_send(self, topic: str, group: str) -> Asked:
+        """What a send (10, 310, 320) of these fields wants; for senders of many."""
+        if self._by_sender and topic.startswith(RETRY_PREFIX) and group.strip():
+            return group_asked(group.strip(), _SUB)
+        return topic_asked(topic, _PUB, _SUB)
+
+    def of_pull(self, code: int, topic: str, group: str) -> tuple[Asked, ...]:
+        """What a pull (11, 361) of these fields wants."""
+        if not self.need(code).pieces:
+            return ()
+        wanted, of_group = topic_asked(topic, _SUB), group_asked(group, _SUB)
+        if wanted == of_group or (self._by_sender and topic.startswith(RETRY_PREFIX)):
+            return (of_group,)
+        return of_group, wanted
