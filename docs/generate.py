@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gimbalmq._options import ConfigOption, Configuration, options
+from gimbalmq.access.needs import SENT_TO_CLIENTS, NeedTable
+from gimbalmq.access.policies import Rules
 from gimbalmq.broker.config import BrokerConfig
 from gimbalmq.client.broker_requests import BrokerRequests
 from gimbalmq.client.instance import ClientInstance
@@ -192,6 +194,29 @@ async def _handled() -> tuple[set[int], set[int], set[int]]:
         return set(cluster.broker.handlers.by_code), set(remoting._handlers.by_code), set(clients.by_code)
 
 
+def broker_needs() -> str:
+    strict, apache = NeedTable.of_broker(Rules.STRICT), NeedTable.of_broker(Rules.APACHE)
+    rows = ["| code | request | needs | `authorizationRules=apache` |", "|---|---|---|---|"]
+    for code in sorted(strict.rows):
+        if code not in SENT_TO_CLIENTS:
+            ours, theirs = strict.rows[code].words, apache.rows[code].words
+            differs = theirs if theirs != ours else ""
+            rows.append(f"| {code} | {RequestCode(code).name} | {ours} | {differs} |")
+    return "\n".join(rows)
+
+
+def nameserver_needs() -> str:
+    public = NeedTable.of_nameserver(routes_public=True)
+    private = NeedTable.of_nameserver(routes_public=False)
+    rows = ["| code | request | needs | `routesPublic=false` |", "|---|---|---|---|"]
+    for code in sorted(public.rows):
+        open_to, closed = public.rows[code].words, private.rows[code].words
+        rows.append(
+            f"| {code} | {RequestCode(code).name} | {open_to} | {closed if closed != open_to else ''} |"
+        )
+    return "\n".join(rows)
+
+
 def _spark_options(settings: type[Any], *, without: Iterable[Any] = (), use: bool = False) -> str:
     """The options that a class of settings declares, what is needed first."""
     from gimbalmq.spark.declared import options_of
@@ -239,6 +264,8 @@ TABLES = {
     "nameserver-options": nameserver_options,
     "tls-options": tls_options,
     "request-codes": request_codes,
+    "broker-needs": broker_needs,
+    "nameserver-needs": nameserver_needs,
     "spark-source-options": spark_source_options,
     "spark-sink-options": spark_sink_options,
     "spark-store-options": spark_store_options,

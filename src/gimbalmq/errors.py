@@ -20,6 +20,7 @@
     |  |- ServiceNotAvailableError 14                      retriable
     |  |- TopicNotExistError 17                            retriable, stale_route
     |  |- MessageIllegalError 13, NoPermissionError 16, SubscriptionGroupNotExistError 26
+    |  |  `- AccessRefusedError 16                         inside a server: its gate stays shut
     |  |- TableFullError 1                                 a bound of the server, named in the text
     |  |- InvalidParameterError 29, QueryNotFoundError 22, ConsumerNotOnlineError 206
     |  `- RequestCodeNotSupportedError 3
@@ -182,6 +183,20 @@ class ServiceNotAvailableError(ResponseError):
 
 class NoPermissionError(ResponseError):
     default_code = 16
+
+
+class AccessRefusedError(NoPermissionError):
+    """A server does not let a request in: nobody signed it, or its user may not do that. Clients see the class above.
+
+    Attributes:
+        delay: seconds that the answer is held back, because this address was refused so often.
+        holds: nothing else of the connection is handled meanwhile; for peers that have not proved who they are.
+    """
+
+    def __init__(self, remark: str, *, delay: float = 0.0, holds: bool = False) -> None:
+        super().__init__(remark)
+        self.delay = delay
+        self.holds = holds
 
 
 class TopicNotExistError(ResponseError):

@@ -113,7 +113,7 @@ def _both(group: str, topic: str, actions: Actions, *, optional_group: bool = Fa
     return rights(Group(group, actions, optional=optional_group), Topic(topic, actions))
 
 
-_UNANSWERED = (
+SENT_TO_CLIENTS = (
     Code.CHECK_TRANSACTION_STATE,
     Code.NOTIFY_CONSUMER_IDS_CHANGED,
     Code.RESET_CONSUMER_CLIENT_OFFSET,
@@ -169,7 +169,7 @@ _EITHER: Mapping[int, Need] = {
     Code.GET_BROKER_CLUSTER_ACL_INFO: SUPER_ONLY,
     Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: SUPER_ONLY,
     Code.GET_BROKER_CLUSTER_ACL_CONFIG: SUPER_ONLY,
-    **dict.fromkeys(_UNANSWERED, SIGNED),
+    **dict.fromkeys(SENT_TO_CLIENTS, SIGNED),
 }
 """Requests to a broker of which both rules say the same."""
 
@@ -289,8 +289,7 @@ _APACHE: Mapping[int, Need] = {
 """Apache's rules where ours differ."""
 
 
-# Routes and what else every client asks for; the lists of topics are for those who read by a pattern.
-_ROUTES = (Code.GET_BROKER_CLUSTER_INFO, Code.GET_BROKER_MEMBER_GROUP)
+# Clients that read topics by a pattern ask for them.
 _LISTS = (
     Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
     Code.GET_TOPICS_BY_CLUSTER,
@@ -329,11 +328,14 @@ _NAMESERVER: Mapping[int, Need] = {
 
 _PUBLIC_ROUTES: Mapping[int, Need] = {
     Code.GET_ROUTEINFO_BY_TOPIC: OPEN,
-    **dict.fromkeys(_ROUTES, OPEN),
+    Code.GET_BROKER_CLUSTER_INFO: OPEN,
+    Code.GET_BROKER_MEMBER_GROUP: OPEN,
 }
 _PRIVATE_ROUTES: Mapping[int, Need] = {
     Code.GET_ROUTEINFO_BY_TOPIC: rights(Routed()),
-    **dict.fromkeys(_ROUTES, SIGNED),
+    Code.GET_BROKER_CLUSTER_INFO: SIGNED,
+    # Brokers of one name find each other by it.
+    Code.GET_BROKER_MEMBER_GROUP: SERVER,
 }
 
 

@@ -6,9 +6,13 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
+from gimbalmq.access.access import Access
+from gimbalmq.access.needs import NeedTable
+from gimbalmq.access.policies import Rules
 from gimbalmq.broker.clients import SIGNS_SCAN_SECONDS, Consumers, Producers
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.creations import Creations
@@ -32,6 +36,7 @@ from gimbalmq.broker.metrics import MetricsServer
 from gimbalmq.broker.redelivery import Deliverer
 from gimbalmq.broker.registration import Registrar
 from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
+from gimbalmq.broker.stored import stored_topic
 from gimbalmq.broker.timers import SAVE_SECONDS, Timers
 from gimbalmq.broker.transactions import Transactions
 from gimbalmq.broker.upkeep import Upkeep
@@ -72,6 +77,8 @@ class Broker:
 
     Args:
         watchdog: of the loop the broker runs on, if somebody watches it; its findings are shown.
+        access: users that it shares with a name server; who gives it has loaded it, and closes it. Without it the
+            broker has its own.
     """
 
     def __init__(
@@ -82,6 +89,7 @@ class Broker:
         clock: Clock = SYSTEM_CLOCK,
         files: Files | None = None,
         watchdog: LoopWatchdog | None = None,
+        access: Access | None = None,
     ) -> None:
         if not config.store_path_root_dir:
             raise ConfigError("storePathRootDir", "", "name the folder the broker keeps its data in")
@@ -93,6 +101,7 @@ class Broker:
         self._clock = clock
         self._files = files or Files()
         self._watchdog = watchdog
+        self._shared_access = access
         self._started = False
 
     @property
@@ -123,6 +132,8 @@ class Broker:
             raise
         self._started = True
         try:
+            # Until then everybody is refused.
+            await self.access.start()
             if config.metrics_prom_exporter_port:
                 await self.metrics.start(
                     config.metrics_bind_address,
@@ -169,6 +180,10 @@ class Broker:
                 part.load()
             self.offsets.clamp(self._end_of)
             self._adopt_orphans()
+            self.access = self._shared_access or self._own_access(config, folder)
+            needs = NeedTable.of_broker(Rules(config.authorization_rules), config.broker_cluster_name)
+            needs.topic_at = partial(stored_topic, self.store)
+            gate = self.access.gate(needs, config)
         except BaseException:
             self.store.close()
             raise
@@ -215,7 +230,9 @@ class Broker:
                 self._registration.announced,
                 clock,
             ),
-            FastSendHandlers(self.store, self.writer, self.topics, self.commit, live, self.stats, store_host),
+            FastSendHandlers(
+                self.store, self.writer, self.topics, self.commit, live, self.stats, store_host, gate
+            ),
             SendBackHandlers(
                 self.store,
                 self.writer,
@@ -237,6 +254,7 @@ class Broker:
                 self.long_poll,
                 live,
                 self.stats,
+                gate,
             ),
             clients,
             OffsetHandlers(self.store, self.offsets, self.topics, creations),
@@ -278,6 +296,12 @@ class Broker:
             ),
         ):
             family.register(self.handlers)
+        self.access.guard(self.handlers, gate, needs)
+
+    def _own_access(self, config: BrokerConfig, folder: Path) -> Access:
+        access = Access(config, folder, clock=self._clock, files=self._files)
+        access.load()
+        return access
 
     def _tags_since(self, queue: QueueLog, offset: int) -> list[int]:
         entries = self.store.entries(queue.topic, queue.queue_id, offset, queue.max_offset - offset)
@@ -394,6 +418,11 @@ class Broker:
                 log.error("shutdown: %s", error)
         self._tables.close()
         self.store.close()
+        await self._close_access()
+
+    async def _close_access(self) -> None:
+        if self._shared_access is None:
+            await self.access.close()
 
     async def abandon(self) -> None:
         """Ends as a crash would, as far as a process can do that to a part of itself.
@@ -415,6 +444,7 @@ class Broker:
         self._tables.close()
         self.timers.abandon()
         self.store.abandon()
+        await self._close_access()
 
     async def _stop_serving(self) -> None:
         await self._server.close()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gimbalmq._options import key_of, option
+from gimbalmq.access.config import AccessConfig
 from gimbalmq.errors import ConfigError
 from gimbalmq.model import topics
 from gimbalmq.model.ids import pack_host
@@ -31,7 +32,7 @@ _TOKEN_LETTERS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class BrokerConfig(StoreOptions, ServerConfig):
+class BrokerConfig(StoreOptions, ServerConfig, AccessConfig):
     """Options of a Broker; defaults are Apache's unless the meaning says "ours"."""
 
     broker_cluster_name: str = option("DefaultCluster", "cluster the broker belongs to", fixed=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gimbalmq._options import JAVA_INT, option
+from gimbalmq.access.config import AccessConfig
 from gimbalmq.transport.server_config import ServerConfig
 
 ALWAYS_BLACK_LISTED = ("configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome")
@@ -12,7 +13,7 @@ ALWAYS_BLACK_LISTED = ("configBlackList", "configStorePath", "kvConfigPath", "ro
 
 
 @dataclass(frozen=True, kw_only=True)
-class NameServerConfig(ServerConfig):
+class NameServerConfig(ServerConfig, AccessConfig):
     """Options of a name server (Java: NamesrvConfig and the part of NettyServerConfig we use).
 
     It makes no connections, but believes the certificate of a broker that was given the same ``tls.*`` keys.

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
+from gimbalmq.access.access import Access
+from gimbalmq.access.needs import NeedTable
+from gimbalmq.access.policies import Rules
 from gimbalmq.errors import StateError
 from gimbalmq.nameserver.config import NameServerConfig
 from gimbalmq.nameserver.handlers import NameServerRequests
@@ -28,6 +32,10 @@ class NameServer:
 
     Use it as ``async with NameServer(config) as server`` or with ``start()`` and ``close()``.
     Once closed it cannot start again: build a new one.
+
+    Args:
+        access: users that it shares with a broker; who gives it has loaded it, and closes it. Without it the name
+            server has its own.
     """
 
     def __init__(
@@ -36,12 +44,15 @@ class NameServer:
         *,
         network: Network | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        access: Access | None = None,
     ) -> None:
         self._settings = Settings(config or NameServerConfig())
         self._network = network
         self._clock = clock
         self._tasks = Tasks("name server")
         self._remoting: RemotingServer | None = None
+        self._shared_access = access
+        self.access: Access | None = None
         self._closed = False
         self._sweeping = False
         self.table = RouteTable()
@@ -67,7 +78,7 @@ class NameServer:
         """Reads the KV file and listens.
 
         Raises:
-            ConfigError: the KV file is broken, or a certificate cannot be loaded.
+            ConfigError: the KV file or one of users is broken, or a certificate cannot be loaded.
             ListenError: the port is taken.
         """
         if self._remoting is not None or self._closed:
@@ -79,6 +90,11 @@ class NameServer:
         requests = NameServerRequests(self.table, kv, self._settings, self._clock)
         requests.install(handlers)
         handlers.closed = requests.disconnected
+        access = await self._open_access(config)
+        needs = NeedTable.of_nameserver(
+            routes_public=config.routes_public, rules=Rules(config.authorization_rules)
+        )
+        access.guard(handlers, access.gate(needs, config), needs)
         self.table.swept_later = self._sweep_later
         tls = ServerTls(config)
         load = Load(config, clock=self._clock)
@@ -94,12 +110,24 @@ class NameServer:
         self._tasks.every(RELOAD_SECONDS, tls.reload, "certificates")
         log.info("name server listens on %s", self.address)
 
+    async def _open_access(self, config: NameServerConfig) -> Access:
+        if self._shared_access is not None:
+            self.access = self._shared_access
+            return self._shared_access
+        folder = None if config.kv_config_path is None else Path(config.kv_config_path).parent
+        self.access = access = Access(config, folder, clock=self._clock)
+        access.load()
+        await access.start()
+        return access
+
     async def close(self) -> None:
         """Stops listening and closes all connections; brokers and clients will notice."""
         self._closed = True
         await self._tasks.close()
         if self._remoting is not None:
             await self._remoting.close()
+        if self.access is not None and self._shared_access is None:
+            await self.access.close()
 
     async def __aenter__(self) -> NameServer:
         await self.start()

@@ -31,6 +31,8 @@ class RemotingCommand(msgspec.Struct, eq=False):
         language: sender's language name.
         version: sender's version number (protocol.codes).
         serialize_type: header encoding it came in or is to leave in.
+        empty_fields: ext-fields that came without a value, which are not among ``ext_fields``; a signature may count
+            them.
     """
 
     code: int
@@ -42,6 +44,7 @@ class RemotingCommand(msgspec.Struct, eq=False):
     language: str | None = "PYTHON"
     version: int = OUR_VERSION
     serialize_type: int = JSON_HEADER
+    empty_fields: tuple[str, ...] = ()
 
     @property
     def is_response(self) -> bool:

@@ -30,6 +30,7 @@ class _Received(RemotingCommand):
     language: str | None = "JAVA"
     version: int = 0
     serialize_type: int = msgspec.field(default=JSON_HEADER, name=" serialize_type")
+    empty_fields: Any = msgspec.field(default=(), name=" empty_fields")
 
 
 class _OrderedJson(msgspec.Struct):
@@ -175,6 +176,7 @@ def _decode_loose_json(header: bytes, body: bytes) -> RemotingCommand:
         remark=None if remark is None else _text(remark),
         language=language if isinstance(language, str) else None,
         version=_int32(raw, "version"),
+        empty_fields=() if ext is None else tuple(key for key, value in ext.items() if value is None),
     )
 
 
@@ -211,7 +213,8 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
         position += 4
         if not 0 <= ext_length <= len(header) - position:
             raise RemoteProtocolError(f"ext-fields length {ext_length} exceeds the header")
-        ext = _decode_entries(header, position, position + ext_length) if ext_length else None
+        empty: list[str] = []
+        ext = _decode_entries(header, position, position + ext_length, empty) if ext_length else None
     except (struct.error, UnicodeDecodeError) as error:
         raise RemoteProtocolError(f"the binary header cannot be read: {error}") from error
     return RemotingCommand(
@@ -224,10 +227,11 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
         language=LANGUAGES[language] if 0 <= language < len(LANGUAGES) else None,
         version=version,
         serialize_type=BINARY_HEADER,
+        empty_fields=tuple(empty),
     )
 
 
-def _decode_entries(header: bytes, position: int, end: int) -> dict[str, str]:
+def _decode_entries(header: bytes, position: int, end: int, empty: list[str]) -> dict[str, str]:
     ext: dict[str, str] = {}
     while position < end:
         (key_length,) = _I16.unpack_from(header, position)
@@ -243,5 +247,7 @@ def _decode_entries(header: bytes, position: int, end: int) -> dict[str, str]:
         # An empty key or value is Java's null: the entry says nothing.
         if key and value_length:
             ext[key] = header[position : position + value_length].decode()
+        elif key:
+            empty.append(key)
         position += value_length
     return ext

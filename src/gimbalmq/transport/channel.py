@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, cast
 
 from gimbalmq.errors import (
+    AccessRefusedError,
     ConnectError,
     ConnectionLostError,
     LocalProtocolError,
@@ -44,7 +45,14 @@ from gimbalmq.transport.limits import (
     TURN_SECONDS,
     Load,
 )
-from gimbalmq.transport.tls import HANDSHAKE_BYTE, HANDSHAKE_SECONDS, ServerTls, TlsMode, TlsPipe
+from gimbalmq.transport.tls import (
+    HANDSHAKE_BYTE,
+    HANDSHAKE_SECONDS,
+    PeerCertificate,
+    ServerTls,
+    TlsMode,
+    TlsPipe,
+)
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +99,13 @@ class Waiter(Protocol):
     def set_exception(self, exception: TransportError, /) -> None: ...
 
 
+class RequestGate(Protocol):
+    """Who looks at every request of a server before anything else does."""
+
+    def check(self, channel: Channel, command: RemotingCommand, /) -> None:
+        """Returns if the request may go to its handler; raises what its peer is told if it may not."""
+
+
 class Handlers:
     """What a connection does with requests; shared by all connections of a server or client."""
 
@@ -100,6 +115,10 @@ class Handlers:
         """By the three bytes behind ``{"code":`` in a JSON header."""
         self.singles: set[bytes] = set()
         """Those of them whose handlers take one frame at a time."""
+        self.gate: RequestGate | None = None
+        """Asked before every request, also those of codes that nobody handles."""
+        self.checking: dict[bytes, BatchHandler] = {}
+        """Those batch handlers that ask the gate themselves. While there is a gate, no other one is given frames."""
         self.large: set[int] = set()
         """Codes whose requests a connection has one of at a time."""
         self.opened: Callable[[Channel], None] | None = None
@@ -145,16 +164,21 @@ class Handlers:
         for task in self._unfinished:
             task.cancel()
 
-    def add_batch(self, code: int, handler: BatchHandler, *, single: bool = False) -> None:
+    def add_batch(
+        self, code: int, handler: BatchHandler, *, single: bool = False, checks: bool = False
+    ) -> None:
         """Raw frames of this code (JSON header only) go to ``handler``, a run at a time.
 
         ``add`` a plain handler too: it serves the other header encoding.
 
         Args:
             single: one frame at a time; for large answers, of which a slow peer must not gather many.
+            checks: it asks the gate for each frame. Frames of any other go the plain way while there is a gate.
         """
         mark = f"{code},".encode()[:3]
         self.batches[mark] = handler
+        if checks:
+            self.checking[mark] = handler
         if single:
             self.singles.add(mark)
 
@@ -164,6 +188,7 @@ class Channel(asyncio.Protocol):
 
     Attributes:
         address: the peer as ``ip:port``.
+        host: the peer's ip alone.
         state: the owner's own notes on this connection.
         load: what the peers of this server have made it keep; None at clients.
         last_active: loop time of the last byte read or written.
@@ -207,12 +232,16 @@ class Channel(asyncio.Protocol):
         """Since when the peer owes us the rest of a frame, its first one included."""
         self._partial_bytes = 0
         self._slowed = False
+        self._refusals_held = 0
+        """Answers to requests that were let in by nobody, which are held back, and with them everything else."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._large: asyncio.Lock | None = None
         self._server_tls = server_tls
         self._client_tls = client_tls
         self._tls_host = tls_host
         self._tls: TlsPipe | None = None
+        self._certificate: PeerCertificate | None = None
+        self._certificate_known = False
         self._handshake_timer: asyncio.TimerHandle | None = None
         self._secured: asyncio.Future[None] | None = None
         self._heard = False
@@ -221,6 +250,7 @@ class Channel(asyncio.Protocol):
         self._lost: asyncio.Future[None] | None = None
         self.closed = False
         self.address = "?"
+        self.host = "?"
         self.peer_bytes = b"\0" * 8
         """Peer as stored in records: ip (4 or 16 bytes) and port (int32)."""
         self.state: Any = None
@@ -235,6 +265,7 @@ class Channel(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             host = str(peer[0]).partition("%")[0].removeprefix("::ffff:")
+            self.host = host
             self.address = f"{host}:{peer[1]}"
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self.peer_bytes = socket.inet_pton(family, host) + int(peer[1]).to_bytes(4, "big")
@@ -466,6 +497,16 @@ class Channel(asyncio.Protocol):
                 self.abort()
 
     @property
+    def peer_certificate(self) -> PeerCertificate | None:
+        """The certificate that the peer has shown and this side has verified; None on a plain connection."""
+        if self._tls is None:
+            return None
+        if not self._certificate_known and self._tls.established:
+            self._certificate = self._tls.peer_certificate()
+            self._certificate_known = True
+        return self._certificate
+
+    @property
     def missing_bytes(self) -> int:
         """Of the unfinished frame, as far as it is known."""
         return self._reader.wanted_bytes
@@ -578,7 +619,9 @@ class Channel(asyncio.Protocol):
                 self._transport.write(last)
 
     def _handle(self, frames: list[Frame]) -> None:
-        batches, singles = self._handlers.batches, self._handlers.singles
+        handlers = self._handlers
+        batches = handlers.batches if handlers.gate is None else handlers.checking
+        singles = handlers.singles
         # Answers given meanwhile gather in _out and leave together below.
         self._flush_scheduled = True
         self._held = []
@@ -658,6 +701,7 @@ class Channel(asyncio.Protocol):
         return (
             self._write_paused
             or self._needs_room
+            or self._refusals_held > 0
             or (
                 running > 0
                 and load is not None
@@ -732,6 +776,9 @@ class Channel(asyncio.Protocol):
 
     def serve(self, request: RemotingCommand) -> None:
         """Runs the handler of a request and sends its answer, now or when it is there."""
+        gate = self._handlers.gate
+        if gate is not None and not self._passes(gate, request):
+            return
         handler = self._handlers.by_code.get(request.code)
         if handler is None:
             if self._handlers.answer_unknown:
@@ -758,12 +805,43 @@ class Channel(asyncio.Protocol):
                 answer.close()
             self._reply(request, request.reply(ResponseCode.SYSTEM_BUSY, _BUSY))
             return
+        self._answer_later(request, answer, self._handlers.owner_of(request.code, self._tasks))
+
+    def _answer_later(
+        self, request: RemotingCommand, answer: Awaitable[Answer], owner: set[asyncio.Task[None]]
+    ) -> None:
         size = len(request.body)
         self.began(1, size)
         task = self._loop.create_task(self._finish(request, answer))
-        owner = self._handlers.owner_of(request.code, self._tasks)
         owner.add(task)
         task.add_done_callback(lambda task: self._finished(task, answer, size, owner))
+
+    def _passes(self, gate: RequestGate, request: RemotingCommand) -> bool:
+        """Whether a request may go to its handler; if not, its peer is told, at once or later."""
+        try:
+            gate.check(self, request)
+            return True
+        except AssertionError:
+            raise
+        except AccessRefusedError as refusal:
+            if refusal.delay > 0 and len(self._tasks) < MAX_CALLS_IN_FLIGHT:
+                request.body = b""  # it is not kept for as long as its answer waits
+                if refusal.holds:
+                    self._refusals_held += 1
+                self._answer_later(request, self._refuse_later(refusal), self._tasks)
+            else:
+                self._reply(request, error_reply(request, refusal))
+        except Exception as error:  # a fault of the gate does not open it
+            self._reply(request, error_reply(request, error))
+        return False
+
+    async def _refuse_later(self, refusal: AccessRefusedError) -> Answer:
+        try:
+            await asyncio.sleep(refusal.delay)
+        finally:
+            if refusal.holds:
+                self._refusals_held -= 1
+        raise refusal
 
     async def _one_by_one(self, load: Load, handler: Handler, request: RemotingCommand) -> Answer:
         """A large answer is made when the peer has read the one before, and when few others are being made."""

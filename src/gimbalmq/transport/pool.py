@@ -8,6 +8,7 @@ import ssl
 
 from gimbalmq.errors import StateError
 from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.protocol.signing import Signer
 from gimbalmq.transport.channel import Channel, Handlers
 from gimbalmq.transport.network import AsyncioNetwork, Network, split_address
 
@@ -26,12 +27,15 @@ class ChannelPool:
         network: Network | None = None,
         tls: ssl.SSLContext | None = None,
         connect_timeout: float = CONNECT_SECONDS,
+        signer: Signer | None = None,
     ) -> None:
+        """``signer`` signs what ``call`` and ``oneway`` send; requests on a ``channel`` are the caller's to sign."""
         self._handlers = handlers or Handlers(answer_unknown=False)
         self._network = network or AsyncioNetwork()
         self.tls = tls
         """Of connections made from now on; None is plain."""
         self._connect_timeout = connect_timeout
+        self._signer = signer
         self._channels: dict[str, Channel] = {}
         self._connecting: dict[str, asyncio.Task[Channel]] = {}
         self._closed = False
@@ -92,10 +96,16 @@ class ChannelPool:
         return channel
 
     async def call(self, address: str, command: RemotingCommand, timeout: float) -> RemotingCommand:
-        return await (await self.channel(address)).call(command, timeout)
+        channel = await self.channel(address)
+        if self._signer is not None:
+            self._signer.sign(command)
+        return await channel.call(command, timeout)
 
     async def oneway(self, address: str, command: RemotingCommand) -> None:
-        (await self.channel(address)).oneway(command)
+        channel = await self.channel(address)
+        if self._signer is not None:
+            self._signer.sign(command)
+        channel.oneway(command)
 
     def drop(self, address: str) -> None:
         """Closes the connection to an address; the next call makes a new one."""

@@ -8,12 +8,15 @@ start_tls cannot be given bytes back; an SSLObject over two memory buffers can.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
 import re
 import ssl
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from gimbalmq.errors import ConfigError, RemoteProtocolError
 from gimbalmq.transport.tls_config import TlsConfig
@@ -259,6 +262,19 @@ def _reason(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error)
 
 
+@dataclass(frozen=True, slots=True)
+class PeerCertificate:
+    """The certificate of a peer, verified by the handshake.
+
+    Attributes:
+        name: its subject's CN; "" if it has none, or more than one.
+        fingerprint: SHA-256 of the whole certificate, as hexadecimal digits.
+    """
+
+    name: str
+    fingerprint: str
+
+
 class TlsPipe:
     """One TLS session without a socket.
 
@@ -329,6 +345,19 @@ class TlsPipe:
             except (ssl.SSLError, ValueError):
                 pass  # written all the same; the peer's goodbye is not waited for
         return self._outgoing.read()
+
+    def peer_certificate(self) -> PeerCertificate | None:
+        """What the peer has proved to hold; None if it showed none, or if nobody verified it."""
+        if not self.established:
+            return None
+        # Only a verified certificate is told in words: of any other this is an empty dictionary.
+        words = self._object.getpeercert()
+        raw = self._object.getpeercert(binary_form=True)
+        if not words or raw is None:
+            return None
+        parts: Any = words.get("subject", ())
+        names = [value for part in parts for kind, value in part if kind == "commonName"]
+        return PeerCertificate(names[0] if len(names) == 1 else "", hashlib.sha256(raw).hexdigest())
 
     def _handshake(self) -> None:
         try:

@@ -7,6 +7,7 @@ import struct
 
 import msgspec
 
+from gimbalmq.access.gate import Gate
 from gimbalmq.broker.clients import Consumers
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.creations import Creations
@@ -92,6 +93,7 @@ class PullHandlers:
         long_poll: LongPoll,
         live: LiveConfig,
         stats: Stats,
+        gate: Gate | None = None,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -102,6 +104,7 @@ class PullHandlers:
         self._long_poll = long_poll
         self._live = live
         self._stats = stats
+        self._gate = gate
 
     def register(self, handlers: Handlers) -> None:
         handlers.add(RequestCode.PULL_MESSAGE, self.pull)
@@ -162,6 +165,14 @@ class PullHandlers:
         else:
             self._stats.get_miss.add()
         _answer(channel, request, code, _REMARKS[status], result)
+
+    def _ask_again(self, channel: Channel, request: _Request, header: PullMessage) -> None:
+        """Answers a pull that has waited as if nothing had come."""
+        queue = self._store.find_queue(header.topic, header.queue_id)
+        low, high = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
+        status = GetStatus.OFFSET_OVERFLOW_ONE
+        nothing = GetResult(status, header.queue_offset, low, high)
+        _answer(channel, request, ResponseCode.PULL_NOT_FOUND, _REMARKS[status], nothing)
 
     def _limits(self, channel: Channel, header: PullMessage) -> tuple[int, int | None]:
         """How many messages and bytes the answer may have; None leaves Apache's limits in force.
@@ -251,9 +262,16 @@ class PullHandlers:
                 request.code, opaque=request.opaque, flag=request.flag, serialize_type=request.serialize_type
             )
 
+        gate = self._gate
+        revision = 0 if gate is None else gate.revision
+
         def answer() -> None:
             try:
-                self._serve(channel, request, header, may_wait=False)
+                if gate is not None and gate.revision != revision:
+                    # Whether the reader still may is found out when it asks again.
+                    self._ask_again(channel, request, header)
+                else:
+                    self._serve(channel, request, header, may_wait=False)
             except AssertionError:
                 raise
             except Exception as error:  # none of this is for who woke it

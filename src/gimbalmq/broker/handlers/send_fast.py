@@ -15,6 +15,7 @@ import struct
 
 import msgspec
 
+from gimbalmq.access.gate import Gate
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.flush import GroupCommit
 from gimbalmq.broker.handlers.send import ORDINARY_FLAGS, cluster_property, durability, trace_fields
@@ -61,7 +62,21 @@ class _FastHeader(msgspec.Struct, gc=False):
     flag: int = 0
 
 
+class _SignedHeader(msgspec.Struct, gc=False):
+    """With all fields, because the signature is over all of them."""
+
+    code: int
+    opaque: int
+    extFields: dict[str, str]
+    flag: int = 0
+
+
+class _NotAdmitted(Exception):
+    """The gate has to look at it: the plain way asks it."""
+
+
 _decode_fast = msgspec.json.Decoder(_FastHeader, strict=False).decode
+_decode_signed = msgspec.json.Decoder(_SignedHeader).decode
 
 
 _Answered = tuple[int, int, str, bool, int, int]
@@ -90,6 +105,7 @@ class FastSendHandlers:
         live: LiveConfig,
         stats: Stats,
         store_host: bytes,
+        gate: Gate | None = None,
     ) -> None:
         self._store = store
         self._writer = writer
@@ -97,6 +113,7 @@ class FastSendHandlers:
         self._commit = commit
         self._live = live
         self._stats = stats
+        self._gate = gate
         self._id_prefix = store_host.hex().upper()
         self._queues: dict[tuple[str, int], QueueLog] = {}
         """Queues that ordinary messages may go to, as found under the tables and the configuration of then."""
@@ -107,7 +124,7 @@ class FastSendHandlers:
         self._cluster_property = cluster_property(live.now)
 
     def register(self, handlers: Handlers) -> None:
-        handlers.add_batch(RequestCode.SEND_MESSAGE_V2, self.batch)
+        handlers.add_batch(RequestCode.SEND_MESSAGE_V2, self.batch, checks=self._gate is not None)
 
     def batch(self, channel: Channel, frames: list[Frame]) -> int:
         """A run of 310 frames of one connection, in order; how many of them are done."""
@@ -127,7 +144,7 @@ class FastSendHandlers:
             self._queues_of = (self._topics.generation, self._live.version)
             region, trace = json.dumps(config.region_id), str(config.trace_on).lower()
             self._answer_head = f'"extFields":{{"MSG_REGION":{region},"TRACE_ON":"{trace}","msgId":"'
-        queues, tails = self._queues, self._tails
+        queues, tails, gate = self._queues, self._tails, self._gate
         group: AppendGroup | None = None
         done: list[_Answered] = []
         counts: dict[str, list[int]] = {}
@@ -137,7 +154,7 @@ class FastSendHandlers:
             body = frame[2]
             queue = None
             try:
-                header = _decode_fast(frame[1])
+                header = _decode_fast(frame[1]) if gate is None else _admitted(gate, channel, frame)
                 fields = header.extFields
                 text = fields.i
                 topic = fields.b
@@ -157,7 +174,7 @@ class FastSendHandlers:
                     tail = tails.get(end) or self._read_tail(end)
                     if tail[0] and (not unique_at or _ordinary_head(text[:unique_at])):
                         queue = queues.get(key) or self._find_queue(key)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, _NotAdmitted):
                 pass
             if queue is not None and group is None:
                 try:
@@ -303,6 +320,17 @@ class FastSendHandlers:
             parts += (prefixes[length] if length < 1024 else _prefix(length), header)
         # All of it is ASCII but the length words, so one encoding of the whole serves.
         return "".join(parts).encode("latin-1")
+
+
+def _admitted(gate: Gate, channel: Channel, frame: Frame) -> _FastHeader:
+    """The header of a signed send that the gate lets pass; what was signed is what is used."""
+    header = _decode_signed(frame[1])
+    fields = header.extFields
+    if header.code != _SEND or not gate.admits_send(channel, fields, frame[2]):
+        raise _NotAdmitted
+    return _FastHeader(
+        header.code, header.opaque, msgspec.convert(fields, _FastFields, strict=False), header.flag
+    )
 
 
 def _prefix(header_bytes: int) -> str:

@@ -1,0 +1,58 @@
+"""How often addresses were refused of late, and by how much the next refusal is delayed.
+
+Only refusals are delayed, never what is allowed: somebody who guesses from behind the same address as honest clients does
+not slow these down. The table is bounded, so that a flood from many addresses costs no memory.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from gimbalmq._clock import Clock
+from gimbalmq.access.config import AccessConfig
+
+_MOST_DOUBLINGS = 30
+
+
+class Failures:
+    """Refusals by address; of IPv6, where a machine has a whole network to choose from, by its first four groups."""
+
+    def __init__(self, config: AccessConfig, clock: Clock) -> None:
+        self._free = config.auth_failures_free
+        self._first_delay = config.auth_failure_delay_millis / 1000
+        self._longest = config.auth_failure_max_delay_millis / 1000
+        self._forget = config.auth_failure_forget_seconds
+        self._most = config.max_auth_failure_addresses
+        self._clock = clock
+        self._seen: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        """Count and time of the last one, the longest silent first."""
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def failed(self, host: str) -> float:
+        """Notes a refusal; seconds by which its answer is delayed."""
+        now = self._clock.monotonic()
+        key = _network(host)
+        count, last = self._seen.pop(key, (0, now))
+        if now - last > self._forget:
+            count = 0
+        count += 1
+        self._seen[key] = (count, now)
+        if len(self._seen) > self._most:
+            self._seen.popitem(last=False)
+        over = count - self._free
+        if over <= 0 or not self._first_delay:
+            return 0.0
+        return min(self._longest, self._first_delay * (1 << min(over - 1, _MOST_DOUBLINGS)))
+
+
+def _network(host: str) -> str:
+    if ":" not in host:
+        return host
+    head, gap, tail = host.partition("::")
+    groups = head.split(":") if head else []
+    if gap:
+        rest = tail.split(":") if tail else []
+        groups += ["0"] * (8 - len(groups) - len(rest)) + rest
+    return ":".join(groups[:4])

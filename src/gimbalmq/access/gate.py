@@ -1,0 +1,347 @@
+"""The one place that every request of a server passes: who sent it, and may they do that?
+
+Authentication: the request names a user and carries the signature that the user's secret gives it; the user is enabled,
+and comes from where, and with the certificate, that it is bound to. Authorisation: ``needs`` says which rights the request
+wants, and the user's policies whether they are given. Super users have all rights.
+
+A signature says nothing of when it was made (see ``protocol.signing``): whoever has seen a request can send it again, from
+wherever the user may come from. Nothing here can tell the two apart.
+
+Signatures are verified each time. Decisions are kept, by user, request, resource and address, until the users or policies
+change; what is kept is bounded.
+
+A request that fails for a fault of ours is refused: every way out of ``check`` but its end is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+from typing import Any
+
+from gimbalmq.access import audit as events
+from gimbalmq.access.audit import CHANGES, Audit
+from gimbalmq.access.config import AccessConfig
+from gimbalmq.access.decision import decide
+from gimbalmq.access.directory import Directory
+from gimbalmq.access.failures import Failures
+from gimbalmq.access.named import Group, SentBySender, Topic
+from gimbalmq.access.needs import Level, Need, NeedTable
+from gimbalmq.access.policies import Asked
+from gimbalmq.access.users import User
+from gimbalmq.errors import AccessRefusedError, RocketMQError
+from gimbalmq.protocol.codes import RequestCode
+from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.protocol.signing import ACCESS_KEY, SecretKey, fields_verified, verified
+from gimbalmq.transport.channel import Channel
+from gimbalmq.transport.tls import PeerCertificate
+
+log = logging.getLogger(__name__)
+
+_KEPT = 10_000
+"""So many users' keys and so many decisions are remembered; then they are worked out anew."""
+_LONGEST_KEPT = 600
+"""Letters of the names in a decision that is remembered; longer ones seldom repeat."""
+_NAME_LETTERS = 255
+_TOLD_RESOURCES = 10
+
+_ALWAYS_CLOSED = (Level.SERVER, Level.SUPER_ONLY)
+"""Also if authorisation is off, and while the mode is permissive."""
+
+_SEND = int(RequestCode.SEND_MESSAGE_V2)
+
+_Identity = tuple[str, str, PeerCertificate | None]
+"""A user's name, an address and a certificate under which the user may come."""
+
+
+class Gate:
+    """Implements ``transport.channel.RequestGate`` for one server; ``needs`` are that server's.
+
+    Attributes:
+        authenticates: whether signatures are checked.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        needs: NeedTable,
+        config: AccessConfig,
+        failures: Failures,
+        audit: Audit,
+    ) -> None:
+        self._directory = directory
+        self._needs = needs
+        self._failures = failures
+        self._audit = audit
+        self.authenticates = config.authenticates
+        self._authorizes = config.authorizes
+        self._permissive = config.access_mode == "permissive"
+        self._rules = config.authorization_rules
+        self._believes = config.authorization_rules == "apache"
+        self._unsigned = config.unsigned_codes()
+        self._unchecked = config.unchecked_codes()
+        self._trusted = config.trusted()
+        self._seen_revision = -1
+        self._keys: dict[_Identity, SecretKey] = {}
+        self._allowed: set[tuple[object, ...]] = set()
+        self._decisions: dict[tuple[str, Asked, str], tuple[bool, str]] = {}
+        self._keyed: dict[int, Callable[[Mapping[str, str]], tuple[str, ...]] | None] = {}
+
+    # -- for the transport and the handlers ------------------------------------------
+
+    @property
+    def revision(self) -> int:
+        """Changes when users or policies do; whatever was allowed before has to be asked for again."""
+        return self._directory.revision
+
+    def check(self, channel: Channel, command: RemotingCommand) -> None:
+        """Raises AccessRefusedError, in Apache's words, if the request must not reach its handler.
+
+        Raises:
+            ResponseError, ProtocolError: it does not say what it is about.
+        """
+        if self._seen_revision != self._directory.revision:
+            self._forget()
+        fields = command.ext_fields or {}
+        name = fields.get(ACCESS_KEY)
+        key = None if name is None else self._keys.get((name, channel.host, channel.peer_certificate))
+        if key is not None and self._remembered(channel, command, fields) and verified(command, key):
+            return
+        self._check_slowly(channel, command, name)
+
+    def admits_send(
+        self, channel: Channel, fields: Mapping[str, str], body: bytes | bytearray | memoryview
+    ) -> bool:
+        """Whether a send (310) with these fields passes by what is remembered; False means: ask ``check``."""
+        if self._seen_revision != self._directory.revision:
+            self._forget()
+        name, host = fields.get(ACCESS_KEY), channel.host
+        if name is None:
+            return False
+        key = self._keys.get((name, host, channel.peer_certificate))
+        values = self._values(_SEND, fields)
+        return (
+            key is not None
+            and values is not None
+            and (_SEND, name, host, *values) in self._allowed
+            and fields_verified(fields, body, key)
+        )
+
+    def who(self, command: RemotingCommand) -> User | None:
+        """The user whose signature a request carries; None if it has none that is good.
+
+        Requests of white lists and of trusted servers reach their handlers without one.
+        """
+        name = (command.ext_fields or {}).get(ACCESS_KEY)
+        user = None if name is None else self._directory.user(name)
+        if user is None or not user.is_enabled or not verified(command, SecretKey(user.password)):
+            return None
+        return user
+
+    # -- inside ----------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        self._seen_revision = self._directory.revision
+        self._keys.clear()
+        self._allowed.clear()
+        self._decisions.clear()
+
+    def _check_slowly(self, channel: Channel, command: RemotingCommand, name: str | None) -> None:
+        need = self._needs.need(command.code)
+        if need.level is Level.OPEN:
+            return
+        if self._directory.trusts(channel.host, name):
+            self._note_change(channel, command, name, need)
+            return
+        if need.level is Level.SERVER:
+            if self._trusted and self._trusted.includes(channel.host, channel.peer_certificate):
+                self._note_change(channel, command, None, need)
+                return
+        try:
+            user = self._authenticate(channel, command, name)
+            self._authorize(channel, command, need, user, name)
+        except _Refused as refused:
+            self._refuse(channel, command, need, name, refused)
+            return
+        self._note_change(channel, command, name, need)
+        if user is not None and self.authenticates:
+            self._remember(channel, command, user)
+
+    def _authenticate(self, channel: Channel, command: RemotingCommand, name: str | None) -> User | None:
+        """Who sent it. None if nobody has proved to be anybody, and need not."""
+        if self.authenticates and command.code not in self._unsigned:
+            return self._proved(channel, command, name)
+        user = None if name is None else self._directory.user(name)
+        if user is None or self._believes:
+            # Apache's rule: without authentication a name is believed, and with it every right of its user.
+            return user
+        try:
+            return self._proved(channel, command, name)
+        except _Refused:
+            return None
+
+    def _proved(self, channel: Channel, command: RemotingCommand, name: str | None) -> User:
+        if not name:
+            raise _Refused("username cannot be null.", unknown=True)
+        user = self._directory.user(name)
+        if user is None:
+            raise _Refused(f"User:{name[:_NAME_LETTERS]} is not found.", unknown=True)
+        if not user.is_enabled:
+            raise _Refused(f"User:{name} is disabled.", unknown=True)
+        certificate = channel.peer_certificate
+        identity = (name, channel.host, certificate)
+        key = self._keys.get(identity) or SecretKey(user.password)
+        if not verified(command, key):
+            raise _Refused("check signature failed.", unknown=True)
+        # Who does not have the secret does not learn what the user is bound to.
+        if not user.may_come_from(channel.host):
+            raise _Refused(f"User:{name} is not allowed from {channel.host}.", unknown=True)
+        shown = (None, None) if certificate is None else (certificate.name or None, certificate.fingerprint)
+        if not user.may_present(*shown):
+            raise _Refused(f"User:{name} needs its client certificate.", unknown=True)
+        if len(self._keys) >= _KEPT:
+            self._keys.clear()
+        self._keys[identity] = key
+        return user
+
+    def _authorize(
+        self, channel: Channel, command: RemotingCommand, need: Need, user: User | None, name: str | None
+    ) -> None:
+        if user is not None and user.is_super:
+            return
+        if need.level in _ALWAYS_CLOSED:
+            who = "nobody" if name is None else f"User:{name[:_NAME_LETTERS]}"
+            whom = "a Super user" if need.level is Level.SUPER_ONLY else "a server or a Super user"
+            raise _Refused(
+                f"{who} has no permission to send request {command.code} from {channel.host}, it needs {whom}.",
+                unknown=user is None,
+            )
+        if not self._authorizes or command.code in self._unchecked or need.level is not Level.RIGHTS:
+            return
+        wanted = self._needs.asked(need, command)
+        if not wanted:
+            return
+        if user is None:
+            raise _Refused(
+                "Authorization failed. Please verify your access rights and try again."
+                if name is None
+                else f"User:{name[:_NAME_LETTERS]} not found.",
+                wanted,
+                unknown=True,
+            )
+        for one in wanted:
+            allowed, reason = self._decide(user.name, one, channel.host)
+            if not allowed:
+                raise _Refused(
+                    f"User:{user.name} has no permission to access {one.resource} from {channel.host}, {reason}.",
+                    [one],
+                )
+
+    def _decide(self, name: str, wanted: Asked, host: str) -> tuple[bool, str]:
+        key = (name, wanted, host)
+        known = self._decisions.get(key)
+        if known is None:
+            verdict = decide(self._directory.acl(name), wanted, host, rules=self._rules)
+            known = (verdict.allowed, verdict.reason)
+            if len(self._decisions) >= _KEPT:
+                self._decisions.clear()
+            if len(wanted.resource.name) <= _LONGEST_KEPT:
+                self._decisions[key] = known
+        return known
+
+    def _refuse(
+        self, channel: Channel, command: RemotingCommand, need: Need, name: str | None, why: _Refused
+    ) -> None:
+        wanted = [f"{one.resource}" for one in why.wanted[:_TOLD_RESOURCES]]
+        # Who may only watch must not be able to make users, however long the change to signed requests takes.
+        if self._permissive and need.level not in _ALWAYS_CLOSED:
+            self._audit.note(channel, command, name, events.TOLERATED, wanted=wanted, reason=why.remark)
+            return
+        self._audit.note(channel, command, name, events.REFUSED, wanted=wanted, reason=why.remark)
+        delay = self._failures.failed(channel.host)
+        raise AccessRefusedError(why.remark, delay=delay, holds=why.unknown) from None
+
+    def _note_change(
+        self, channel: Channel, command: RemotingCommand, name: str | None, need: Need
+    ) -> None:
+        if command.code not in CHANGES:
+            return
+        try:
+            wanted = self._needs.asked(need, command)
+        except RocketMQError:
+            wanted = []  # its handler will say so
+        resources = [f"{one.resource}" for one in wanted[:_TOLD_RESOURCES]]
+        self._audit.note(channel, command, name, events.CHANGED, wanted=resources)
+
+    # -- decisions that are remembered -----------------------------------------------
+
+    def _remembered(self, channel: Channel, command: RemotingCommand, fields: Mapping[str, str]) -> bool:
+        values = self._values(command.code, fields)
+        return values is not None and (command.code, fields[ACCESS_KEY], channel.host, *values) in self._allowed
+
+    def _remember(self, channel: Channel, command: RemotingCommand, user: User) -> None:
+        values = self._values(command.code, command.ext_fields or {})
+        if values is None or sum(map(len, values)) > _LONGEST_KEPT:
+            return
+        if len(self._allowed) >= _KEPT:
+            self._allowed.clear()
+        self._allowed.add((command.code, user.name, channel.host, *values))
+
+    def _values(self, code: int, fields: Mapping[str, str]) -> tuple[str, ...] | None:
+        """What of a request decides whether it is allowed; None if that is more than fields."""
+        try:
+            read = self._keyed[code]
+        except KeyError:
+            read = self._reader(code)
+        if read is None:
+            return None
+        try:
+            return read(fields)
+        except KeyError:
+            return None
+
+    def _reader(self, code: int) -> Callable[[Mapping[str, str]], tuple[str, ...]] | None:
+        if code not in self._needs.rows:
+            return None  # no handler has it; and there are more numbers than anybody wants to keep
+        kept = code not in CHANGES and code not in self._unsigned
+        read = self._keyed[code] = _field_reader(self._needs.need(code)) if kept else None
+        return read
+
+
+def _field_reader(need: Need) -> Callable[[Mapping[str, str]], tuple[str, ...]] | None:
+    """Reads the fields on which a need depends; None if it depends on anything else."""
+    if need.level not in (Level.RIGHTS, Level.SIGNED):
+        return None
+    names: list[str] = []
+    for piece in need.pieces:
+        if isinstance(piece, SentBySender):
+            names += (piece.topic, piece.group)
+        elif isinstance(piece, Topic | Group) and not piece.optional:
+            names.append(piece.field)
+        else:
+            return None
+    if not names:
+        return lambda fields: ()
+    if len(names) == 1:
+        only = names[0]
+        return lambda fields: (fields[only],)
+    getter: itemgetter[Any] = itemgetter(*names)
+    return getter
+
+
+class _Refused(Exception):
+    """A request is not to pass.
+
+    Attributes:
+        remark: what the peer is told.
+        wanted: the rights that are missing.
+        unknown: nobody has proved who sent it.
+    """
+
+    def __init__(self, remark: str, wanted: list[Asked] | None = None, *, unknown: bool = False) -> None:
+        super().__init__(remark)
+        self.remark = remark
+        self.wanted = wanted or []
+        self.unknown = unknown
+
