@@ -70,7 +70,7 @@ class Https:
                 raise
             named = self._cert if self._key is None else f"{self._cert} with key {self._key}"
             reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
-            why = reason.lower().replace("_", " ")
+            why = reason.lower().replace("_", " ") if isinstance(error, ssl.SSLError) else reason
             raise ConfigError("--https-cert", named, f"cannot be loaded: {why}") from error
 
     def _stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
