@@ -20,7 +20,8 @@ MAX_NAME_LETTERS = 255
 MAX_PASSWORD_LETTERS = 1024
 MAX_SOURCES = 100
 
-_FINGERPRINT = re.compile(r"[0-9a-fA-F]{2}(:?[0-9a-fA-F]{2}){31}")
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+_HEXADECIMAL = re.compile(r"[0-9a-fA-F]{32,}")
 
 
 class UserType(StrEnum):
@@ -39,8 +40,8 @@ class User:
 
     Attributes:
         source_ips: addresses and ranges that the user's requests may come from; empty means every address.
-        certificate: of the client that makes them, ``CN=`` and the common name of its subject, or its SHA-256
-            fingerprint. None means that none is needed.
+        certificate: of the client that makes them: the common name of its subject, or its SHA-256 fingerprint in lower
+            case without colons. None means that none is needed.
     """
 
     name: str
@@ -107,6 +108,17 @@ class User:
         """Whether the user is bound to no address, or to this one."""
         return not self.source_ips or matches(self.source_ips, ip)
 
+    def may_present(self, common_name: str | None, fingerprint: str | None) -> bool:
+        """Whether the user is bound to no certificate, or to the one with these; both are None for a peer without."""
+        bound = self.certificate
+        if bound is None:
+            return True
+        if _FINGERPRINT.fullmatch(
+            bound
+        ):  # and never a name: its owner may have chosen one that looks like it
+            return fingerprint is not None and _plain_fingerprint(fingerprint) == bound
+        return common_name == bound
+
 
 def check_name(name: str) -> str:
     """Raises an error if nobody can be named so."""
@@ -147,10 +159,20 @@ def check_certificate(text: str) -> str | None:
     stripped = text.strip()
     if not stripped:
         return None
-    named = stripped.startswith("CN=") and stripped[3:].strip() and stripped.isprintable()
-    if len(stripped) > MAX_NAME_LETTERS or not (named or _FINGERPRINT.fullmatch(stripped)):
+    plain = _plain_fingerprint(stripped)
+    if _FINGERPRINT.fullmatch(plain):
+        return plain
+    name = stripped.removeprefix("CN=").strip()
+    # A fingerprint that lacks a digit must not be kept as a name that nobody has.
+    looks_like_one = ":" in name or _HEXADECIMAL.fullmatch(plain)
+    if not name or not name.isprintable() or len(name) > MAX_NAME_LETTERS or looks_like_one:
         raise InvalidParameterError(
-            f"the certificate {shown(text)} names none: use CN=name of its subject, or its SHA-256 fingerprint, "
+            f"the certificate {shown(text)} names none: use the common name of its subject, or its SHA-256 fingerprint, "
             "64 hexadecimal digits"
         )
-    return stripped
+    return name
+
+
+def _plain_fingerprint(text: str) -> str:
+    digits = text.removeprefix("sha256:").replace(":", "")
+    return digits.lower() if _HEXADECIMAL.fullmatch(digits) else text

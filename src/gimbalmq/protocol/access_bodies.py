@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gimbalmq.errors import InvalidParameterError
+from gimbalmq.errors import InvalidParameterError, RemoteProtocolError
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import Body, check_length
 
@@ -53,7 +53,12 @@ class AclBody(Body):
 
 
 def user_of_request(data: bytes | bytearray | memoryview) -> UserBody:
-    """Reads the body of 3001 or 3002; raises InvalidParameterError or RemoteProtocolError."""
+    """Reads the body of 3001 or 3002.
+
+    Raises:
+        InvalidParameterError: it is too long, no JSON, or has an unknown field.
+        RemoteProtocolError: a field has another type than it should.
+    """
     return user_of(_loaded(data))
 
 
@@ -80,7 +85,11 @@ def acl_of(raw: Any) -> AclBody:
 
 def _loaded(data: bytes | bytearray | memoryview) -> Any:
     check_length(data, REQUEST_BYTES)
-    return fastjson.loads(bytes(data))
+    try:
+        return fastjson.loads(bytes(data))
+    except RemoteProtocolError:
+        # The reader's words would show what stands near the mistake, which may be a password.
+        raise InvalidParameterError("the body is no JSON") from None
 
 
 def _items(raw: Any, name: str) -> list[Any]:

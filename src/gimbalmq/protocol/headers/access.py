@@ -1,4 +1,4 @@
-"""Headers of the requests about users and policies, 3001 to 3010."""
+"""Headers of requests about users and policies."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from gimbalmq.protocol.headers.base import Header
 
 
 class UserName(Header):
-    """3001 to 3004: a user."""
+    """3001 AUTH_CREATE_USER, 3002 AUTH_UPDATE_USER, 3003 AUTH_DELETE_USER, 3004 AUTH_GET_USER."""
 
     username: str | None = None
 
 
 class ListUsers(Header):
-    """3005 AUTH_LIST_USER: a part of the name, or all."""
+    """3005 AUTH_LIST_USER."""
 
     filter: str | None = None
 
 
-class Subject(Header):
-    """3006, 3007, 3009: ``User:name``."""
+class AclSubject(Header):
+    """3006 AUTH_CREATE_ACL, 3007 AUTH_UPDATE_ACL, 3009 AUTH_GET_ACL."""
 
     subject: str | None = None
 
 
 class DeleteAcl(Header):
-    """3008 AUTH_DELETE_ACL: without a resource the whole Acl."""
+    """3008 AUTH_DELETE_ACL."""
 
     subject: str | None = None
     policy_type: str | None = None
@@ -32,7 +32,7 @@ class DeleteAcl(Header):
 
 
 class ListAcls(Header):
-    """3010 AUTH_LIST_ACL: parts of the subject's and the resource's text."""
+    """3010 AUTH_LIST_ACL."""
 
     subject_filter: str | None = None
     resource_filter: str | None = None

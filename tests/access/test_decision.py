@@ -1,0 +1,191 @@
+"""The order of decision: Apache's own cases, and random policies against a second reading of its rules."""
+
+from __future__ import annotations
+
+from functools import cmp_to_key
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gimbalmq.access.decision import ALLOWED, DENIED, NO_MATCHED_POLICIES, decide
+from gimbalmq.access.policies import (
+    Acl,
+    Action,
+    Asked,
+    Decision,
+    Entry,
+    Policy,
+    PolicyType,
+    Resource,
+    Rules,
+)
+from tests.access import strategies
+
+HERE = "192.168.0.1"
+
+
+def _entries(*texts: str) -> tuple[Entry, ...]:
+    """Each of the form ``Topic:t* Allow Pub,Sub``, for 192.168.0.0/24."""
+    found = []
+    for text in texts:
+        resource, decision, actions = text.split()
+        found.append(
+            Entry(
+                Resource.parse(resource),
+                frozenset(Action(word) for word in actions.split(",")),
+                Decision(decision),
+                ("192.168.0.0/24",),
+            )
+        )
+    return tuple(found)
+
+
+def _custom(*texts: str) -> Acl:
+    return Acl("test", (Policy(PolicyType.CUSTOM, _entries(*texts)),))
+
+
+def _ask(acl: Acl | None, text: str, source: str = HERE, rules: Rules = Rules.STRICT) -> str:
+    resource, actions = text.split()
+    asked = Asked(Resource.parse(resource), tuple(Action(word) for word in actions.split(",")))
+    verdict = decide(acl, asked, source, rules=rules)
+    return "allow" if verdict.allowed else verdict.reason
+
+
+NOTHING = "no matched policies"
+DENY = "the decision is deny"
+
+_CASES: list[tuple[Acl, dict[str, str]]] = [
+    (
+        _custom("Topic:test* Allow Pub"),
+        {"Topic:test Pub": "allow", "Topic:abc Pub": NOTHING, "Topic:test Sub": NOTHING},
+    ),
+    (
+        _custom(
+            "* Allow Pub,Sub",
+            "Topic:* Deny Pub,Sub",
+            "Topic:test* Allow Pub,Sub",
+            "Topic:test-1 Deny Pub,Sub",
+        ),
+        {
+            "Topic:test-1 Pub": DENY,
+            "Topic:test-2 Pub": "allow",
+            "Topic:abc Pub": DENY,
+            "Group:test-2 Sub": "allow",
+        },
+    ),
+    (
+        Acl(
+            "test",
+            (
+                Policy(PolicyType.CUSTOM, _entries("Topic:test* Deny Pub")),
+                Policy(PolicyType.DEFAULT, _entries("Topic:* Allow Pub")),
+            ),
+        ),
+        {"Topic:test Pub": DENY, "Topic:abc Pub": "allow"},
+    ),
+    (
+        _custom(
+            "* Allow Pub",
+            "Topic:* Allow Pub",
+            "Topic:test* Allow Pub",
+            "Topic:test_* Deny Pub",
+            "Topic:test_001 Deny Pub",
+        ),
+        {"Topic:test_001 Pub": DENY, "Topic:test_002 Pub": DENY, "Topic:test Pub": "allow"},
+    ),
+    (
+        _custom("Cluster:c Allow All"),
+        {"Cluster:c Update": "allow", "Cluster:c Any": "allow", "Cluster:d Update": NOTHING},
+    ),
+    # One action of several is enough, for a Deny too.
+    (
+        _custom("Topic:a Deny Sub", "Topic:* Allow Pub,Get"),
+        {"Topic:a Sub,Get": DENY, "Topic:a Pub,Get": "allow", "Topic:b Sub,Get": "allow"},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("acl", "question", "answer"),
+    [(acl, question, answer) for acl, answers in _CASES for question, answer in answers.items()],
+)
+def test_apaches_cases(acl: Acl, question: str, answer: str) -> None:
+    assert _ask(acl, question) == answer
+    backwards = Acl(acl.user, tuple(Policy(policy.type, policy.entries[::-1]) for policy in acl.policies))
+    assert _ask(backwards, question) == answer
+    assert _ask(acl, question, "10.10.0.1") == NOTHING
+
+
+def test_nobody_without_policies_may_do_anything() -> None:
+    assert _ask(None, "Topic:t Pub") == NOTHING
+    assert _ask(Acl("test"), "Topic:t Pub") == NOTHING
+
+
+def test_deny_wins_on_the_very_same_resource_unless_apaches_rules_hold() -> None:
+    for order in (("Allow", "Deny"), ("Deny", "Allow")):
+        acl = _custom(*(f"Topic:a {decision} Pub" for decision in order))
+        assert _ask(acl, "Topic:a Pub") == DENY
+        assert _ask(acl, "Topic:a Pub", rules=Rules.APACHE) == "allow"
+
+
+def _compare(one: Entry, other: Entry) -> int:
+    """Apache's comparison (AuthorizationEvaluator's sort), word for word in spirit, by the texts of resources."""
+    first, second = str(one.resource), str(other.resource)
+    if (first == "*") != (second == "*"):
+        return 1 if first == "*" else -1
+    if first.endswith("*") != second.endswith("*"):
+        return 1 if first.endswith("*") else -1
+    if first.endswith("*") and len(first) != len(second):
+        return len(second) - len(first)  # all names are the shortest prefix
+    if one.decision != other.decision:
+        return 1 if one.decision == Decision.DENY else -1
+    return 0
+
+
+@given(strategies.acls, strategies.questions, st.sampled_from(strategies.SOURCES))
+def test_random_policies_decide_as_apaches_sort_does(acl: Acl, asked: Asked, source: str) -> None:
+    def verdict(allow_wins: bool) -> object:
+        for kind in (PolicyType.CUSTOM, PolicyType.DEFAULT):
+            alone = [
+                entry
+                for entry in acl.entries(kind)
+                if decide(Acl("u", (Policy(kind, (entry,)),)), asked, source) != NO_MATCHED_POLICIES
+            ]
+            if alone:
+                ordered = sorted(alone, key=cmp_to_key(_compare))
+                same = [entry for entry in ordered if entry.resource == ordered[0].resource]
+                decided = same[0 if allow_wins else -1].decision
+                return ALLOWED if decided == Decision.ALLOW else DENIED
+        return NO_MATCHED_POLICIES
+
+    assert decide(acl, asked, source, rules=Rules.APACHE) == verdict(True)
+    assert decide(acl, asked, source) == verdict(False)
+
+
+@given(strategies.entries, strategies.questions, st.sampled_from(strategies.SOURCES))
+def test_one_entry_decides_only_what_all_its_parts_match(entry: Entry, asked: Asked, source: str) -> None:
+    text, wanted = str(entry.resource), str(asked.resource)
+    matches = wanted.startswith(text[:-1]) if text.endswith("*") else wanted == text
+    if Action.ALL not in entry.actions and Action.ANY not in asked.actions:
+        matches = matches and any(action in entry.actions for action in asked.actions)
+    if entry.sources:
+        matches = matches and any(_in_range(source, known) for known in entry.sources)
+    decided = ALLOWED if entry.decision == Decision.ALLOW else DENIED
+    found = decide(Acl("u", (Policy(PolicyType.CUSTOM, (entry,)),)), asked, source)
+    assert found == (decided if matches else NO_MATCHED_POLICIES)
+
+
+_INSIDE = {
+    "10.0.0.1": {"10.0.0.1"},
+    "10.0.0.0/24": {"10.0.0.1", "10.0.0.2"},
+    "10.0.0.0/8": {"10.0.0.1", "10.0.0.2", "10.1.0.1"},
+    "0.0.0.0/0": {"10.0.0.1", "10.0.0.2", "10.1.0.1", "192.168.0.1"},
+    "::1": {"::1"},
+    "2001:DB8:0::/32": {"2001:db8::7"},
+    "::/0": {"::1", "2001:db8::7"},
+}
+
+
+def _in_range(source: str, known: str) -> bool:
+    return source in _INSIDE[known]
