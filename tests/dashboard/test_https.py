@@ -67,7 +67,7 @@ def test_old_versions_of_tls_are_not_spoken(tmp_path: Path) -> None:
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     locked = self_signed(tmp_path, "locked", password=b"open sesame")
     other = self_signed(tmp_path, "other")
-    with pytest.raises(ConfigError, match="GIMBALMQ_DASHBOARD_KEY_PASSWORD.*encrypted"):
+    with pytest.raises(ConfigError, match=r"GIMBALMQ_DASHBOARD_KEY_PASSWORD.*encrypted"):
         Https(locked.cert_path, locked.key_path, None)
     with pytest.raises(ConfigError, match="--https-cert") as refused:
         Https(locked.cert_path, locked.key_path, "wrong word")
