@@ -22,6 +22,7 @@ from typing import Any
 
 from gimbalmq.access import audit as events
 from gimbalmq.access.audit import CHANGES, Audit
+from gimbalmq.access.certificates import certificate_matches
 from gimbalmq.access.config import AccessConfig
 from gimbalmq.access.decision import decide
 from gimbalmq.access.directory import Directory
@@ -31,9 +32,10 @@ from gimbalmq.access.needs import Level, Need, NeedTable
 from gimbalmq.access.policies import Asked
 from gimbalmq.access.users import User
 from gimbalmq.errors import AccessRefusedError, RocketMQError
+from gimbalmq.model.topics import RETRY_PREFIX
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
-from gimbalmq.protocol.signing import ACCESS_KEY, SecretKey, fields_verified, verified
+from gimbalmq.protocol.signing import ACCESS_KEY, SecretKey, verified
 from gimbalmq.transport.channel import Channel
 from gimbalmq.transport.tls import PeerCertificate
 
@@ -85,6 +87,7 @@ class Gate:
         self._seen_revision = -1
         self._keys: dict[_Identity, SecretKey] = {}
         self._allowed: set[tuple[object, ...]] = set()
+        self._senders: dict[tuple[str, str, str, PeerCertificate | None], SecretKey] = {}
         self._decisions: dict[tuple[str, Asked, str], tuple[bool, str]] = {}
         self._keyed: dict[int, Callable[[Mapping[str, str]], tuple[str, ...]] | None] = {}
 
@@ -110,23 +113,14 @@ class Gate:
             return
         self._check_slowly(channel, command, name)
 
-    def admits_send(
-        self, channel: Channel, fields: Mapping[str, str], body: bytes | bytearray | memoryview
-    ) -> bool:
-        """Whether a send (310) with these fields passes by what is remembered; False means: ask ``check``."""
+    def sender_key(self, channel: Channel, name: str, topic: str) -> SecretKey | None:
+        """The key that a send (310) must be signed with if this user's sends to this topic are known to pass.
+
+        None means that ``check`` has to be asked.
+        """
         if self._seen_revision != self._directory.revision:
             self._forget()
-        name, host = fields.get(ACCESS_KEY), channel.host
-        if name is None:
-            return False
-        key = self._keys.get((name, host, channel.peer_certificate))
-        values = self._values(_SEND, fields)
-        return (
-            key is not None
-            and values is not None
-            and (_SEND, name, host, *values) in self._allowed
-            and fields_verified(fields, body, key)
-        )
+        return self._senders.get((name, topic, channel.host, channel.peer_certificate))
 
     def who(self, command: RemotingCommand) -> User | None:
         """The user whose signature a request carries; None if it has none that is good.
@@ -145,6 +139,7 @@ class Gate:
         self._seen_revision = self._directory.revision
         self._keys.clear()
         self._allowed.clear()
+        self._senders.clear()
         self._decisions.clear()
 
     def _check_slowly(self, channel: Channel, command: RemotingCommand, name: str | None) -> None:
@@ -197,8 +192,7 @@ class Gate:
         # Who does not have the secret does not learn what the user is bound to.
         if not user.may_come_from(channel.host):
             raise _Refused(f"User:{name} is not allowed from {channel.host}.", unknown=True)
-        shown = (None, None) if certificate is None else (certificate.name or None, certificate.fingerprint)
-        if not user.may_present(*shown):
+        if user.certificate is not None and not certificate_matches(user.certificate, certificate):
             raise _Refused(f"User:{name} needs its client certificate.", unknown=True)
         if len(self._keys) >= _KEPT:
             self._keys.clear()
@@ -286,7 +280,14 @@ class Gate:
             return
         if len(self._allowed) >= _KEPT:
             self._allowed.clear()
+            self._senders.clear()
         self._allowed.add((command.code, user.name, channel.host, *values))
+        # Of a retry topic the topic alone does not decide by Apache's rule.
+        if command.code == _SEND and not values[0].startswith(RETRY_PREFIX):
+            identity = (user.name, channel.host, channel.peer_certificate)
+            key = self._keys.get(identity)
+            if key is not None:
+                self._senders[user.name, values[0], *identity[1:]] = key
 
     def _values(self, code: int, fields: Mapping[str, str]) -> tuple[str, ...] | None:
         """What of a request decides whether it is allowed; None if that is more than fields."""

@@ -8,53 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gimbalmq.access.certificates import certificate_matches
 from gimbalmq.access.sources import check_source, matches
 from gimbalmq.access.users import check_certificate
 from gimbalmq.errors import InvalidParameterError
 from gimbalmq.transport.tls import PeerCertificate
 
-_NAME = "CN="
-_FINGERPRINT_LETTERS = 64
-
 
 class TrustedServers:
     """Raises InvalidParameterError, which names the first text that is no address and no certificate."""
 
-    __slots__ = ("_addresses", "_fingerprints", "_names")
+    __slots__ = ("_addresses", "_certificates")
 
     def __init__(self, texts: Iterable[str]) -> None:
         addresses: list[str] = []
-        self._names: set[str] = set()
-        self._fingerprints: set[str] = set()
+        certificates: list[str] = []
         for text in texts:
-            if text.startswith(_NAME):
-                name = text.removeprefix(_NAME).strip()
-                if check_certificate(name) != name:
-                    raise InvalidParameterError(f"{text!r} names no certificate: use CN= and its subject's name")
-                self._names.add(name)
-            elif (fingerprint := _fingerprint(text)) is not None:
-                self._fingerprints.add(fingerprint)
-            else:
+            try:
+                certificate = check_certificate(text)
+            except InvalidParameterError:
+                certificate = None
+            if certificate is None:
                 addresses.append(check_source(text))
-        self._addresses = tuple(addresses)
+            else:
+                certificates.append(certificate)
+        self._addresses, self._certificates = tuple(addresses), tuple(certificates)
 
     def __bool__(self) -> bool:
-        return bool(self._addresses or self._names or self._fingerprints)
+        return bool(self._addresses or self._certificates)
 
     def includes(self, host: str, certificate: PeerCertificate | None) -> bool:
         """Whether a peer with this address and this certificate, which was verified, is one of them."""
-        if certificate is not None and (
-            certificate.name in self._names or certificate.fingerprint in self._fingerprints
-        ):
+        if any(certificate_matches(wanted, certificate) for wanted in self._certificates):
             return True
         return bool(self._addresses) and matches(self._addresses, host)
-
-
-def _fingerprint(text: str) -> str | None:
-    try:
-        plain = check_certificate(text)
-    except InvalidParameterError:
-        return None
-    # Anything else that it lets pass is a name, which has to be written with CN= here.
-    is_one = plain is not None and len(plain) == _FINGERPRINT_LETTERS and set(plain) <= set("0123456789abcdef")
-    return plain if is_one else None

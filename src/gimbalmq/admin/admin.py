@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+from gimbalmq.admin.access import AclAdmin, UserAdmin
 from gimbalmq.admin.clusters import ClusterAdmin
 from gimbalmq.admin.connection import AdminConnection
 from gimbalmq.admin.dead_letters import DeadLetterAdmin
@@ -25,7 +26,7 @@ class Admin:
         options: further fields of ``ClientConfig``, such as ``access_key`` and ``tls``.
 
     Attributes:
-        clusters, topics, groups, messages, dead_letters: what can be asked and done, by noun.
+        clusters, topics, groups, messages, dead_letters, users, acls: what can be asked and done, by noun.
     """
 
     def __init__(self, namesrv: str | list[str] | tuple[str, ...] = "", **options: Any) -> None:
@@ -34,6 +35,8 @@ class Admin:
         self.topics = TopicAdmin(self._connection)
         self.groups = GroupAdmin(self._connection)
         self.messages = MessageAdmin(self._connection)
+        self.users = UserAdmin(self._connection)
+        self.acls = AclAdmin(self._connection)
         self.dead_letters = DeadLetterAdmin(self._connection, self.topics, self.groups, self.messages)
 
     async def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gimbalmq.errors import ResponseError
 from gimbalmq.model.queues import MessageQueue
 
 
@@ -158,3 +159,60 @@ class DeadLetterGroup:
     topic: str
     count: int
     last_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class UserView:
+    """A user (mqadmin getUser).
+
+    Attributes:
+        source_ips: where it may come from; empty means everywhere.
+        certificate: of the client that may be it; None means any, or none.
+        password: None unless the server told it.
+    """
+
+    name: str
+    type: str
+    status: str
+    source_ips: tuple[str, ...] = ()
+    certificate: str | None = None
+    password: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AclEntryView:
+    """One line of a policy, in the words of the server."""
+
+    policy_type: str
+    resource: str
+    actions: tuple[str, ...]
+    source_ips: tuple[str, ...]
+    decision: str
+
+
+@dataclass(frozen=True, slots=True)
+class AclView:
+    """A user's policies (mqadmin getAcl)."""
+
+    user: str
+    entries: tuple[AclEntryView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AccessChange:
+    """Where users or policies were changed.
+
+    Attributes:
+        servers: addresses of those that did it.
+        without: name servers that keep no users.
+        problems: what the others said, by address.
+    """
+
+    servers: tuple[str, ...]
+    without: tuple[str, ...] = ()
+    problems: dict[str, str] = field(default_factory=dict)
+
+    def raise_problems(self) -> None:
+        """Raises ResponseError if a server did not do it."""
+        if self.problems:
+            raise ResponseError("; ".join(f"{address}: {said}" for address, said in self.problems.items()))

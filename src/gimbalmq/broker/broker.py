@@ -44,6 +44,7 @@ from gimbalmq.broker.writer import Writer
 from gimbalmq.errors import ConfigError, ListenError, StateError, StoreError
 from gimbalmq.model.ids import UniqueIdGenerator
 from gimbalmq.protocol.bodies import TopicConfig
+from gimbalmq.protocol.signing import Signer
 from gimbalmq.store.consumequeue import MAX_QUEUES, QueueLog
 from gimbalmq.store.files import Files
 from gimbalmq.store.message_store import MessageStore
@@ -187,7 +188,9 @@ class Broker:
         except BaseException:
             self.store.close()
             raise
-        self._pool = ChannelPool(network=self._network, tls=self._tls.client)
+        inner = config.inner_credentials()
+        signer = None if inner is None else Signer(inner.name, inner.secret)
+        self._pool = ChannelPool(network=self._network, tls=self._tls.client, signer=signer)
         self._registration = Registrar(self._pool, self.topics, live, self._tasks)
         self.metrics = MetricsServer(
             self.store,

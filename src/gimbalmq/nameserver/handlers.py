@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TypeVar
 
 from gimbalmq._clock import Clock
@@ -61,8 +62,18 @@ _FAQ = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further de
 class NameServerRequests:
     """The handlers and what they work on."""
 
-    def __init__(self, table: RouteTable, kv: KvStore, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self,
+        table: RouteTable,
+        kv: KvStore,
+        settings: Settings,
+        clock: Clock,
+        proven: Callable[[Channel, RemotingCommand], bool] | None = None,
+    ) -> None:
+        """``proven`` says whether a request carries the credentials of a server or an administrator; None if nobody
+        needs any."""
         self._table = table
+        self._proven = proven
         self._kv = kv
         self._settings = settings
         self._clock = clock
@@ -112,6 +123,7 @@ class NameServerRequests:
         self._table.limits = TableLimits(config.max_broker_nums, config.max_topic_nums, config.max_route_nums)
         # A broker with more topics than there is room for keeps those that are known, so they are read all the same.
         limits = ReadingLimits(max(config.max_topic_nums, MOST_TOPICS), config.max_inflated_registration_size)
+        may_replace = self._proven is None or self._proven(channel, request)
         # Others have their turns in between, but a broker's next word waits for its last.
         async with self._registering.setdefault(channel, asyncio.Lock()):
             try:
@@ -120,6 +132,7 @@ class NameServerRequests:
                 )
             except RocketMQError:
                 # What it says is refused, but it lives.
+                self._check_owner(channel, request, header.broker_addr)
                 self._table.touch(header.cluster_name, header.broker_addr, self._clock.monotonic())
                 raise
             result = await self._turns.run(
@@ -129,6 +142,8 @@ class NameServerRequests:
                     connection=channel,
                     default_expiry=config.broker_channel_expired_time / 1000,
                     delete_missing_topics=config.delete_topic_with_broker_registration,
+                    owner=_owner(channel),
+                    may_replace=may_replace,
                 )
             )
         reply = headers.RegisterBrokerReply(
@@ -141,11 +156,20 @@ class NameServerRequests:
         header = _header(request, headers.BrokerIdentity)
         # A goodbye does not overtake the registration that was sent before it.
         async with self._registering.setdefault(channel, asyncio.Lock()):
+            if self._proven is None or not self._proven(channel, request):
+                # Brokers say it for themselves only, so no broker is the worse for this where nobody needs credentials.
+                self._table.require_owner(header.broker_addr, _owner(channel))
             self._table.unregister(header.cluster_name, header.broker_name, header.broker_addr)
         return request.reply()
 
-    def query_data_version(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+    def _check_owner(self, channel: Channel, request: RemotingCommand, broker_addr: str) -> None:
+        """Who is let in without credentials speaks for brokers only that nobody else has registered."""
+        if self._proven is not None and not self._proven(channel, request):
+            self._table.require_owner(broker_addr, _owner(channel))
+
+    def query_data_version(self, channel: Channel, request: RemotingCommand) -> RemotingCommand:
         header = _header(request, headers.BrokerIdentity)
+        self._check_owner(channel, request, header.broker_addr)
         if not request.body:
             raise InvalidParameterError(
                 "the request has no body; a DataVersion belongs there", code=ResponseCode.SYSTEM_ERROR
@@ -159,8 +183,9 @@ class NameServerRequests:
             body=b"" if ours is None else ours.dump(),
         )
 
-    def heartbeat(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+    def heartbeat(self, channel: Channel, request: RemotingCommand) -> RemotingCommand:
         header = _header(request, headers.BrokerIdentity)
+        self._check_owner(channel, request, header.broker_addr)
         self._table.touch(header.cluster_name, header.broker_addr, self._clock.monotonic())
         return request.reply()
 
@@ -307,6 +332,12 @@ class NameServerRequests:
 
     def get_config(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
         return request.reply(body=self._settings.describe())
+
+
+def _owner(channel: Channel) -> str:
+    """Who a peer is, as far as it shows: the name in its certificate, else its address."""
+    shown = channel.peer_certificate
+    return channel.host if shown is None else f"CN={shown.name}" if shown.name else shown.fingerprint
 
 
 def _header(request: RemotingCommand, cls: type[H]) -> H:

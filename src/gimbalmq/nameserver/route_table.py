@@ -6,7 +6,7 @@ Tables, all rebuilt from what brokers register:
     served     broker name -> topic -> the same queue data
     brokers    broker name -> cluster and the address of each broker id (0 is the master)
     clusters   cluster -> broker names
-    live       (cluster, address) -> when it last spoke, its data version and its connection
+    live       (cluster, address) -> when it last spoke, its data version, its connection, and who registered it
     lines      connection -> the addresses that registered over it
 
 A call that raises has changed nothing, but for a registration of topics that find no room: its broker lives, and what
@@ -30,7 +30,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gimbalmq._steps import Steps, run_through
-from gimbalmq.errors import InvalidParameterError, ResponseError, TableFullError
+from gimbalmq.errors import InvalidParameterError, NoPermissionError, ResponseError, TableFullError
 from gimbalmq.model.flags import PERM_READ, PERM_WRITE
 from gimbalmq.model.route import MASTER_ID
 from gimbalmq.model.topics import SELF_TEST_TOPIC
@@ -94,6 +94,8 @@ class _Live:
     data_version: DataVersion
     connection: object
     ha_server_addr: str
+    owner: str
+    """Who registered it: the peer's certificate or address."""
 
 
 class RouteTable:
@@ -124,6 +126,8 @@ class RouteTable:
         connection: object = None,
         default_expiry: float = 120.0,
         delete_missing_topics: bool = False,
+        owner: str = "",
+        may_replace: bool = True,
     ) -> RegisterResult:
         """Takes up what a broker announces; see ``registering``."""
         return run_through(
@@ -133,6 +137,8 @@ class RouteTable:
                 connection=connection,
                 default_expiry=default_expiry,
                 delete_missing_topics=delete_missing_topics,
+                owner=owner,
+                may_replace=may_replace,
             )
         )
 
@@ -144,10 +150,17 @@ class RouteTable:
         connection: object = None,
         default_expiry: float = 120.0,
         delete_missing_topics: bool = False,
+        owner: str = "",
+        may_replace: bool = True,
     ) -> Steps[RegisterResult]:
         """Takes up what a broker announces, a few hundred topics in a step.
 
+        Args:
+            owner: who says so: the certificate or the address of the peer.
+            may_replace: it may take the place of a broker that somebody else has registered, as a promoted slave does.
+
         Raises:
+            NoPermissionError: it would, and may not.
             ResponseError: an update of one topic from a broker that has not registered before, or the
                 broker went away meanwhile.
             TableFullError: the broker is one too many, or some of its topics are; the others are registered then.
@@ -160,6 +173,9 @@ class RouteTable:
             for other, taken in (known.broker_addrs if known is not None else {}).items()
             if taken != address or other == broker_id
         }
+        if not may_replace:
+            for taken in {address, addresses.get(broker_id, address)}:
+                self.require_owner(taken, owner)
         if self._loses_to_holder(registration, addresses.get(broker_id)):
             log.warning(
                 "%s of %s is held by %s with a newer state: %s is ignored",
@@ -188,7 +204,7 @@ class RouteTable:
         )
         self._brokers[name] = broker
         self._clusters.setdefault(registration.cluster, set()).add(name)
-        live = self._refresh(registration, now, connection, default_expiry)
+        live = self._refresh(registration, now, connection, default_expiry, owner)
         refused: list[str] = []
         if leads:
             for _ in self._take_topics(
@@ -308,7 +324,12 @@ class RouteTable:
         self._topics.setdefault(topic, {})[queues.broker_name] = queues
 
     def _refresh(
-        self, registration: Registration, now: float, connection: object, default_expiry: float
+        self,
+        registration: Registration,
+        now: float,
+        connection: object,
+        default_expiry: float,
+        owner: str,
     ) -> _Live:
         key = registration.cluster, registration.broker_addr
         before = self._live.get(key)
@@ -323,8 +344,25 @@ class RouteTable:
             DataVersion(counter=-1) if before is None else before.data_version,
             connection,
             registration.ha_server_addr,
+            owner,
         )
         return live
+
+    def require_owner(self, broker_addr: str, owner: str) -> None:
+        """Raises NoPermissionError if the broker of this address was registered by somebody else, in any cluster."""
+        for (cluster, address), live in self._live.items():
+            if address == broker_addr and live.owner != owner:
+                log.warning(
+                    "%s speaks for the broker at %s of %s, which %s has registered: refused",
+                    owner,
+                    broker_addr,
+                    cluster,
+                    live.owner,
+                )
+                raise NoPermissionError(
+                    f"the broker at {broker_addr} was registered by another peer; sign the request with a server's "
+                    "credentials, or wait until that broker is gone"
+                )
 
     def _forget_live(self, key: tuple[str, str]) -> _Live | None:
         live = self._live.pop(key, None)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.access.access import Access
+from gimbalmq.access.gate import Gate
 from gimbalmq.access.needs import NeedTable
 from gimbalmq.access.policies import Rules
 from gimbalmq.errors import StateError
@@ -17,6 +19,7 @@ from gimbalmq.nameserver.handlers import NameServerRequests
 from gimbalmq.nameserver.kv import KvStore
 from gimbalmq.nameserver.route_table import RouteTable
 from gimbalmq.nameserver.settings import Settings
+from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.transport.channel import Channel, Handlers
 from gimbalmq.transport.limits import Load
 from gimbalmq.transport.network import Network
@@ -87,14 +90,16 @@ class NameServer:
         kv = KvStore(config.kv_config_path)
         kv.load()
         handlers = Handlers()
-        requests = NameServerRequests(self.table, kv, self._settings, self._clock)
-        requests.install(handlers)
-        handlers.closed = requests.disconnected
         access = await self._open_access(config)
         needs = NeedTable.of_nameserver(
             routes_public=config.routes_public, rules=Rules(config.authorization_rules)
         )
-        access.guard(handlers, access.gate(needs, config), needs)
+        gate = access.gate(needs, config)
+        proven = None if gate is None else partial(_proven, gate)
+        requests = NameServerRequests(self.table, kv, self._settings, self._clock, proven)
+        requests.install(handlers)
+        handlers.closed = requests.disconnected
+        access.guard(handlers, gate, needs)
         self.table.swept_later = self._sweep_later
         tls = ServerTls(config)
         load = Load(config, clock=self._clock)
@@ -151,3 +156,17 @@ class NameServer:
         self._sweeping = False
         if self.table.sweep():
             self._sweep_later()
+
+
+def _proven(gate: Gate, channel: Channel, request: RemotingCommand) -> bool:
+    """Whether a request carries the credentials of a server or an administrator.
+
+    One that the gate has let pass as a trusted server's may still carry a signature that somebody else has made.
+    """
+    user, shown = gate.who(request), channel.peer_certificate
+    return (
+        user is not None
+        and user.is_super
+        and user.may_come_from(channel.host)
+        and user.may_present(*((None, None) if shown is None else (shown.name or None, shown.fingerprint)))
+    )

@@ -108,14 +108,19 @@ def fields_verified(
 ) -> bool:
     """Whether these fields carry the signature that this key gives them; compared in constant time."""
     given = fields.get(SIGNATURE)
-    if given is None or len(given) != _DIGEST_LETTERS:
+    return given is not None and text_verified(signed_text(fields), body, given, key)
+
+
+def text_verified(
+    text: str, body: bytes | bytearray | memoryview, given: str, key: SecretKey
+) -> bool:
+    """The same of fields whose values were joined already."""
+    if len(given) != _DIGEST_LETTERS:
         return False
     try:
-        text = signed_text(fields).encode()
-        shown = given.encode("ascii")
+        return hmac.compare_digest(key.signature(text.encode(), body), given.encode("ascii"))
     except UnicodeEncodeError:  # half a surrogate pair is in no text that anybody could have signed
         return False
-    return hmac.compare_digest(key.signature(text, body), shown)
 
 
 def verified(command: RemotingCommand, key: SecretKey) -> bool:

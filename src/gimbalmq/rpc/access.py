@@ -53,13 +53,13 @@ async def users(
 
 async def create_acl(caller: Caller, address: str, acl: AclBody, *, timeout: float = TIMEOUT) -> None:
     """3006 AUTH_CREATE_ACL: adds entries; one for a resource that has one replaces it."""
-    header = headers.Subject(subject=acl.subject)
+    header = headers.AclSubject(subject=acl.subject)
     await ask(caller, address, RequestCode.AUTH_CREATE_ACL, header, acl.dump(), timeout=timeout)
 
 
 async def update_acl(caller: Caller, address: str, acl: AclBody, *, timeout: float = TIMEOUT) -> None:
     """3007 AUTH_UPDATE_ACL, which does the same."""
-    header = headers.Subject(subject=acl.subject)
+    header = headers.AclSubject(subject=acl.subject)
     await ask(caller, address, RequestCode.AUTH_UPDATE_ACL, header, acl.dump(), timeout=timeout)
 
 
@@ -79,7 +79,7 @@ async def delete_acl(
 
 async def acl(caller: Caller, address: str, subject: str, *, timeout: float = TIMEOUT) -> AclBody | None:
     """3009 AUTH_GET_ACL; raises NoPermissionError if there is no such user."""
-    header = headers.Subject(subject=subject)
+    header = headers.AclSubject(subject=subject)
     answer = await ask(caller, address, RequestCode.AUTH_GET_ACL, header, timeout=timeout)
     return AclBody.parse(answer.body) if answer.body else None
 

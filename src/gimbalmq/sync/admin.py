@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from gimbalmq.admin import admin as admins
+from gimbalmq.admin.access import AclAdmin, UserAdmin
 from gimbalmq.admin.clusters import ClusterAdmin
 from gimbalmq.admin.dead_letters import DeadLetterAdmin
 from gimbalmq.admin.groups import GroupAdmin
@@ -82,6 +83,24 @@ class _DeadLetters(_Part):
     redrive = blocking(DeadLetterAdmin.redrive)
 
 
+class _Users(_Part):
+    create = blocking(UserAdmin.create)
+    update = blocking(UserAdmin.update)
+    delete = blocking(UserAdmin.delete)
+    get = blocking(UserAdmin.get)
+    all = blocking(UserAdmin.all)
+    copy = blocking(UserAdmin.copy)
+
+
+class _Acls(_Part):
+    create = blocking(AclAdmin.create)
+    update = blocking(AclAdmin.update)
+    delete = blocking(AclAdmin.delete)
+    get = blocking(AclAdmin.get)
+    all = blocking(AclAdmin.all)
+    copy = blocking(AclAdmin.copy)
+
+
 class Admin:
     """Administration without an event loop; see ``gimbalmq.admin.admin.Admin``.
 
@@ -96,6 +115,8 @@ class Admin:
         self.groups = _Groups(self._async.groups)
         self.messages = _Messages(self._async.messages)
         self.dead_letters = _DeadLetters(self._async.dead_letters)
+        self.users = _Users(self._async.users)
+        self.acls = _Acls(self._async.acls)
 
     def close(self) -> None:
         loop_thread().run(self._async.close())
