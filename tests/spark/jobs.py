@@ -6,12 +6,16 @@ value.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import random
 import signal
 import sys
 import time
+import traceback
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +122,73 @@ def everything(told: Arguments) -> dict[str, Any]:
         .trigger(availableNow=True)
         .start()
     )
+    spark.stop()
+    return found
+
+
+# --- secrets -------------------------------------------------------------------------------------
+
+
+def keeping_secrets(told: Arguments) -> dict[str, Any]:
+    """Queries that are given secrets as options; every text that Spark has about them afterwards."""
+    folder = Path(told["folder"])
+    (folder / "events").mkdir()
+    spark = session(
+        told,
+        **{
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.dir": (folder / "events").as_uri(),
+            "spark.eventLog.compress": "false",
+            "spark.ui.enabled": "true",
+            "spark.ui.port": "0",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+        },
+    )
+    spark.sparkContext.setLogLevel("INFO")
+    secrets = json.loads(Path(told["secrets"]).read_text())
+    texts: list[str] = []
+
+    def shown(frame: DataFrame) -> None:
+        for mode in ("simple", "extended", "codegen", "cost", "formatted"):
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                frame.explain(mode=mode)
+            texts.append(out.getvalue())
+
+    rows = topic(spark, told, told["topic"], **secrets)
+    shown(rows)
+    found: dict[str, Any] = {"rows": rows.count()}
+    target = {"namesrv": told["namesrv"], "topic": told["target"], **secrets}
+    rows.select("body").write.format("rocketmq").mode("append").options(**target).save()
+    rows.createOrReplaceTempView("kept")
+    shown(spark.sql("SELECT count(*) FROM kept"))
+    streamed = stream(spark, told, **secrets).select("body").writeStream.format("rocketmq").options(**target)
+    query = streamed.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+    end(query)
+    texts += [json.dumps(query.lastProgress, default=str), query._jsq.explainInternal(True)]  # type: ignore[attr-defined]
+    for wrong in (
+        {**secrets, "secretKye": secrets["secretKey"]},
+        {**secrets, "subscribe": "no-such-topic"},
+        {**secrets, "namesrv": "127.0.0.1:1", "fetchRetries": "0"},
+    ):
+        try:
+            topic(spark, told, told["topic"], **wrong).count()
+        except Exception as error:
+            texts.append(f"{error}\n{traceback.format_exc()}")
+        else:
+            raise AssertionError("it should have failed")
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()  # type: ignore[attr-defined]
+    page = f"{spark.sparkContext.uiWebUrl}/api/v1/applications/{spark.sparkContext.applicationId}"
+    for part in ("sql?details=true&planDescription=true&length=1000", "environment", "jobs", "stages?details=true"):
+        with urllib.request.urlopen(f"{page}/{part}", timeout=30) as answer:
+            texts.append(answer.read().decode())
+    for number in range(len(json.loads(texts[-4]))):
+        with urllib.request.urlopen(
+            f"{spark.sparkContext.uiWebUrl}/SQL/execution/?id={number}", timeout=30
+        ) as answer:
+            texts.append(answer.read().decode())
+    (folder / "texts").write_text("\n".join(texts))
     spark.stop()
     return found
 

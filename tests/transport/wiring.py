@@ -143,10 +143,10 @@ class Authority:
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self.certificate = self._sign(name, self._name, self._key, HOST, ca=True, password=password)
 
-    def sign(self, name: str, host: str = HOST) -> Certificate:
-        """A certificate for an address."""
+    def sign(self, name: str, host: str = HOST, *, days: int = 36500) -> Certificate:
+        """A certificate for an address, valid for so many days from 2020 on."""
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        return self._sign(name, subject, ec.generate_private_key(ec.SECP256R1()), host, ca=False)
+        return self._sign(name, subject, ec.generate_private_key(ec.SECP256R1()), host, ca=False, days=days)
 
     def _sign(
         self,
@@ -157,6 +157,7 @@ class Authority:
         *,
         ca: bool,
         password: bytes | None = None,
+        days: int = 36500,
     ) -> Certificate:
         start = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
         certificate = (
@@ -166,7 +167,7 @@ class Authority:
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(start)
-            .not_valid_after(start + datetime.timedelta(days=36500))
+            .not_valid_after(start + datetime.timedelta(days=days))
             .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]), False)
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), True)
             .sign(self._key, hashes.SHA256())

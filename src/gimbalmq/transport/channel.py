@@ -565,8 +565,8 @@ class Channel(asyncio.Protocol):
         mode, context = self._server_tls.mode, self._server_tls.context
         if wanted and (mode is TlsMode.DISABLED or context is None):
             raise RemoteProtocolError("TLS is not enabled on this server")
-        if not wanted and mode is TlsMode.ENFORCING:
-            raise RemoteProtocolError("this server serves TLS peers only")
+        if not wanted and self._server_tls.plain_trouble:
+            raise RemoteProtocolError(self._server_tls.plain_trouble)
         if wanted and context is not None:
             self._start_tls(TlsPipe(context, server_side=True))
 
