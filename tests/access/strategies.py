@@ -38,17 +38,18 @@ entries = st.builds(
     st.sampled_from(Decision),
     st.lists(st.sampled_from(RANGES), unique=True, max_size=2).map(tuple),
 )
-policies = st.lists(st.sampled_from(PolicyType), unique=True, min_size=1, max_size=2).flatmap(
-    lambda found: st.tuples(
-        *(
-            st.builds(Policy, st.just(kind), st.lists(entries, min_size=1, max_size=6).map(tuple))
-            for kind in sorted(found)
-        )
-    )
-)
+_entry_lists = st.lists(entries, max_size=5).map(tuple)
+
+
+def _policies(custom: tuple[Entry, ...], default: tuple[Entry, ...]) -> tuple[Policy, ...]:
+    both = (Policy(PolicyType.CUSTOM, custom), Policy(PolicyType.DEFAULT, default))
+    return tuple(policy for policy in both if policy.entries)
+
+
+policies = st.builds(_policies, _entry_lists, _entry_lists).filter(bool)
 acls = st.builds(Acl, st.just("u"), policies)
 questions = st.builds(
     Asked,
     st.builds(Resource.literal, kinds, names),
-    st.lists(asked_actions, min_size=1, max_size=2, unique=True).map(tuple),
+    st.frozensets(asked_actions, min_size=1, max_size=2),
 )

@@ -47,7 +47,7 @@ def _custom(*texts: str) -> Acl:
 
 def _ask(acl: Acl | None, text: str, source: str = HERE, rules: Rules = Rules.STRICT) -> str:
     resource, actions = text.split()
-    asked = Asked(Resource.parse(resource), tuple(Action(word) for word in actions.split(",")))
+    asked = Asked(Resource.parse(resource), frozenset(Action(word) for word in actions.split(",")))
     verdict = decide(acl, asked, source, rules=rules)
     return "allow" if verdict.allowed else verdict.reason
 

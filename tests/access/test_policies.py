@@ -311,7 +311,7 @@ def test_a_filter_keeps_entries_whose_resources_contain_it() -> None:
     acl = Acl("u", (Policy(PolicyType.CUSTOM, (_entry("Topic:ab"), _entry("Group:b"))),))
     assert acl.filtered("") is acl
     assert acl.filtered("Topic:a") == Acl("u", (Policy(PolicyType.CUSTOM, (_entry("Topic:ab"),)),))
-    assert acl.filtered("c") is None
+    assert acl.filtered("Cluster") is None
 
 
 def test_a_subject_is_a_user() -> None:

@@ -1,8 +1,8 @@
 """Requests 3001 to 3010, by which administrators make users and policies; both servers answer them.
 
 Whether the sender may ask at all was decided before, by the gate. What is left to decide here depends on the data: only
-a SUPER user changes SUPER users, and only a SUPER user is told passwords. If the server checks nothing at all, everybody
-counts as one, as with Apache's broker.
+a SUPER user changes SUPER users, and only a SUPER user is told passwords. If the server checks nothing at all,
+everybody counts as one, as with Apache's broker.
 
 Answers are Apache's, with these differences. An unreadable resource does not delete all policies of a user; unknown
 words and fields are refused; the last SUPER user stays; a body must not speak of another subject than the header, which

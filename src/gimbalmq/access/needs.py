@@ -238,6 +238,7 @@ _STRICT: Mapping[int, Need] = {
 }
 """Our rules where Apache's differ."""
 
+
 def _but_retry(actions: Actions) -> Need:
     return rights(Group("consumerGroup", actions), Topic("topic", actions, skip_retry=True))
 
@@ -362,7 +363,9 @@ class NeedTable:
     def of_nameserver(cls, *, routes_public: bool = True, rules: Rules = Rules.STRICT) -> NeedTable:
         # Apache's name server has no doors at all, so there is no rule of Apache's to go back to.
         return cls(
-            {**_NAMESERVER, **(_PUBLIC_ROUTES if routes_public else _PRIVATE_ROUTES)}, NAMESERVER_CLUSTER, rules
+            {**_NAMESERVER, **(_PUBLIC_ROUTES if routes_public else _PRIVATE_ROUTES)},
+            NAMESERVER_CLUSTER,
+            rules,
         )
 
     def need(self, code: int) -> Need:

@@ -169,7 +169,7 @@ class Asked(NamedTuple):
     """What one request wants of one resource; any one of the actions is enough."""
 
     resource: Resource
-    actions: tuple[Action, ...]
+    actions: frozenset[Action]
 
 
 @dataclass(frozen=True, slots=True)

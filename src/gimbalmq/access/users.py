@@ -167,8 +167,8 @@ def check_certificate(text: str) -> str | None:
     looks_like_one = ":" in name or _HEXADECIMAL.fullmatch(plain)
     if not name or not name.isprintable() or len(name) > MAX_NAME_LETTERS or looks_like_one:
         raise InvalidParameterError(
-            f"the certificate {shown(text)} names none: use the common name of its subject, or its SHA-256 fingerprint, "
-            "64 hexadecimal digits"
+            f"the certificate {shown(text)} names none: use the common name of its subject, or its SHA-256 "
+            "fingerprint, 64 hexadecimal digits"
         )
     return name
 
