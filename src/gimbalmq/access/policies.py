@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from typing import NamedTuple, TypeVar
 
 from gimbalmq.access.sources import check_sources
@@ -84,11 +85,15 @@ def read_word(kind: type[E], text: str, what: str) -> E:
     Raises:
         InvalidParameterError: there is no such word.
     """
-    lowered = text.strip().lower()
-    for word in kind:
-        if word.value.lower() == lowered:
-            return word
-    raise InvalidParameterError(f"{what} {shown(text)} is unknown: use {', '.join(kind)}")
+    found: E | None = _words(kind).get(text.strip().lower())
+    if found is None:
+        raise InvalidParameterError(f"{what} {shown(text)} is unknown: use {', '.join(kind)}")
+    return found
+
+
+@cache
+def _words(kind: type[E]) -> dict[str, E]:
+    return {word.value.lower(): word for word in kind}
 
 
 class Resource(NamedTuple):
@@ -138,7 +143,7 @@ class Resource(NamedTuple):
             raise InvalidParameterError(
                 f"the resource {shown(text)} has a * before its end; only the last letter may be *"
             )
-        if not name.isprintable() or any(letter.isspace() for letter in name):
+        if not name.isprintable() or name.split() != [name]:
             raise InvalidParameterError(
                 f"the resource {shown(text)} has blanks or unprintable letters in its name"
             )

@@ -14,6 +14,8 @@ from gimbalmq.errors import InvalidParameterError
 
 _Network = IPv4Network | IPv6Network
 
+_MAPPED_BITS = 96
+"""So many lead an IPv4 address inside an IPv6 one."""
 _MOST_LETTERS = 64
 """No address is longer."""
 
@@ -55,15 +57,16 @@ def _networks(patterns: tuple[str, ...]) -> tuple[_Network, ...]:
 
 def _network(text: str) -> _Network:
     """Raises ValueError."""
-    address, slash, length = text.partition("/")
+    _, slash, length = text.partition("/")
     if slash and not (length.isascii() and length.isdigit()):
         raise ValueError  # ip_network also takes masks, of which some mean their opposite
     if len(text) > _MOST_LETTERS or "%" in text:
         raise ValueError
     network = ip_network(text, strict=False)
-    mapped = ip_address(address)
-    if isinstance(mapped, IPv6Address) and mapped.ipv4_mapped is not None and network.prefixlen >= 96:
-        return IPv4Network((mapped.ipv4_mapped, network.prefixlen - 96), strict=False)
+    if isinstance(network, IPv6Network) and network.prefixlen >= _MAPPED_BITS:
+        mapped = network.network_address.ipv4_mapped
+        if mapped is not None:
+            return IPv4Network((mapped, network.prefixlen - _MAPPED_BITS))
     return network
 
 
