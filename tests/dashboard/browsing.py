@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -46,7 +47,7 @@ def dashboard(namesrv: str, *words: object) -> Iterator[str]:
 
 
 def address_of(server: Server) -> str:
-    found = re.search(r"http://\S+", server.ready())
+    found = re.search(r"https?://\S+", server.ready())
     assert found is not None
     return found.group(0)
 
@@ -107,9 +108,14 @@ class _Stay(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def answer_to(address: str, body: bytes | None = None) -> tuple[int, dict[str, str]]:
+def answer_to(
+    address: str, body: bytes | None = None, *, headers: dict[str, str] | None = None, ca: str | None = None
+) -> tuple[int, dict[str, str]]:
+    """Status and headers of one answer; no redirection is followed."""
+    request = urllib.request.Request(address, body, headers or {})
+    trusting = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=ca))
     try:
-        with urllib.request.build_opener(_Stay).open(address, body, timeout=60) as answer:
+        with urllib.request.build_opener(_Stay, trusting).open(request, timeout=60) as answer:
             return answer.status, {name.lower(): value for name, value in answer.headers.items()}
     except urllib.error.HTTPError as error:
         with error:

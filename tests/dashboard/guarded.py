@@ -1,4 +1,4 @@
-"""A cluster with users: root may do everything, alice sees orders and billing, eve has no rights, ghost is disabled."""
+"""A cluster with users: root and boss may do all, alice sees orders and billing, eve nothing; ghost is disabled."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from gimbalmq.client.config import ClientConfig
 from gimbalmq.protocol.access_bodies import AclBody, EntryBody, PolicyBody, UserBody
 from gimbalmq.rpc import access
 
-SECRETS = {
-    "root": "root-secret-1",
-    "alice": "alice-secret-1",
-    "eve": "eve-secret-1",
-    "ghost": "ghost-secret-1",
-}
+SECRETS = {name: f"{name}-secret-1" for name in ("root", "boss", "alice", "eve", "ghost")}
 
 RIGHTS = {
     "Topic:orders": ["Get", "Sub"],
     "Group:billing": ["Get", "Sub"],
     "Topic:%DLQ%billing": ["Get", "Sub"],
+    "Group:TOOLS_CONSUMER": ["Sub"],
 }
-"""What alice may do, besides logging in."""
+"""What alice may do, besides logging in. Tools read messages as the group TOOLS_CONSUMER."""
 
 PROPERTIES = {
+    "authFailureDelayMillis": "0",
     "authenticationEnabled": "true",
     "authorizationEnabled": "true",
     "initAuthenticationUser": json.dumps({"username": "root", "password": SECRETS["root"]}),
@@ -49,8 +46,9 @@ async def make_users(namesrv: str, servers: Iterable[str]) -> None:
     acl = AclBody(subject="User:alice", policies=[PolicyBody(policy_type="Custom", entries=entries)])
     connection = AdminConnection(ClientConfig.of(namesrv=namesrv, **keys("root")))
     for address in servers:
-        for name in ("alice", "eve", "ghost"):
-            user = UserBody(username=name, password=SECRETS[name], user_type="Normal")
+        for name in ("boss", "alice", "eve", "ghost"):
+            kind = "Super" if name == "boss" else "Normal"
+            user = UserBody(username=name, password=SECRETS[name], user_type=kind)
             await access.create_user(connection.caller, address, user)
         await access.create_acl(connection.caller, address, acl)
         await access.update_user(

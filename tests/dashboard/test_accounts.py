@@ -86,20 +86,23 @@ def test_users_that_the_cluster_takes_no_more_are_logged_out() -> None:
     async def work() -> None:
         async with guarded_cluster() as cluster:
             site = Site(cluster.namesrv, {}, door=Door.USERS)
-            alice, eve, root = [await site.log_in(name, SECRETS[name]) for name in ("alice", "eve", "root")]
+            alice, eve, root, boss = [
+                await site.log_in(name, SECRETS[name]) for name in ("alice", "eve", "root", "boss")
+            ]
             await site.recheck()
-            assert list(site.sessions) == [alice, eve, root]
+            assert list(site.sessions) == [alice, eve, root, boss]
+            assert boss.account.may_act
             await change(cluster, UserBody(username="alice", password="another-secret"))
-            await change(cluster, UserBody(username="eve", user_type="Super"))
+            await change(cluster, UserBody(username="boss", user_type="Normal"))
             await site.recheck()
-            assert list(site.sessions) == [eve, root]
-            assert eve.account.may_act, "rights that are given count, too"
+            assert list(site.sessions) == [eve, root, boss]
+            assert root.account.may_act and not boss.account.may_act
             await change(cluster, UserBody(username="eve", user_status="disable"))
             await site.recheck()
-            assert list(site.sessions) == [root]
+            assert list(site.sessions) == [root, boss]
             await cluster.close()
             await site.recheck()
-            assert list(site.sessions) == [root], "a cluster that is away says nothing about its users"
+            assert list(site.sessions) == [root, boss], "a cluster that is away says nothing about its users"
             await site.close()
 
     run(work())

@@ -27,7 +27,9 @@ MOST_SECRET = 1024
 KEYS = ("access_key", "secret_key", "security_token")
 SUPER = "super"
 REFUSAL_SECONDS = 15.0
-"""The longest a broker is waited for that ought to refuse."""
+"""The longest that a broker is waited for which may refuse a login."""
+PATIENCE_SECONDS = 8.0
+"""And one that may refuse to tell something; brokers delay refusals by up to 5 seconds unless told otherwise."""
 
 
 class WrongLoginError(Exception):
@@ -88,8 +90,14 @@ class Accounts:
         is_super = await verify(self._namesrv, self._options, user, secret)
         account, count = self._held.get((user, secret), (None, 0))
         if account is None:
-            keys = {"access_key": user, "secret_key": secret}
-            account = Account(self._namesrv, {**self._options, **keys}, user=user)
+            own = {
+                **self._options,
+                "access_key": user,
+                "secret_key": secret,
+                # Refusals come late, and must not look as if nobody had answered.
+                "api_timeout": max(self._options.get("api_timeout", 0.0), PATIENCE_SECONDS),
+            }
+            account = Account(self._namesrv, own, user=user)
             account.start()
         account.may_act = is_super
         self._held[user, secret] = account, count + 1
@@ -101,7 +109,9 @@ class Accounts:
         if key is None:
             return False
         try:
-            account.may_act = await verify(self._namesrv, self._options, *key, distrust=False)
+            account.may_act = await verify(
+                self._namesrv, self._options, *key, again=True, was_super=account.may_act
+            )
         except (WrongLoginError, NotCheckedError):
             return False
         except RocketMQError as error:
@@ -131,42 +141,46 @@ class Accounts:
 
 
 async def verify(
-    namesrv: str, options: Mapping[str, Any], user: str, secret: str, *, distrust: bool = True
+    namesrv: str,
+    options: Mapping[str, Any],
+    user: str,
+    secret: str,
+    *,
+    again: bool = False,
+    was_super: bool = True,
 ) -> bool:
     """Asks a broker whether the secret is the user's; whether the user is a Super one.
 
     The broker is asked for next to nothing (to forget a client there is not), which every enabled user may do. It is
-    asked once with the secret and once with a wrong one: a broker that takes both does not check them, because
+    asked once with the secret and then with a wrong one: a broker that takes both does not check them, because
     authentication is off or this machine is in a white list.
 
     Args:
-        distrust: whether to try the wrong one, too; brokers note it as a failure.
+        again: the user was verified before; the wrong secret is left out, because brokers note every refusal.
+        was_super: False means that nobody need ask whether the user is a Super one, which brokers refuse others.
 
     Raises:
         WrongLoginError, NotCheckedError, RocketMQError: see ``Accounts.log_in``.
     """
     given = ClientConfig.of(namesrv=namesrv, **{**options, "access_key": user, "secret_key": secret})
-    right = AdminConnection(given)
     # A broker takes its time for refusals, so that guessing is slow.
-    patience = max(given.api_timeout, REFUSAL_SECONDS)
-    wrong = AdminConnection(given.with_options(secret_key=secrets.token_urlsafe(24), api_timeout=patience))
+    given = given.with_options(api_timeout=max(given.api_timeout, REFUSAL_SECONDS))
+    right = AdminConnection(given)
+    wrong = AdminConnection(given.with_options(secret_key=secrets.token_urlsafe(24)))
     try:
         failure: RocketMQError = ConnectError("no broker answers")
         for address in (await _brokers(right)).values():
             try:
-                tried = (right, wrong) if distrust else (right,)
-                let_in, *fooled = await asyncio.gather(*(_let_in(one, address) for one in tried))
+                if not await _let_in(right, address):
+                    raise WrongLoginError
+                if not again and await _let_in(wrong, address):
+                    raise NotCheckedError(
+                        f"{address} does not check secrets: switch authenticationEnabled on and accessMode=permissive "
+                        "off, and take this machine off the white lists"
+                    )
+                return was_super and await _is_super(right, address, user)
             except RocketMQError as error:
                 failure = error
-                continue
-            if any(fooled):
-                raise NotCheckedError(
-                    f"{address} does not check secrets: switch authenticationEnabled on and accessMode=permissive off, "
-                    "and take this machine off the white lists"
-                )
-            if not let_in:
-                raise WrongLoginError
-            return await _is_super(right, address, user)
         raise failure
     finally:
         await asyncio.gather(right.close(), wrong.close())
@@ -214,7 +228,7 @@ async def _let_in(connection: AdminConnection, address: str) -> bool:
 
 async def _is_super(connection: AdminConnection, address: str, user: str) -> bool:
     try:
-        found = await access.user(connection.caller, address, user)
+        found = await access.user(connection.caller, address, user, timeout=connection.config.api_timeout)
     except ResponseError:
         return False  # one who may not even read their own entry
     return found is not None and (found.user_type or "").lower() == SUPER

@@ -15,7 +15,7 @@ from nicegui import ui
 from gimbalmq.dashboard.accounts import NotCheckedError, WrongLoginError
 from gimbalmq.dashboard.parts import look, problem
 from gimbalmq.dashboard.site import LOGIN_KEY, Door, Site
-from gimbalmq.errors import RocketMQError
+from gimbalmq.errors import ConnectError, RocketMQError
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,8 @@ async def _decide(site: Site, request: Request, user: str, secret: str, then: st
         log.error("nobody can log in: %s", error)
     except RocketMQError as error:
         why = "away"
-        site.limits.was_nothing(address, user)
+        if isinstance(error, ConnectError):  # else the cluster may have been about to refuse
+            site.limits.was_nothing(address, user)
         log.warning("a login from %s could not be checked: %s", address, error)
     else:
         site.limits.was_right(address, user)
