@@ -286,7 +286,7 @@ def test_client_too_old_or_too_slow_to_be_asked(tmp_path: Path, monkeypatch: pyt
     run(work())
 
 
-def test_client_that_breaks_off_while_it_is_asked(tmp_path: Path) -> None:
+def test_client_that_breaks_off_while_it_is_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         async with open_desk(tmp_path) as desk:
             consumer = await _consumer(desk)
@@ -295,9 +295,10 @@ def test_client_that_breaks_off_while_it_is_asked(tmp_path: Path) -> None:
             await consumer.heard_code(307)
             await consumer.cut()
             answer = await asking
-            assert answer.code == 1 and answer.remark
+            assert answer.code == 1 and "consumer c1 went away" in (answer.remark or "")
 
     run(work())
+    assert "request 307 failed" not in caplog.text
 
 
 def test_message_is_consumed_directly(tmp_path: Path) -> None:

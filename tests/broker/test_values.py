@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +17,7 @@ from gimbalmq._steps import run_through
 from gimbalmq.broker.config import BrokerConfig
 from gimbalmq.broker.tables_text import json_object
 from gimbalmq.broker.values import MAX_RETRY_QUEUES
+from gimbalmq.errors import ResponseError
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.nameserver.registration import reading
 from gimbalmq.protocol import fastjson
@@ -266,6 +267,19 @@ def test_encoding_in_steps_gives_what_encoding_at_once_gives() -> None:
         for queue_keys in (False, True):
             made = run_through(json_object(table.items(), queue_keys=queue_keys))
             assert made == fastjson.dumps(table, queue_keys=queue_keys)
+
+
+def test_a_table_that_no_frame_can_hold_is_given_up_while_it_is_built() -> None:
+    walked = 0
+
+    def rows() -> Iterator[tuple[str, str]]:
+        nonlocal walked
+        for walked in range(1_000):
+            yield str(walked), "x" * 100_000
+
+    with pytest.raises(ResponseError, match="larger than the largest frame"):
+        run_through(json_object(rows()))
+    assert walked < 300
 
 
 def test_reports_asked_for_at_once_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -389,14 +389,14 @@ def test_what_is_exported_is_imported_equal(run: Run, topic: str, admin: Admin, 
     from gimbalmq import Message
 
     admin.messages.send(Message(topic, b"\xff\x00\x01", tags="T", keys=["a", "b"], properties={"p": "v"}))
-    admin.messages.send(Message(topic, "文字", sharding_key="s"))
+    admin.messages.send(Message(topic, "文字", sharding_key="s", flag=7))
     file = tmp_path / "all.jsonl"
     assert "2 messages" in run("message", "export", topic, file)
     assert "2 messages" in run("message", "import", file, "--topic", f"{topic}-copy")
 
     def contents(name: str) -> list[Any]:
         return sorted(
-            (view.body, view.tags, view.keys, view.properties, view.sharding_key)
+            (view.body, view.tags, view.keys, view.properties, view.sharding_key, view.flag)
             for view in admin.messages.read(name)
         )
 
@@ -405,6 +405,10 @@ def test_what_is_exported_is_imported_equal(run: Run, topic: str, admin: Admin, 
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"topic": "t", "body": "fine"}\n{"no": 1}\n')
     run("message", "import", broken, code=2, error="line 2")
+    line = {"topic": f"{topic}-copy", "body": "fine"}
+    broken.write_text(f'{{"topic": "t", "bodyError": "damaged"}}\n{json.dumps(line)}\n')
+    told = run("message", "import", broken, code=4)
+    assert "1 messages are sent. 1 were passed over" in told and "(lines 1)" in told
     run("message", "import", file, "--topic", "no good", code=2, error=r"^gimbalmq: .*\[no good\].*\n$")
     assert len(run("message", "export", "-t", topic, tmp_path / "again").splitlines()) == 1
     assert len((tmp_path / "again").read_text().splitlines()) == 2

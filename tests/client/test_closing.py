@@ -29,6 +29,7 @@ from tests.support import run
 
 ROOT = Path(__file__).resolve().parents[2]
 UPDATE = RequestCode.UPDATE_CONSUMER_OFFSET
+PULL = RequestCode.PULL_MESSAGE
 UNREGISTER = RequestCode.UNREGISTER_CLIENT
 Q0 = MessageQueue("T", "broker-a", 0)
 Q1 = MessageQueue("T", "broker-a", 1)
@@ -451,6 +452,31 @@ def test_the_progress_of_a_lost_queue_is_committed_and_answered(kind: str) -> No
             if request.fields["queueId"] == "1"
         ]
         assert commits == [("3", False)]
+
+    in_virtual_time(scenario)
+
+
+def test_a_pull_carries_no_progress_that_was_only_read() -> None:
+    """A member that was away would set back whoever has read on in the meantime."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 1)
+        cluster.broker.put("T", 0, *"abc")
+        cluster.broker.offsets["g", "T", 0] = 2
+
+        async def nothing(message: MessageView) -> None:
+            return None
+
+        consumer = cluster.push("c1#1", persist_interval=1000.0)
+        consumer.subscribe("T", "*", nothing)
+        await cluster.launch(consumer)
+        await asyncio.sleep(0.5)
+        cluster.broker.put("T", 0, "d")
+        await asyncio.sleep(0.5)
+        first, *_, last = (
+            (pull.fields["queueOffset"], pull.fields["commitOffset"]) for pull in cluster.broker.of(PULL)
+        )
+        assert (first, last) == (("2", "0"), ("4", "3"))
 
     in_virtual_time(scenario)
 

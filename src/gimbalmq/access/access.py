@@ -66,7 +66,9 @@ class Access:
             return None
         if self.table is None:
             raise ConfigError(
-                "authenticationEnabled", True, "the server that it shares users with has none: set it there, too"
+                "authenticationEnabled",
+                True,
+                "the server that it shares users with has none: set it there, too",
             )
         return Gate(self._directory(self.table), needs, config, self.failures, self.audit)
 

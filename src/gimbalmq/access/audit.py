@@ -1,7 +1,7 @@
 """The audit log: one line for every request that is refused, and for every change that an administrator makes.
 
-Lines go to the logger ``gimbalmq.audit`` and, if there is one, to a file of their own, which a thread writes: a slow disk
-must not hold the event loop. What comes from the wire is escaped and cut, so nobody can write lines of his own making.
+Lines go to the logger ``gimbalmq.audit`` and, if there is one, to a file of their own, which a thread writes: a slow
+disk must not hold the event loop. What comes from the wire is escaped and cut, so nobody can write lines of his own.
 Secrets are in none of it: of a request it names the sender, the code and what it is about, never values or bodies.
 """
 
@@ -145,7 +145,9 @@ class Audit:
         line = _as_json(event) if self._json else _as_text(event)
         log.log(logging.INFO if decision == CHANGED else logging.WARNING, "%s", line)
         if self._file is not None:
-            when = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC).isoformat(timespec="milliseconds")
+            when = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC).isoformat(
+                timespec="milliseconds"
+            )
             self._file.write(f'{{"time":"{when}",{line[1:]}' if self._json else f"{when} {line}")
 
     def close(self) -> None:

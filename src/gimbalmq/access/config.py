@@ -82,9 +82,7 @@ class AccessConfig(Configuration):
     authorization_metadata_provider: str | None = option(None, _IGNORED, fixed=True)
     authentication_provider: str | None = option(None, _IGNORED, fixed=True)
     authorization_provider: str | None = option(None, _IGNORED, fixed=True)
-    authentication_strategy: str | None = option(
-        None, f"{_IGNORED}: every signature is verified", fixed=True
-    )
+    authentication_strategy: str | None = option(None, f"{_IGNORED}: every signature is verified", fixed=True)
     authorization_strategy: str | None = option(
         None, f"{_IGNORED}: a decision is kept until users or policies change", fixed=True
     )
@@ -93,13 +91,11 @@ class AccessConfig(Configuration):
     )
     acl_config_path: str | None = option(
         None,
-        "ours: `plain_acl.yml`, or the folder that holds it and `acl/`, Apache's `conf`; unset: `conf` in the folder of "
-        "the server's data",
+        "ours: `plain_acl.yml`, or the folder that holds it and `acl/`, Apache's `conf`; unset: `conf` in the folder "
+        "of the server's data",
         fixed=True,
     )
-    routes_public: bool = option(
-        True, "ours, name server: routes are told without a signature", fixed=True
-    )
+    routes_public: bool = option(True, "ours, name server: routes are told without a signature", fixed=True)
     trusted_servers: tuple[str, ...] = option(
         (),
         "ours, name server: servers whose registration needs no signature, separated by `;`: addresses, CIDR, or "
@@ -132,7 +128,9 @@ class AccessConfig(Configuration):
         fixed=True,
     )
     max_auth_failure_addresses: int = option(
-        10_000, "ours: addresses whose refusals are counted; the longest silent goes first", between=(1, 1_000_000),
+        10_000,
+        "ours: addresses whose refusals are counted; the longest silent goes first",
+        between=(1, 1_000_000),
         fixed=True,
     )
 
@@ -201,7 +199,9 @@ def _codes(name: str, text: str) -> frozenset[int]:
     for word in words:
         if not (word.isascii() and word.isdigit() and len(word) <= 9):
             raise ConfigError(
-                key_of(AccessConfig, name), word, "use numbers of requests with commas between them, as 105,34"
+                key_of(AccessConfig, name),
+                word,
+                "use numbers of requests with commas between them, as 105,34",
             )
     return frozenset(map(int, words))
 

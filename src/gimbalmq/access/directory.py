@@ -1,4 +1,4 @@
-"""What the gate asks: who is known, and what they may do. The table of users is one; the accounts of 4.x are another."""
+"""What the gate asks: who is known, and what they may do. The table of users is one, the accounts of 4.x another."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How often addresses were refused of late, and by how much the next refusal is delayed.
 
-Only refusals are delayed, never what is allowed: somebody who guesses from behind the same address as honest clients does
-not slow these down. The table is bounded, so that a flood from many addresses costs no memory.
+Only refusals are delayed, never what is allowed: somebody who guesses from behind the same address as honest clients
+does not slow these down. The table is bounded, so that a flood from many addresses costs no memory.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The one place that every request of a server passes: who sent it, and may they do that?
 
-Authentication: the request names a user and carries the signature that the user's secret gives it; the user is enabled,
-and comes from where, and with the certificate, that it is bound to. Authorisation: ``needs`` says which rights the request
-wants, and the user's policies whether they are given. Super users have all rights.
+Authentication: the request names a user and carries the signature that the user's secret gives it; the user is
+enabled, and comes from where, and with the certificate, that it is bound to. Authorisation: ``needs`` says which rights
+the request wants, and the user's policies whether they are given. Super users have all rights.
 
-A signature says nothing of when it was made (see ``protocol.signing``): whoever has seen a request can send it again, from
-wherever the user may come from. Nothing here can tell the two apart.
+A signature says nothing of when it was made (see ``protocol.signing``): whoever has seen a request can send it again,
+from wherever the user may come from. Nothing here can tell the two apart.
 
-Signatures are verified each time. Decisions are kept, by user, request, resource and address, until the users or policies
-change; what is kept is bounded.
+Signatures are verified each time. Decisions are kept, by user, request, resource and address, until the users or
+policies change; what is kept is bounded.
 
 A request that fails for a fault of ours is refused: every way out of ``check`` but its end is an error.
 """
@@ -22,7 +22,6 @@ from typing import Any
 
 from gimbalmq.access import audit as events
 from gimbalmq.access.audit import CHANGES, Audit
-from gimbalmq.access.certificates import certificate_matches
 from gimbalmq.access.config import AccessConfig
 from gimbalmq.access.decision import decide
 from gimbalmq.access.directory import Directory
@@ -149,10 +148,8 @@ class Gate:
         if self._directory.trusts(channel.host, name):
             self._note_change(channel, command, name, need)
             return
-        if need.level is Level.SERVER:
-            if self._trusted and self._trusted.includes(channel.host, channel.peer_certificate):
-                self._note_change(channel, command, None, need)
-                return
+        if need.level is Level.SERVER and self._trusts_server(channel):
+            return
         try:
             user = self._authenticate(channel, command, name)
             self._authorize(channel, command, need, user, name)
@@ -162,6 +159,9 @@ class Gate:
         self._note_change(channel, command, name, need)
         if user is not None and self.authenticates:
             self._remember(channel, command, user)
+
+    def _trusts_server(self, channel: Channel) -> bool:
+        return bool(self._trusted) and self._trusted.includes(channel.host, channel.peer_certificate)
 
     def _authenticate(self, channel: Channel, command: RemotingCommand, name: str | None) -> User | None:
         """Who sent it. None if nobody has proved to be anybody, and need not."""
@@ -192,7 +192,8 @@ class Gate:
         # Who does not have the secret does not learn what the user is bound to.
         if not user.may_come_from(channel.host):
             raise _Refused(f"User:{name} is not allowed from {channel.host}.", unknown=True)
-        if user.certificate is not None and not certificate_matches(user.certificate, certificate):
+        shown = (None, None) if certificate is None else (certificate.name, certificate.fingerprint)
+        if not user.may_present(*shown):
             raise _Refused(f"User:{name} needs its client certificate.", unknown=True)
         if len(self._keys) >= _KEPT:
             self._keys.clear()
@@ -238,9 +239,9 @@ class Gate:
         if known is None:
             verdict = decide(self._directory.acl(name), wanted, host, rules=self._rules)
             known = (verdict.allowed, verdict.reason)
-            if len(self._decisions) >= _KEPT:
-                self._decisions.clear()
             if len(wanted.resource.name) <= _LONGEST_KEPT:
+                if len(self._decisions) >= _KEPT:
+                    self._decisions.clear()
                 self._decisions[key] = known
         return known
 
@@ -256,9 +257,7 @@ class Gate:
         delay = self._failures.failed(channel.host)
         raise AccessRefusedError(why.remark, delay=delay, holds=why.unknown) from None
 
-    def _note_change(
-        self, channel: Channel, command: RemotingCommand, name: str | None, need: Need
-    ) -> None:
+    def _note_change(self, channel: Channel, command: RemotingCommand, name: str | None, need: Need) -> None:
         if command.code not in CHANGES:
             return
         try:
@@ -272,7 +271,9 @@ class Gate:
 
     def _remembered(self, channel: Channel, command: RemotingCommand, fields: Mapping[str, str]) -> bool:
         values = self._values(command.code, fields)
-        return values is not None and (command.code, fields[ACCESS_KEY], channel.host, *values) in self._allowed
+        return (
+            values is not None and (command.code, fields[ACCESS_KEY], channel.host, *values) in self._allowed
+        )
 
     def _remember(self, channel: Channel, command: RemotingCommand, user: User) -> None:
         values = self._values(command.code, command.ext_fields or {})
@@ -345,4 +346,3 @@ class _Refused(Exception):
         self.remark = remark
         self.wanted = wanted or []
         self.unknown = unknown
-

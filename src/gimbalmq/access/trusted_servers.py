@@ -1,18 +1,20 @@
 """Servers that need no signature: brokers of Apache's which do not sign their calls to a name server.
 
-They are known by their address or, better, by the client certificate that they show. An address is only worth as much as
-the network that it is used in.
+They are known by their address or, better, by the client certificate that they show. An address is worth as much as the
+network that it is used in.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
-from gimbalmq.access.certificates import certificate_matches
 from gimbalmq.access.sources import check_source, matches
 from gimbalmq.access.users import check_certificate
-from gimbalmq.errors import InvalidParameterError
 from gimbalmq.transport.tls import PeerCertificate
+
+_NAME = "CN="
+_FINGERPRINT = re.compile(r"(sha256:)?([0-9a-fA-F]{2}:?){31}[0-9a-fA-F]{2}")
 
 
 class TrustedServers:
@@ -22,23 +24,22 @@ class TrustedServers:
 
     def __init__(self, texts: Iterable[str]) -> None:
         addresses: list[str] = []
-        certificates: list[str] = []
+        self._certificates: set[str] = set()
         for text in texts:
-            try:
-                certificate = check_certificate(text)
-            except InvalidParameterError:
-                certificate = None
-            if certificate is None:
-                addresses.append(check_source(text))
+            if text.startswith(_NAME) or _FINGERPRINT.fullmatch(text):
+                self._certificates.add(check_certificate(text) or text)
             else:
-                certificates.append(certificate)
-        self._addresses, self._certificates = tuple(addresses), tuple(certificates)
+                addresses.append(check_source(text))
+        self._addresses = tuple(addresses)
 
     def __bool__(self) -> bool:
         return bool(self._addresses or self._certificates)
 
     def includes(self, host: str, certificate: PeerCertificate | None) -> bool:
         """Whether a peer with this address and this certificate, which was verified, is one of them."""
-        if any(certificate_matches(wanted, certificate) for wanted in self._certificates):
-            return True
+        if certificate is not None:
+            # A name that looks like a fingerprint is none; its owner may have chosen it.
+            name = "" if _FINGERPRINT.fullmatch(certificate.name) else certificate.name
+            if name in self._certificates or certificate.fingerprint in self._certificates:
+                return True
         return bool(self._addresses) and matches(self._addresses, host)

@@ -26,6 +26,7 @@ def message_data(view: MessageView) -> dict[str, Any]:
         "bornHost": ":".join(map(str, view.born_host)),
         "storeHost": ":".join(map(str, view.store_host)),
         "reconsumeTimes": view.reconsume_times,
+        "flag": view.flag,
         "properties": view.all_properties,
     }
     body, name = body_text(view)

@@ -162,7 +162,10 @@ async def _redrive(admin: Admin, args: argparse.Namespace) -> Shown:
             rate=args.rate,
             on_progress=bar.at,
         )
+    text = f"{outcome.sent:,} dead letters went back to {where}, {outcome.skipped:,} were passed over."
+    if outcome.skipped:
+        text += "\nThose passed over count as seen from now on: redrive --again reaches them."
     return Shown(
-        f"{outcome.sent:,} dead letters went back to {where}, {outcome.skipped:,} were passed over.",
+        text,
         {"group": group, **asdict(outcome)},
     )

@@ -17,6 +17,7 @@ from gimbalmq.admin.moments import parse_moment
 from gimbalmq.cli.asking import (
     ABSENT,
     OK,
+    REFUSED,
     TOPIC,
     Named,
     Parser,
@@ -426,14 +427,24 @@ async def _import(admin: Admin, args: argparse.Namespace) -> Shown:
         source = sys.stdin if str(args.file) == "-" else args.file.open(encoding="utf-8")
     except OSError as error:
         raise ConfigError("FILE", str(args.file), error.strerror or str(error)) from error
+    unreadable: list[int] = []
     with source:
-        sent = await _send_all(
-            admin, _messages_of(source, str(args.file), args.topic), ProgressLine("imported"), args.rate
-        )
-    return Shown(f"{sent:,} messages are sent.", {"sent": sent})
+        messages = _messages_of(source, str(args.file), args.topic, unreadable)
+        sent = await _send_all(admin, messages, ProgressLine("imported"), args.rate)
+    data = {"sent": sent, "unreadable": unreadable}
+    if not unreadable:
+        return Shown(f"{sent:,} messages are sent.", data)
+    lines = ", ".join(map(str, unreadable[:10])) + (" ..." if len(unreadable) > 10 else "")
+    return Shown(
+        f"{sent:,} messages are sent. {len(unreadable):,} were passed over, because the export could not read "
+        f"their bodies (lines {lines}).",
+        data,
+        REFUSED,
+    )
 
 
-def _messages_of(lines: IO[str], name: str, topic: str | None) -> Iterator[Message]:
+def _messages_of(lines: IO[str], name: str, topic: str | None, unreadable: list[int]) -> Iterator[Message]:
+    """The messages of an export; the numbers of lines whose bodies it had not been able to read are noted."""
     from gimbalmq.model.message import SYSTEM_PROPERTIES, Message
 
     for number, line in enumerate(lines, 1):
@@ -441,6 +452,9 @@ def _messages_of(lines: IO[str], name: str, topic: str | None) -> Iterator[Messa
             continue
         try:
             data = json.loads(line)
+            if "bodyError" in data:
+                unreadable.append(number)
+                continue
             body = base64.b64decode(data["bodyBase64"]) if "bodyBase64" in data else data["body"].encode()
             own = {
                 key: str(value)
@@ -454,6 +468,7 @@ def _messages_of(lines: IO[str], name: str, topic: str | None) -> Iterator[Messa
                 keys=data.get("keys") or None,
                 properties=own,
                 sharding_key=(data.get("properties") or {}).get("__SHARDINGKEY"),
+                flag=int(data.get("flag") or 0),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RocketMQError) as error:
             raise ConfigError(

@@ -1,10 +1,10 @@
 """ACL signature of a command: HMAC-SHA1 over the values of the ext-fields, by name, and the body.
 
-What it proves and what it does not: whoever made the request held the secret once, and field values and body are as they
-were then. The text has neither the request's code, nor its number, nor a time, nor a nonce. So a request that somebody
-has seen can be sent again for as long as the secret stays the same, and, because there is nothing between two values,
-letters may be moved from the end of one to the beginning of the next. Only TLS keeps others from seeing requests; users
-that are bound to addresses or to a client certificate limit who can use what was seen.
+What it proves: whoever made the request held the secret, and the values of its fields and its body are as they were
+then. What it does not prove: the text has neither the request's code, nor its number, nor a time, nor a nonce. So a
+request that somebody has seen can be sent again for as long as the secret stays the same, and, because there is nothing
+between two values, letters may be moved from the end of one to the beginning of the next. Only TLS keeps others from
+seeing requests; users that are bound to addresses or to a client certificate limit who can use what was seen.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FIELDS_KEPT = 64
 _DIGEST_LETTERS = 28
 
 _orders: dict[tuple[str, ...], itemgetter[Any]] = {}
-"""Fields in the order in which a peer writes them, to fields in the order in which they are signed: sorting costs more."""
+"""Fields in the order in which a peer writes them, to fields in the order in which they are signed."""
 
 
 class SecretKey:
@@ -103,17 +103,13 @@ def signature(fields: Mapping[str, str], body: bytes | bytearray | memoryview, s
     return SecretKey(secret_key).signature(signed_text(fields).encode(), body).decode()
 
 
-def fields_verified(
-    fields: Mapping[str, str], body: bytes | bytearray | memoryview, key: SecretKey
-) -> bool:
+def fields_verified(fields: Mapping[str, str], body: bytes | bytearray | memoryview, key: SecretKey) -> bool:
     """Whether these fields carry the signature that this key gives them; compared in constant time."""
     given = fields.get(SIGNATURE)
     return given is not None and text_verified(signed_text(fields), body, given, key)
 
 
-def text_verified(
-    text: str, body: bytes | bytearray | memoryview, given: str, key: SecretKey
-) -> bool:
+def text_verified(text: str, body: bytes | bytearray | memoryview, given: str, key: SecretKey) -> bool:
     """The same of fields whose values were joined already."""
     if len(given) != _DIGEST_LETTERS:
         return False

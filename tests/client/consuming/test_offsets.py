@@ -128,6 +128,31 @@ def test_persisting_all_sends_held_queues_and_forgets_the_others() -> None:
     asyncio.run(scenario())
 
 
+class ForgetfulShelf(Shelf):
+    """Like Apache's broker, it makes a topic's table anew for each commit that comes while there is none yet."""
+
+    async def call(self, address: str, command: RemotingCommand, timeout: float) -> RemotingCommand:
+        new = not self.known
+        await asyncio.sleep(0)
+        if new:
+            self.known = {}
+        return await super().call(address, command, timeout)
+
+
+def test_first_commits_of_a_topic_do_not_overtake_each_other() -> None:
+    """Apache's broker answers two at once and keeps one of them."""
+    shelf = ForgetfulShelf()
+    store = remote(shelf)
+
+    async def scenario() -> None:
+        for queue, offset in ((Q0, 6), (Q1, 3)):
+            store.update(queue, offset, increase_only=False)
+        await asyncio.gather(*(store.persist(queue, wait=True) for queue in (Q0, Q1)))
+
+    asyncio.run(scenario())
+    assert shelf.known == {Q0: 6, Q1: 3}
+
+
 def test_one_queue_is_persisted_and_forgotten() -> None:
     """S2-24: at removal the offset is written away and leaves memory."""
 

@@ -15,7 +15,7 @@ from gimbalmq.broker.message_time import message_time
 from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.broker.stats import Stats
 from gimbalmq.broker.stored import stored_record
-from gimbalmq.broker.tables_text import json_object
+from gimbalmq.broker.tables_text import Parts, json_object
 from gimbalmq.broker.values import check_group
 from gimbalmq.errors import (
     ConsumerNotOnlineError,
@@ -24,6 +24,7 @@ from gimbalmq.errors import (
     ResponseError,
     SubscriptionGroupNotExistError,
     TopicNotExistError,
+    TransportError,
 )
 from gimbalmq.model.ids import parse_offset_id, unpack_host
 from gimbalmq.model.queues import MessageQueue
@@ -237,17 +238,17 @@ class GroupAdminHandlers:
         return request.reply(body=await self._turns.run(self._progress_of_all()))
 
     def _progress_of_all(self) -> Steps[bytes]:
-        found: list[bytes] = []
+        found = Parts()
         total = 0
         for group in sorted(self._offsets.all_groups()):
             body, behind = yield from self._progress(group, self._offsets.topics_of(group))
             if behind is not None:
-                found.append(b"{%b:[%b]}" % (fastjson.dumps(group), body))
+                found.add(b"{%b:[%b]}" % (fastjson.dumps(group), body))
                 total += behind
             yield
         return b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d,"totalInflightDiff":0}' % (
             fastjson.dumps(self._address()),
-            b",".join(found),
+            found.joined(),
             total,
         )
 
@@ -469,6 +470,10 @@ class GroupAdminHandlers:
         except RequestTimeoutError as error:
             raise ResponseError(
                 f"consumer {member.client_id} did not answer in time", code=ResponseCode.CONSUME_MSG_TIMEOUT
+            ) from error
+        except TransportError as error:
+            raise ResponseError(
+                f"consumer {member.client_id} went away before it answered: {error}"
             ) from error
 
 

@@ -15,7 +15,7 @@ from gimbalmq.broker.redelivery import copied
 from gimbalmq.broker.stats import Stats
 from gimbalmq.broker.stored import stored_record
 from gimbalmq.broker.writer import Writer
-from gimbalmq.errors import NoPermissionError, ResponseError
+from gimbalmq.errors import NoPermissionError, ResponseError, TransportError
 from gimbalmq.model import properties as prop
 from gimbalmq.model import topics as names
 from gimbalmq.model.flags import PERM_WRITE
@@ -95,7 +95,10 @@ class SendBackHandlers:
     async def _push_reply(
         self, target: Channel, command: RemotingCommand, request: RemotingCommand
     ) -> Answer:
-        answer = await target.call(command, _REPLY_SECONDS)
+        try:
+            answer = await target.call(command, _REPLY_SECONDS)
+        except TransportError as error:
+            raise ResponseError(f"push reply message to {target.address} fail: {error}") from error
         header = SendMessageReply(msg_id="", queue_id=0, queue_offset=0)
         return request.reply(answer.code, answer.remark, header.to_ext() | trace_fields(self._live.now))
 

@@ -76,6 +76,7 @@ class HeldQueue:
         state: written by the transitions alone.
         window: what was pulled and is not settled.
         paused: the user asked for no deliveries from it.
+        progressed: progress was noted since it was claimed; what is remembered is not only what a broker once said.
         position: pull consumers: the offset after what was handed out; None before anything was.
         locked: the broker's queue lock is ours.
         leased: it is held by lease: ``holds_until`` counts.
@@ -110,6 +111,7 @@ class HeldQueue:
         "override_ends",
         "paused",
         "position",
+        "progressed",
         "queue",
         "running",
         "shelved",
@@ -127,6 +129,7 @@ class HeldQueue:
         self.window = Window()
         self.paused = False
         self.position: int | None = None
+        self.progressed = False
         self.locked = False
         self.leased = False
         self.holds_until = math.inf
@@ -235,6 +238,7 @@ class HeldQueue:
 
     def _note(self, offset: int, *, increase_only: bool) -> None:
         if self.state is READING or self.state is DRAINING:
+            self.progressed = True
             self._offsets.update(self.queue, offset, increase_only=increase_only)
 
     async def commit(self, *, wait: bool = False) -> None:

@@ -77,6 +77,7 @@ class Locks:
         queue = held.queue
         if held.state is CLAIMED and not await self._may_ask(queue):
             return False
+        self._keep(queue)
         sent = self._clock.monotonic()
         try:
             granted = await self._ask(queue.broker_name, [queue])
@@ -92,6 +93,7 @@ class Locks:
             Whether it is ours; False means that its holder is there, None that the broker knows no such thing.
         """
         queue = held.queue
+        self._keep(queue)
         sent = self._clock.monotonic()
         self._unanswered.add(queue)
         try:
@@ -113,11 +115,14 @@ class Locks:
     def _note(self, held: HeldQueue, granted: bool, sent: float) -> bool:
         if granted:
             self._ours.add(held.queue)
-            due = self._due.pop(held.queue, None)
-            if due is not None:
-                due.cancel()
             held.lock_granted(sent)
         return granted
+
+    def _keep(self, queue: MessageQueue) -> None:
+        """A lock that is asked for is not given back: the broker would work that off after the question."""
+        due = self._due.pop(queue, None)
+        if due is not None:
+            due.cancel()
 
     async def ask_again(self, broker_name: str, queues: Collection[MessageQueue]) -> set[MessageQueue] | None:
         """Asks for queues that are held; those granted, None if the broker did not answer."""
@@ -217,7 +222,7 @@ class Locks:
             log.warning("%s could not be unlocked, its lock ends by itself within 60 s: %s", queue, error)
 
     def give_back_later(self, queue: MessageQueue, delay: float) -> None:
-        """After a pause, unless the queue is ours again by then."""
+        """After a pause, unless the queue is asked for again by then."""
         self._due[queue] = self._tasks.spawn(self._after(queue, delay), "unlock later")
 
     async def _after(self, queue: MessageQueue, delay: float) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar, TypeVarTuple
 
 from gimbalmq.client.instance import ClientInstance
-from gimbalmq.errors import RemoteProtocolError, RocketMQError
+from gimbalmq.errors import RemoteProtocolError, RequestTimeoutError, ResponseError, RocketMQError
 from gimbalmq.model.queues import MessageQueue, sort_queues
 from gimbalmq.protocol import fastjson
 from gimbalmq.rpc import groups as group_calls
@@ -98,6 +98,8 @@ class RemoteOffsets(_Table):
         self._as_read: set[MessageQueue] = set()
         """Queues of which the broker was asked and nothing has been found out since: there is nothing to tell it, and a
         member that was silent for a while would set back others who have read on."""
+        self._first_commits: dict[tuple[str, str], asyncio.Future[bool]] = {}
+        """By broker and topic: whether the first commit was answered, when that is known."""
 
     async def load(self) -> None:
         pass
@@ -149,13 +151,39 @@ class RemoteOffsets(_Table):
 
     async def _commit(self, queue: MessageQueue, offset: int, wait: bool) -> None:
         found = await self._instance.locate_broker(queue.topic, queue.broker_name)
-        if wait:
-            limit = self._instance.config.api_timeout
-            await group_calls.update_offset(
-                self._instance, found.address, self._group, queue, offset, timeout=limit
-            )
-        else:
+        if not wait:
             await group_calls.update_offset_oneway(self._instance, found.address, self._group, queue, offset)
+            return
+        # Apache's broker makes a table for a group's first commit of a topic. Of two that come at once, each in a
+        # thread of its own, it answers both and may keep one. So the others wait for the first.
+        home = (queue.broker_name, queue.topic)
+        first = self._first_commits.get(home)
+        if first is None:
+            await self._commit_first(home, found.address, queue, offset)
+            return
+        if not await asyncio.shield(first):
+            raise RequestTimeoutError(f"{found.address} has not answered the commit before that of {queue}")
+        await self._commit_answered(found.address, queue, offset)
+
+    async def _commit_first(
+        self, home: tuple[str, str], address: str, queue: MessageQueue, offset: int
+    ) -> None:
+        first = self._first_commits[home] = asyncio.get_running_loop().create_future()
+        answered = False
+        try:
+            await self._commit_answered(address, queue, offset)
+            answered = True
+        except ResponseError:
+            answered = True
+            raise
+        finally:
+            if not answered:
+                del self._first_commits[home]
+            first.set_result(answered)
+
+    async def _commit_answered(self, address: str, queue: MessageQueue, offset: int) -> None:
+        limit = self._instance.config.api_timeout
+        await group_calls.update_offset(self._instance, address, self._group, queue, offset, timeout=limit)
 
 
 class LocalOffsets(_Table):

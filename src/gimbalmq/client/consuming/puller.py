@@ -239,7 +239,9 @@ class Puller:
         """One pull for the loop, with the progress that it is to carry."""
         config, manner, queue = self._config, self._manner, held.queue
         found = await self._pulls.replica(queue)
-        progress = (self._offsets.remembered(queue) or 0) if manner.carries_progress else 0
+        progress = 0
+        if manner.carries_progress and held.progressed:
+            progress = self._offsets.remembered(queue) or 0
         return await self._pulls.ask(
             found,
             queue,
