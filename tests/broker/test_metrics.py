@@ -76,6 +76,7 @@ TOKEN = "a-token-of-24-letters-xx"
 def test_a_token_stands_before_everything_on_the_port(tmp_path: Path, from_file: bool) -> None:
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     keys = {"metricsTokenFile": tmp_path / "token"} if from_file else {"metricsToken": TOKEN}
+    port = 0
 
     def status(path: str, authorization: str | None) -> int:
         request = urllib.request.Request(f"http://127.0.0.1:{port}{path}")
@@ -112,7 +113,6 @@ def test_a_token_stands_before_everything_on_the_port(tmp_path: Path, from_file:
             assert await asyncio.to_thread(status, "/metrics", f"bearer {TOKEN}") == 200
             assert await asyncio.to_thread(status, "/elsewhere", f"Bearer {TOKEN}") == 404
 
-    port = 0
     run(work())
 
 
@@ -141,14 +141,14 @@ def test_metrics_stay_on_the_loopback_and_the_token_stays_hidden(
 
 def test_a_token_that_is_none_is_refused_without_being_shown(tmp_path: Path) -> None:
     for wrong in ("short", "sixteen letters and a blank", "sixteen-letters-ü"):
-        with pytest.raises(ConfigError, match="metricsToken=.* 16 or more") as refused:
+        with pytest.raises(ConfigError, match=r"metricsToken=.* 16 or more") as refused:
             broker_config(tmp_path, metricsToken=wrong)
         assert wrong not in str(refused.value)
     with pytest.raises(ConfigError, match="leave it out, or metricsToken"):
         broker_config(tmp_path, metricsToken=TOKEN, metricsTokenFile="x")
     file = tmp_path / "token"
     config = broker_config(tmp_path, metricsTokenFile=file)
-    with pytest.raises(ConfigError, match="metricsTokenFile=.*No such file"):
+    with pytest.raises(ConfigError, match=r"metricsTokenFile=.*No such file"):
         config.read_metrics_token()
     for content in (b"", b"secret-x", b"\xff\xfe"):
         file.write_bytes(content)

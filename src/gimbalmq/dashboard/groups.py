@@ -9,6 +9,7 @@ from gimbalmq.dashboard import charts
 from gimbalmq.dashboard.observer import EVERY_MEMBER, Change, GroupHistory
 from gimbalmq.dashboard.parts import ask_by_name, fill, frame, heading, link_to, live, problem, table
 from gimbalmq.dashboard.site import Site, Viewer
+from gimbalmq.errors import NoPermissionError
 
 DRAW_EVERY = 0.25
 PLOT_EVERY_MS = 2000
@@ -30,6 +31,12 @@ def add_pages(site: Site) -> None:
 
 def groups_view(viewer: Viewer) -> None:
     async def show() -> None:
+        try:
+            listed = await viewer.admin.groups.all()
+        except NoPermissionError:
+            groups.visible = False  # an empty list would look as if there were none
+            raise
+        groups.visible = True
         fill(
             groups,
             [
@@ -43,7 +50,7 @@ def groups_view(viewer: Viewer) -> None:
                     "topics": ", ".join(item.topics) or "-",
                     "problem": item.problem or "-",
                 }
-                for item in await viewer.admin.groups.all()
+                for item in listed
             ],
         )
 

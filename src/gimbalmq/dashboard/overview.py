@@ -5,7 +5,7 @@ from __future__ import annotations
 from nicegui import ui
 
 from gimbalmq.admin.texts import moment
-from gimbalmq.dashboard.parts import ask_by_name, fill, frame, heading, link_to, live, problem, table
+from gimbalmq.dashboard.parts import fill, frame, heading, link_to, live, problem, table
 from gimbalmq.dashboard.site import Site, Viewer
 from gimbalmq.errors import NoPermissionError, TopicRouteNotFoundError
 
@@ -111,8 +111,6 @@ def topics_view(viewer: Viewer) -> None:
 
     again = live(viewer, 5.0, show)
     with ui.row().classes("items-center gap-4"):
-        if viewer.user:
-            ask_by_name("topic", "A topic by its name")
         search = ui.input(placeholder="Filter").props('dense outlined clearable aria-label="Filter topics"')
         show_all = ui.switch("Retry, dead-letter and system topics too", on_change=again)
     topics = table(
