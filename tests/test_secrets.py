@@ -151,6 +151,11 @@ def test_an_error_about_a_secret_does_not_tell_it(what: str) -> None:
     assert CANARY not in str(error) and CANARY not in repr(error) and CANARY not in str(vars(error))
 
 
+def test_the_name_of_a_misspelt_option_is_told() -> None:
+    error = ConfigError("option", "secretKye", "the sink has no such option; did you mean secretKey?")
+    assert "option='secretKye'" in str(error)
+
+
 def test_the_signer_shows_nothing() -> None:
     signer = Signer("me", CANARY, CANARY)
     assert CANARY not in repr(signer) and CANARY not in str(signer)

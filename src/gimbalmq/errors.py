@@ -76,12 +76,22 @@ def names_a_secret(option: str) -> bool:
     return _SECRET_NAME.search(name) is not None and _FILE_NAME.search(name) is None
 
 
+def _is_misspelt_secret(option: str, allowed: str) -> bool:
+    """Whether the remedy says that the option was meant to be one that holds a secret."""
+    meant = _MEANT.search(allowed)
+    if meant is None or not names_a_secret(meant[1]):
+        return False
+    from difflib import SequenceMatcher  # large, and few errors need it
+
+    # It may also speak of the value, which is a name then and no secret.
+    return SequenceMatcher(None, option.lower(), meant[1].lower()).ratio() > 0.6
+
+
 class ConfigError(RocketMQError, ValueError):
     """An option has a value that cannot be used; one whose name says that it is secret is not shown."""
 
     def __init__(self, option: str, value: object, allowed: str) -> None:
-        # Of a misspelt option the remedy tells what it was meant to be.
-        if value is not None and value != "" and any(map(names_a_secret, (option, *_MEANT.findall(allowed)))):
+        if value is not None and value != "" and (names_a_secret(option) or _is_misspelt_secret(option, allowed)):
             value = "..."
         text = repr(value)
         if len(text) > _MOST_LETTERS:

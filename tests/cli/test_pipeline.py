@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from gimbalmq import Message, sync
 from gimbalmq.cli.pipeline.checks import check_places

@@ -129,23 +129,39 @@ def everything(told: Arguments) -> dict[str, Any]:
 # --- secrets -------------------------------------------------------------------------------------
 
 
+TALKATIVE = """\
+rootLogger.level = info
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %p %c{1}: %m%n%ex
+logger.sql.name = org.apache.spark.sql
+logger.sql.level = debug
+"""
+"""Of Spark's SQL everything but its traces."""
+
+
 def keeping_secrets(told: Arguments) -> dict[str, Any]:
     """Queries that are given secrets as options; every text that Spark has about them afterwards."""
     folder = Path(told["folder"])
     (folder / "events").mkdir()
+    logging = folder / "log4j2.properties"
+    logging.write_text(TALKATIVE)
     spark = session(
         told,
         **{
             "spark.eventLog.enabled": "true",
             "spark.eventLog.dir": (folder / "events").as_uri(),
             "spark.eventLog.compress": "false",
+            "spark.driver.extraJavaOptions": f"{QUICK} -Dlog4j2.configurationFile={logging.as_uri()}",
             "spark.ui.enabled": "true",
             "spark.ui.port": "0",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
         },
     )
-    spark.sparkContext.setLogLevel("INFO")
     secrets = json.loads(Path(told["secrets"]).read_text())
     texts: list[str] = []
 
@@ -393,7 +409,7 @@ def repeating(told: Arguments) -> dict[str, Any]:
     return found
 
 
-JOBS = {job.__name__: job for job in (everything, copying, hurting, repeating)}
+JOBS = {job.__name__: job for job in (everything, keeping_secrets, copying, hurting, repeating)}
 
 if __name__ == "__main__":
     print(json.dumps(JOBS[sys.argv[1]](json.loads(sys.argv[2]))), flush=True)

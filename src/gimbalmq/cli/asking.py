@@ -303,15 +303,21 @@ def _tls(args: argparse.Namespace) -> SSLContext | None:
 
 def _tls_of_file(args: argparse.Namespace, file: ClientFile) -> SSLContext:
     """What the file says of TLS with what flags say instead; variables, which may say less, do not count."""
-    own = (args.tls_cert, args.tls_key) if args.tls_cert else (file.tls_cert, args.tls_key or file.tls_key)
-    if args.tls_key and not own[0]:
+    cert, key = args.tls_cert, args.tls_key
+    if not cert:
+        cert, key = file.tls_cert, key or file.tls_key
+    if args.tls_key and not cert:
         raise ConfigError("--tls-key", args.tls_key, "give --tls-cert too")
+    any_cert = args.tls_any_cert or (file.tls_any_cert and not args.tls_ca)
+    ca = args.tls_ca or (None if args.tls_any_cert else file.tls_ca)
     from gimbalmq.transport.tls import client_tls
 
     return client_tls(
-        args.tls_ca or file.tls_ca,
-        *own,
+        ca,
+        cert,
+        key,
         file.tls_key_password or os.environ.get("ROCKETMQ_TLS_KEY_PASSWORD"),
+        verify=not any_cert,
         check_host=not (args.tls_any_host or file.tls_any_host),
         options=("tls_ca of the client file", "tls_cert of the client file", "its tls_key_password"),
     )
