@@ -114,6 +114,23 @@ def test_what_contradicts_is_refused_before_anything_is_made(tmp_path: Path, key
     assert not (tmp_path / "new").exists()
 
 
+def test_what_was_opened_by_hand_is_refused_too(tmp_path: Path) -> None:
+    made(tmp_path)
+    path = tmp_path / "server.properties"
+    path.write_text(path.read_text().replace("authorizationEnabled=true", "authorizationEnabled=false"))
+    with pytest.raises(ConfigError, match=r"authorizationEnabled='false'.*server\.properties"):
+        made(tmp_path)
+
+
+def test_another_first_administrator_may_be_named(tmp_path: Path) -> None:
+    """Also at a later start, if all administrators are lost."""
+    first = json.dumps({"username": "rescue", "password": "x"})
+    found = made(tmp_path, initAuthenticationUser=first)
+    assert found.secret is None and found.keys["initAuthenticationUser"] == first
+    assert not (tmp_path / "client.toml").exists()
+    assert "rescue" not in (tmp_path / "server.properties").read_text()
+
+
 def test_folders_and_files_of_others_are_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigError, match="chmod 700"):
@@ -144,6 +161,8 @@ def test_the_client_file_follows_the_name_server(tmp_path: Path) -> None:
     found.ready("127.0.0.1:4711", show_secret=False)
     assert read_client_file(path).namesrv == "127.0.0.1:4711"
     assert "# a note" in path.read_text() and path.stat().st_mode & 0o777 == 0o600
+    path.write_text("broken by its owner")
+    assert found.ready("127.0.0.1:4712", show_secret=False)  # the servers go on
     path.unlink()
     found.ready("127.0.0.1:4712", show_secret=False)  # moved by its owner
     assert not path.exists()
@@ -203,3 +222,15 @@ def test_a_first_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         with sync.Producer("shop", client_file=folder / "alice.toml") as producer:
             producer.send(Message("orders", b"hello again"))
         assert server.end() == 0
+
+
+@pytest.mark.parametrize("key", ["initAuthenticationUsr", "innerCredentials", "tls.server.keyPasword"])
+def test_a_misspelt_key_does_not_tell_its_secret(
+    tmp_path: Path, key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = "s3cret" if "Pas" in key else '{"password": "s3cret"}'
+    (tmp_path / "file").write_text(f"{key}={value}\n")
+    for words in (("--set", f"{key}={value}"), ("-c", str(tmp_path / "file"), "--set", "wrong=1")):
+        assert main(["broker", "--store", str(tmp_path / "s"), *words]) == 2
+        shown = capsys.readouterr()
+        assert "s3cret" not in shown.out + shown.err

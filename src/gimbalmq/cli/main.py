@@ -289,7 +289,9 @@ def _pass_over(unknown: Mapping[str, str], typed: Sequence[tuple[str, str]], kno
     """
     from gimbalmq._options import did_you_mean, misspelt
 
-    for key, text in unknown.items():
+    for key, value in unknown.items():
+        # Credentials are JSON. An unknown key may be theirs, misspelt, so that an error must not show them.
+        text = "..." if value.lstrip().startswith("{") else value
         if key in dict(typed):
             remedy = did_you_mean(key, known) or "; leave it out (docs/running.md lists them all)"
             raise ConfigError(key, text, f"there is no such option here{remedy}")

@@ -98,18 +98,17 @@ def secure(
     Args:
         given: settings of the file and of --set, which win unless they contradict.
         hosts: names and addresses that the servers are reached by, besides this machine's own.
-        users_file: the table of users; if there is none, an administrator is made.
+        users_file: the table of users; if there is none, and no setting names the first, an administrator is made.
         namesrv: address of the name server as far as it is known.
 
     Raises:
         ConfigError: something in DIR cannot be used, or a setting contradicts.
     """
-    for key, value in _CLOSED.items():
-        if given.get(key, value).lower() != value:
-            raise ConfigError(key, given[key], f"--secure means {value}; leave the one or the other out")
+    _check_closed(given, "leave the one or the other out")
     folder = folder.expanduser().absolute()
     _make_folder(folder)
     kept = _kept_keys(folder)
+    _check_closed(kept, f"change it in {folder / _KEYS}")
     if "tls.server.certPath" in given:
         trust = Path(given.get("tls.client.trustCertPath") or given["tls.server.certPath"]).absolute()
     else:
@@ -123,11 +122,17 @@ def secure(
             kept |= made
             _keep_keys(folder, kept)
     secured = Secured(folder, {**kept, **given}, trust)
-    if not users_file.exists():
+    if not users_file.exists() and "initAuthenticationUser" not in given:
         secured.secret = _administrator(secured, namesrv)
         first = {"username": ADMINISTRATOR, "password": secured.secret}
         secured.keys["initAuthenticationUser"] = json.dumps(first)
     return secured
+
+
+def _check_closed(keys: Mapping[str, str], remedy: str) -> None:
+    for key, value in _CLOSED.items():
+        if keys.get(key, value).strip().lower() != value:
+            raise ConfigError(key, keys[key], f"--secure means {value}; {remedy}")
 
 
 def _make_folder(folder: Path) -> None:
@@ -215,9 +220,12 @@ def _relative(path: Path, file: Path) -> str:
 
 def _tell_namesrv(path: Path, namesrv: str) -> None:
     """Changes the one line; the rest of the file may have been changed by its owner."""
-    if read_client_file(path).namesrv == namesrv:
-        return
-    text = path.read_text("utf-8")
-    changed = re.sub(r"(?m)^namesrv *=.*$", f'namesrv = "{namesrv}"', text, count=1)
-    if changed != text:
-        write_whole(path, changed)
+    try:
+        if read_client_file(path).namesrv == namesrv:
+            return
+        text = path.read_text("utf-8")
+        changed = re.sub(r"(?m)^namesrv *=.*$", f'namesrv = "{namesrv}"', text, count=1)
+        if changed != text:
+            write_whole(path, changed)
+    except (ConfigError, OSError) as error:  # the servers are ready: whoever uses the file will hear of it
+        log.warning("the client file is not up to date: %s", error)
