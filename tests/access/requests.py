@@ -143,7 +143,18 @@ def broker_samples(place: int, half_place: int, half_offset: int, broker_name: s
         Code.GET_SUBSCRIPTIONGROUP_CONFIG: Sample({"group": GROUP}),
         Code.UPDATE_AND_GET_GROUP_FORBIDDEN: Sample({**named, "readable": "true"}),
         **user_samples(users, policies),
+        **ACCOUNT_SAMPLES,
     }
+
+
+ACCOUNT_SAMPLES: dict[int, Sample] = {
+    Code.UPDATE_AND_CREATE_ACL_CONFIG: Sample({"accessKey": "account", "secretKey": "12345678"}, code=209),
+    Code.DELETE_ACL_CONFIG: Sample({"accessKey": "account"}, code=210),
+    Code.GET_BROKER_CLUSTER_ACL_INFO: Sample(code=1),
+    Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: Sample({"globalWhiteAddrs": "10.0.0.1"}, code=211),
+    Code.GET_BROKER_CLUSTER_ACL_CONFIG: Sample(code=1),
+}
+"""As they are answered while ``aclEnable`` is false."""
 
 
 def user_samples(users: bytes, policies: bytes) -> dict[int, Sample]:

@@ -28,7 +28,7 @@ from gimbalmq.access.directory import Directory
 from gimbalmq.access.failures import Failures
 from gimbalmq.access.named import Group, SentBySender, Topic
 from gimbalmq.access.needs import Level, Need, NeedTable
-from gimbalmq.access.policies import Asked
+from gimbalmq.access.policies import Asked, Rules
 from gimbalmq.access.users import User
 from gimbalmq.errors import AccessRefusedError, RocketMQError
 from gimbalmq.model.topics import RETRY_PREFIX
@@ -131,6 +131,27 @@ class Gate:
         if user is None or not user.is_enabled or not verified(command, SecretKey(user.password)):
             return None
         return user
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether our rules count, and what they forbid is refused."""
+        return self._rules == Rules.STRICT and not self._permissive
+
+    def allows(self, channel: Channel, name: str | None, wanted: Asked) -> bool:
+        """Whether the user of this name, who has proved it on the connection, has a right.
+
+        For what a server sends by itself, and strict rules: Apache's look at nothing that is sent to clients.
+        """
+        if not self._authorizes or not self.is_strict:
+            return True
+        if self._directory.trusts(channel.host, name):
+            return True
+        user = None if name is None else self._directory.user(name)
+        if user is None or not user.is_enabled:
+            return False
+        if self._seen_revision != self._directory.revision:
+            self._forget()
+        return user.is_super or self._decide(user.name, wanted, channel.host)[0]
 
     # -- inside ----------------------------------------------------------------------
 

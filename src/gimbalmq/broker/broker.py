@@ -11,9 +11,11 @@ from pathlib import Path
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.access.access import Access
+from gimbalmq.access.gate import Gate
 from gimbalmq.access.needs import NeedTable
+from gimbalmq.access.plain_requests import ServerNames
 from gimbalmq.access.policies import Rules
-from gimbalmq.broker.clients import SIGNS_SCAN_SECONDS, Consumers, Producers
+from gimbalmq.broker.clients import SIGNS_SCAN_SECONDS, Consumers, Member, Producers
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.creations import Creations
 from gimbalmq.broker.delay_levels import DelayLevels
@@ -185,6 +187,8 @@ class Broker:
             needs = NeedTable.of_broker(Rules(config.authorization_rules), config.broker_cluster_name)
             needs.topic_at = partial(stored_topic, self.store)
             gate = self.access.gate(needs, config)
+            if gate is not None:
+                self.transactions.may_see = partial(_may_see, gate, needs)
         except BaseException:
             self.store.close()
             raise
@@ -214,6 +218,7 @@ class Broker:
             self.long_poll,
             creations,
             live,
+            gate,
         )
         self.notices = clients.notices
         self._expel_silent = clients.expel_silent
@@ -299,10 +304,15 @@ class Broker:
             ),
         ):
             family.register(self.handlers)
-        self.access.guard(self.handlers, gate, needs)
+        self.access.guard(
+            self.handlers,
+            gate,
+            needs,
+            lambda: ServerNames(config.broker_name, self.address, config.broker_cluster_name),
+        )
 
     def _own_access(self, config: BrokerConfig, folder: Path) -> Access:
-        access = Access(config, folder, clock=self._clock, files=self._files)
+        access = Access(config, folder, self.store_path, clock=self._clock, files=self._files)
         access.load()
         return access
 
@@ -462,3 +472,8 @@ async def _in_pieces(work: Callable[[], bool]) -> None:
     """Calls ``work`` as long as it says there is more, and lets everybody else have the loop in between."""
     while work():  # noqa: ASYNC110
         await asyncio.sleep(0)
+
+
+def _may_see(gate: Gate, needs: NeedTable, topic: str, producer: Member) -> bool:
+    """Who may send to a topic may be asked what became of a message to it."""
+    return gate.allows(producer.channel, producer.user, needs.of_send(topic, ""))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gimbalmq._clock import Clock
@@ -41,6 +41,8 @@ class Member:
     last_seen: float
     silent_after: float | None = None
     """Seconds without a heartbeat after which it is taken for hung; None if it did not say how often it sends them."""
+    user: str | None = None
+    """Who signed its heartbeat, if the broker checks that; known of producers only."""
 
     def view(self) -> ClientConnection:
         return ClientConnection(
@@ -301,7 +303,7 @@ class Producers:
         self._clock = clock
         self._groups: dict[str, dict[Channel, Member]] = {}
         self._registry = _Registry()
-        self._by_client: dict[str, dict[_Membership, Channel]] = {}
+        self._by_client: dict[str, dict[_Membership, Member]] = {}
 
     def __len__(self) -> int:
         """How many memberships there are."""
@@ -316,15 +318,19 @@ class Producers:
     def groups_of(self, channel: Channel) -> list[str]:
         return self._registry.groups_of(channel)
 
-    def heartbeat(self, name: str, channel: Channel, client_id: str, request: RemotingCommand) -> None:
+    def heartbeat(
+        self, name: str, channel: Channel, client_id: str, request: RemotingCommand, user: str | None = None
+    ) -> None:
         members = self._groups.setdefault(name, {})
         before = members.get(channel)
         if before is not None and before.client_id != client_id:
             self._forget_client(name, before)
-        member = Member(channel, client_id, request.language, request.version, self._clock.monotonic())
+        member = Member(
+            channel, client_id, request.language, request.version, self._clock.monotonic(), user=user
+        )
         members[channel] = member
         self._registry.heard(name, member, before)
-        self._by_client.setdefault(client_id, {})[name, channel] = channel
+        self._by_client.setdefault(client_id, {})[name, channel] = member
 
     def leave(self, name: str, channel: Channel) -> None:
         members = self._groups.get(name)
@@ -352,16 +358,21 @@ class Producers:
             self.leave(name, member.channel)
         return [member.channel for _, member in dead]
 
-    def pick(self, name: str) -> Channel | None:
-        """A connection of the group to ask about a transaction, each in its turn."""
+    def pick(self, name: str, may: Callable[[Member], bool] | None = None) -> Channel | None:
+        """A connection of the group to ask about a transaction, each that ``may`` be asked in its turn."""
         members = self._groups.get(name, {})
         for _ in range(len(members)):
             channel = next(iter(members))
-            members[channel] = members.pop(channel)  # behind all others
-            if not channel.closed:
+            member = members[channel] = members.pop(channel)  # behind all others
+            if not channel.closed and (may is None or may(member)):
                 return channel
         return None
 
     def find_client(self, client_id: str) -> Channel | None:
-        known = self._by_client.get(client_id, {})
-        return next((channel for channel in known.values() if not channel.closed), None)
+        known = self._by_client.get(client_id, {}).values()
+        return next((member.channel for member in known if not member.channel.closed), None)
+
+    def is_of_another(self, client_id: str, user: str | None) -> bool:
+        """Whether another user's producers have this client id."""
+        known = self._by_client.get(client_id, {}).values()
+        return any(member.user != user and not member.channel.closed for member in known)

@@ -7,7 +7,6 @@ from gimbalmq.model import topics
 from gimbalmq.model.record import decode_record
 from gimbalmq.store.message_store import MessageStore
 
-
 _WAITING = (topics.SCHEDULE_TOPIC, topics.TIMER_TOPIC, topics.HALF_TOPIC)
 
 

@@ -20,11 +20,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from gimbalmq._clock import Clock
 from gimbalmq._steps import Steps, run_through
-from gimbalmq.broker.clients import Producers
+from gimbalmq.broker.clients import Member, Producers
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.metadata import ConsumerOffsets
 from gimbalmq.broker.redelivery import copied, redelivery
@@ -90,6 +91,8 @@ class Transactions:
         self._store = store
         self._writer = writer
         self._producers = producers
+        self.may_see: Callable[[str, Member], bool] | None = None
+        """Whether a producer may be shown a message to a topic; anybody can name himself after a group."""
         self._offsets = offsets
         self._turns = turns
         self._live = live
@@ -426,8 +429,11 @@ class Transactions:
 
     def _producer_of(self, half: Record, tally: _Tally) -> Channel | None:
         """Who can be asked; one that is behind only if there is no other among the next few."""
+        may = None
+        if self.may_see is not None:
+            may = partial(self.may_see, half.properties.get(prop.REAL_TOPIC, half.topic))
         for _ in range(_PRODUCERS_TRIED):
-            channel = self._producers.pick(half.properties.get(prop.PRODUCER_GROUP, ""))
+            channel = self._producers.pick(half.properties.get(prop.PRODUCER_GROUP, ""), may)
             if channel not in tally.behind:
                 break
         return channel

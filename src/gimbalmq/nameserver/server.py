@@ -120,7 +120,7 @@ class NameServer:
             self.access = self._shared_access
             return self._shared_access
         folder = None if config.kv_config_path is None else Path(config.kv_config_path).parent
-        self.access = access = Access(config, folder, clock=self._clock)
+        self.access = access = Access(config, folder, folder, clock=self._clock)
         access.load()
         await access.start()
         return access

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from gimbalmq.access.gate import Gate
 from gimbalmq.broker.clients import LIVENESS_MILLIS, Consumers, Producers, size_of
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.creations import Creations
@@ -11,7 +12,7 @@ from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.metadata import UNIT_SUB_FLAG, Groups, Topics
 from gimbalmq.broker.notices import GroupNotices
-from gimbalmq.errors import InvalidParameterError, ResponseError, SystemBusyError
+from gimbalmq.errors import InvalidParameterError, NoPermissionError, ResponseError, SystemBusyError
 from gimbalmq.filter.tags import parse_tags
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.topics import MAX_GROUP_LENGTH, retry_topic
@@ -53,6 +54,7 @@ class ClientHandlers:
         long_poll: LongPoll,
         creations: Creations,
         live: LiveConfig,
+        gate: Gate | None = None,
     ) -> None:
         self._consumers = consumers
         self._producers = producers
@@ -62,6 +64,7 @@ class ClientHandlers:
         self._long_poll = long_poll
         self._creations = creations
         self._live = live
+        self._gate = gate
         self.notices = GroupNotices(consumers)
 
     def register(self, handlers: Handlers) -> None:
@@ -83,6 +86,7 @@ class ClientHandlers:
             )
         beat = Heartbeat.of_request(request.body, limit=most)
         self._check(channel, beat)
+        user = self._user(request, beat)
         liveness = HeartbeatRequest.from_ext(request.ext_fields).liveness_millis
         if liveness is not None:
             low, high = LIVENESS_MILLIS
@@ -113,7 +117,7 @@ class ClientHandlers:
             if changed:
                 self._tell(data.group_name)
         for producer in beat.producer_data_set:
-            self._producers.heartbeat(producer.group_name, channel, beat.client_id, request)
+            self._producers.heartbeat(producer.group_name, channel, beat.client_id, request, user)
         if refused is not None:
             raise refused
         if liveness is None:
@@ -125,6 +129,22 @@ class ClientHandlers:
             uptime_millis=self._forgotten_millis(beat),
         )
         return request.reply(ext_fields=reply.to_ext())
+
+    def _user(self, request: RemotingCommand, beat: Heartbeat) -> str | None:
+        """Who the producers of a heartbeat belong to, if that is checked.
+
+        Raises:
+            NoPermissionError: another user's producers have this client id, to which replies are sent.
+        """
+        if self._gate is None or not beat.producer_data_set:
+            return None
+        user = self._gate.who(request)
+        name = None if user is None else user.name
+        if self._gate.is_strict and self._producers.is_of_another(beat.client_id, name):
+            raise NoPermissionError(
+                f"the client id {beat.client_id} is in use by producers of another user; give each client its own"
+            )
+        return name
 
     def _forgotten_millis(self, beat: Heartbeat) -> int | None:
         """How long ago locks of the sender's groups were forgotten; None if there can have been none."""
