@@ -38,7 +38,8 @@ class Access:
 
     Args:
         folder: where users and policies are kept unless ``authConfigPath`` says otherwise; None keeps them in memory.
-        home: the folder in which ``conf`` with the accounts of 4.x is, unless ``aclConfigPath`` says otherwise.
+        home: the folder in which ``conf`` with the accounts of 4.x is, unless ``aclConfigPath`` says otherwise; that
+            above ``folder`` if it is not given.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Access:
     ) -> None:
         self._config = config
         self._clock = clock
-        self._home = home
+        self._home = folder.parent if home is None and folder is not None else home
         self._tasks = Tasks("access")
         self._started = False
         self._folder = Path(config.auth_config_path) if config.auth_config_path else folder
