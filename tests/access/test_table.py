@@ -58,11 +58,15 @@ async def _filled(folder: Path | None, **options: Any) -> AccessTable:
 
 def test_what_was_changed_is_there_after_a_restart(tmp_path: Path) -> None:
     table = run(_filled(tmp_path / "config"))
+    run(table.merge_acl(_acl("admin", "*", kind=PolicyType.DEFAULT)))
     again = _opened(tmp_path / "config")
     assert again.users() == table.users() == {"admin": ADMIN, "alice": ALICE}
-    assert again.acls() == table.acls() == {"alice": _acl("alice", "Topic:a", "Group:g*")}
+    everything = _acl("admin", "*", kind=PolicyType.DEFAULT)
+    assert (
+        again.acls() == table.acls() == {"alice": _acl("alice", "Topic:a", "Group:g*"), "admin": everything}
+    )
     assert again.user("bob") is None
-    assert again.acl("admin") is None
+    assert again.acl("bob") is None
     assert not again.trusts("127.0.0.1", "admin")
 
 

@@ -225,6 +225,8 @@ def test_pieces_together_are_the_pretty_text(count: int) -> None:
             key: fastjson.Rows(table.items()) if key == "table" else value for key, value in document.items()
         }
         assert b"".join(fastjson.pretty_pieces(rows)) == fastjson.dumps_pretty(document)
+        one_by_one = {**rows, "table": fastjson.Rows(table.items(), at_once=1)} if "table" in rows else rows
+        assert b"".join(fastjson.pretty_pieces(one_by_one)) == fastjson.dumps_pretty(document)
 
 
 _HOSTILE = {

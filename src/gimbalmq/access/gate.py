@@ -78,7 +78,6 @@ class Gate:
         self.authenticates = config.authenticates
         self._authorizes = config.authorizes
         self._permissive = config.access_mode == "permissive"
-        self._rules = config.authorization_rules
         self._believes = config.authorization_rules == "apache"
         self._unsigned = config.unsigned_codes()
         self._unchecked = config.unchecked_codes()
@@ -258,7 +257,7 @@ class Gate:
         key = (name, wanted, host)
         known = self._decisions.get(key)
         if known is None:
-            verdict = decide(self._directory.acl(name), wanted, host, rules=self._rules)
+            verdict = decide(self._directory.acl(name), wanted, host)
             known = (verdict.allowed, verdict.reason)
             if len(wanted.resource.name) <= _LONGEST_KEPT:
                 if len(self._decisions) >= _KEPT:

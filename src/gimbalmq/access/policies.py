@@ -14,15 +14,11 @@ from typing import NamedTuple, TypeVar
 
 from gimbalmq.access.sources import check_sources
 from gimbalmq.errors import InvalidParameterError
-from gimbalmq.protocol.access_bodies import AclBody, EntryBody, PolicyBody
+from gimbalmq.protocol.access_bodies import AclBody, EntryBody, PolicyBody, check_count
 
 E = TypeVar("E", bound=StrEnum)
 
 MAX_NAME_LETTERS = 255
-MAX_ENTRIES = 1000
-"""Of one user's policies; each decision that is not remembered looks at all of them."""
-MAX_SOURCES = 1000
-"""Of one user's policies together."""
 _SHOWN_LETTERS = 80
 
 
@@ -263,8 +259,6 @@ class Acl:
         user = user_of_subject(body.subject or subject)
         if not body.policies:
             raise InvalidParameterError("The policies is empty. Give at least one with an entry")
-        entries = [entry for policy in body.policies for entry in policy.entries or ()]
-        _check_count(len(entries), sum(len(entry.source_ips or ()) for entry in entries))
         return cls(user).merged(Policy.of(policy) for policy in body.policies)
 
     @property
@@ -293,7 +287,7 @@ class Acl:
             by_type[policy.type] = policy if before is None else before.merged(policy.entries)
         merged = replace(self, policies=tuple(by_type[kind] for kind in PolicyType if kind in by_type))
         sources = sum(len(entry.sources) for policy in merged.policies for entry in policy.entries)
-        _check_count(merged.entry_count, sources)
+        check_count(merged.entry_count, sources)
         return merged
 
     def without(self, kind: PolicyType, resource: Resource) -> Acl | None:
@@ -320,18 +314,6 @@ class Acl:
 
     def body(self) -> AclBody:
         return AclBody(policies=[policy.body() for policy in self.policies], subject=self.subject)
-
-
-def _check_count(entries: int, sources: int) -> None:
-    if entries > MAX_ENTRIES:
-        raise InvalidParameterError(
-            f"a user would have {entries} policy entries and may have {MAX_ENTRIES}: use prefixes such as Topic:a*"
-        )
-    if sources > MAX_SOURCES:
-        raise InvalidParameterError(
-            f"a user's policies would have {sources} source addresses and may have {MAX_SOURCES}: "
-            "use ranges such as 10.0.0.0/8"
-        )
 
 
 def subject_of_user(name: str) -> str:

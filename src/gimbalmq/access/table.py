@@ -124,7 +124,9 @@ class AccessTable:
 
     async def _save(self, users: dict[str, User], acls: dict[str, Acl]) -> None:
         if acls is not self._acls:
-            acl_rows = Rows((acls[name].subject, _row_of_acl(acls[name])) for name in sorted(acls))
+            acl_rows = Rows(
+                ((acls[name].subject, _row_of_acl(acls[name])) for name in sorted(acls)), at_once=1
+            )
             await self._save_file(self._acls_file, {"acls": acl_rows})
             self._take(self._users, acls)
         if users is not self._users:
@@ -162,9 +164,7 @@ class AccessTable:
                 raise TableFullError(
                     f"{user.name} is not created: there are {len(self._users)} users; delete some"
                 )
-            # Policies of that name cannot be there, but if they were, a new user must not get them.
-            acls = self._acls if user.name not in self._acls else _without(self._acls, user.name)
-            await self._write({**self._users, user.name: user}, acls)
+            await self._write({**self._users, user.name: user}, self._acls)
 
     async def change_user(self, name: str, change: Callable[[User], User]) -> None:
         """Puts what ``change`` makes of a user in its place; an error of ``change`` leaves the user as it is.

@@ -148,14 +148,15 @@ class BrokerConfig(StoreOptions, ServerConfig, AccessConfig):
     max_groups_created_per_connection: int = option(
         1_000, "ours: consumer groups that one connection may create by appearing", between=(0, 10_000_000)
     )
-    # Below max_topic_nums and max_subscription_group_nums, so that operators may go on when clients may not.
+    # Below max_topic_nums and max_subscription_group_nums, so that operators may go on when clients may not, and
+    # so low that a flood of names, each group with a retry topic of its own, stays below some 200 MB of memory.
     auto_create_topic_limit: int = option(
-        90_000,
+        15_000,
         "ours: a broker with so many topics creates none for clients; operators may go on",
         between=(0, 10_000_000),
     )
     auto_create_subscription_group_limit: int = option(
-        90_000, "ours: the same for consumer groups", between=(0, 10_000_000)
+        15_000, "ours: the same for consumer groups", between=(0, 10_000_000)
     )
 
     register_name_server_period: int = option(30_000, "ms between registrations", between=(100, 3_600_000))
