@@ -91,8 +91,8 @@ class AccessConfig(Configuration):
     )
     acl_config_path: str | None = option(
         None,
-        "ours: `plain_acl.yml`, or the folder that holds it and `acl/`, Apache's `conf`; unset: `conf` in the folder "
-        "of the server's data",
+        "ours: `plain_acl.yml`, or the folder that holds it and `acl/`, Apache's `conf`; unset: the folder of the file "
+        "given by `-c`, if it holds one of them, else `conf` in the folder of the server's data",
         fixed=True,
     )
     routes_public: bool = option(True, "ours, name server: routes are told without a signature", fixed=True)

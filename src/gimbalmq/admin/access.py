@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gimbalmq.access.policies import Acl, subject_of_user, user_of_subject
 from gimbalmq.access.users import User, check_name
@@ -14,6 +14,10 @@ from gimbalmq.errors import ConfigError, NoPermissionError, QueryNotFoundError, 
 from gimbalmq.protocol.access_bodies import AclBody, EntryBody, PolicyBody, UserBody
 from gimbalmq.rpc import access
 from gimbalmq.rpc.call import Caller
+
+if TYPE_CHECKING:
+    from gimbalmq.access.plain_import import ImportPlan
+    from gimbalmq.admin.accounts import AccountImport
 
 B = TypeVar("B")
 _PutAcl = Callable[[Caller, str, AclBody], Awaitable[None]]
@@ -306,6 +310,17 @@ class AclAdmin:
 
             (await self._servers.change(put, broker=target)).raise_problems()
         return [user_of_subject(body.subject) for body in bodies]
+
+    async def import_accounts(
+        self, plan: ImportPlan, *, broker: str | None = None, cluster: str | None = None
+    ) -> list[AccountImport]:
+        """Makes the users and policies that accounts of 4.x become; see ``access.plain_import``.
+
+        What is there already stays as it is, also if it differs; the answer says so for each server.
+        """
+        from gimbalmq.admin.accounts import import_accounts  # it brings the reader of YAML along
+
+        return await import_accounts(self._servers, plan, broker=broker, cluster=cluster)
 
 
 # -- values -----------------------------------------------------------------------------

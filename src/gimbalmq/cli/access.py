@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gimbalmq.cli.acl_import import import_verb
 from gimbalmq.cli.asking import (
     ABSENT,
     FAILED,
@@ -209,6 +210,7 @@ def _acl_verbs() -> list[Verb]:
                 "copyAcl -f IP:10911 -t IP:20911 -s User:alice",
             ),
         ),
+        import_verb(),
     ]
 
 
