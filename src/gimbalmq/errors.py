@@ -91,7 +91,11 @@ class ConfigError(RocketMQError, ValueError):
     """An option has a value that cannot be used; one whose name says that it is secret is not shown."""
 
     def __init__(self, option: str, value: object, allowed: str) -> None:
-        if value is not None and value != "" and (names_a_secret(option) or _is_misspelt_secret(option, allowed)):
+        if (
+            value is not None
+            and value != ""
+            and (names_a_secret(option) or _is_misspelt_secret(option, allowed))
+        ):
             value = "..."
         text = repr(value)
         if len(text) > _MOST_LETTERS:

@@ -180,9 +180,11 @@ def keeping_secrets(told: Arguments) -> dict[str, Any]:
     rows.createOrReplaceTempView("kept")
     shown(spark.sql("SELECT count(*) FROM kept"))
     streamed = stream(spark, told, **secrets).select("body").writeStream.format("rocketmq").options(**target)
-    query = streamed.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+    query = (
+        streamed.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+    )
     end(query)
-    texts += [json.dumps(query.lastProgress, default=str), query._jsq.explainInternal(True)]  # type: ignore[attr-defined]
+    texts += [json.dumps(query.lastProgress, default=str), query._jsq.explainInternal(True)]
     for wrong in (
         {**secrets, "secretKye": secrets["secretKey"]},
         {**secrets, "subscribe": "no-such-topic"},
@@ -194,9 +196,14 @@ def keeping_secrets(told: Arguments) -> dict[str, Any]:
             texts.append(f"{error}\n{traceback.format_exc()}")
         else:
             raise AssertionError("it should have failed")
-    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()  # type: ignore[attr-defined]
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
     page = f"{spark.sparkContext.uiWebUrl}/api/v1/applications/{spark.sparkContext.applicationId}"
-    for part in ("sql?details=true&planDescription=true&length=1000", "environment", "jobs", "stages?details=true"):
+    for part in (
+        "sql?details=true&planDescription=true&length=1000",
+        "environment",
+        "jobs",
+        "stages?details=true",
+    ):
         with urllib.request.urlopen(f"{page}/{part}", timeout=30) as answer:
             texts.append(answer.read().decode())
     for number in range(len(json.loads(texts[-4]))):

@@ -66,6 +66,14 @@ def test_a_client_file_says_everything_and_its_secret_does_not_travel(file: str)
         assert keys(pickle.loads(pickle.dumps(connection))) == ("filed", SECRET)
 
 
+def test_a_file_may_believe_any_certificate_unless_an_option_asks_for_more(tmp_path: Path) -> None:
+    path = tmp_path / "client.toml"
+    write_client_file(path, {"namesrv": "h:1", "tls_any_cert": True})
+    told = {"clientFile": str(path)}
+    assert read(told).client_options()["tls"].verify_mode is ssl.CERT_NONE
+    assert read({**told, "tls": "verify"}).client_options()["tls"].verify_mode is ssl.CERT_REQUIRED
+
+
 def test_options_count_before_the_file_and_the_file_before_the_environment(file: str, tmp_path: Path) -> None:
     environment = {
         VARIABLE: file,
@@ -124,7 +132,7 @@ def test_a_secret_may_be_in_a_file_of_its_own(tmp_path: Path) -> None:
         told.client_options()
     assert SECRET not in str(caught.value)
     path.unlink()
-    with pytest.raises(ConfigError, match="secretKeyFile=.*every machine that runs Spark needs it"):
+    with pytest.raises(ConfigError, match=r"secretKeyFile=.*every machine that runs Spark needs it"):
         told.client_options()
 
 
@@ -133,8 +141,9 @@ def test_files_are_named_by_whole_paths_for_executors(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "secret").write_text(SECRET)
-    told = read({"clientFile": "client.toml"}), read(
-        {"namesrv": "h:1", "accessKey": "me", "secretKeyFile": "secret"}
+    told = (
+        read({"clientFile": "client.toml"}),
+        read({"namesrv": "h:1", "accessKey": "me", "secretKeyFile": "secret"}),
     )
     monkeypatch.chdir("/")
     assert [keys(each)[1] for each in told] == [SECRET, SECRET]

@@ -37,7 +37,10 @@ def test_users_may_do_what_they_were_made_for(
         producer.send(Message("orders", b"hello"))
         with pytest.raises(RocketMQError, match="wages"):
             producer.send(Message("wages", b"hello"))
-    with sync.Producer("nobody", **cluster.client_options("nobody")) as producer, pytest.raises(RocketMQError):
+    with (
+        sync.Producer("nobody", **cluster.client_options("nobody")) as producer,
+        pytest.raises(RocketMQError),
+    ):
         producer.send(Message("orders", b"hello"))
     # Every broker has the same users.
     assert len(cluster.brokers) == 2

@@ -89,7 +89,9 @@ def test_mode_decides_who_is_served(mode: str, plain: str, tls: str, certificate
 def test_both_directions_and_large_bodies_pass_through_tls(certificate: Certificate) -> None:
     async def work() -> None:
         tls = server_tls("enforcing", certificate)
-        async with wire(tls=tls, client_handlers=echo_handlers(), client_tls=client_tls(verify=False)) as line:
+        async with wire(
+            tls=tls, client_handlers=echo_handlers(), client_tls=client_tls(verify=False)
+        ) as line:
             client, peer = await line.client(), await line.peer()
             body = bytes(range(256)) * 12_000  # 3 MB
             answers = await asyncio.gather(
@@ -138,7 +140,9 @@ def test_a_client_believes_the_authorities_it_was_told_and_for_their_addresses(
 def test_a_client_verifies_unless_it_says_otherwise(certificate: Certificate) -> None:
     context = client_tls()
     assert context.verify_mode is ssl.CERT_REQUIRED and context.check_hostname
-    assert "not believed: self-signed certificate" in run(trouble(server_tls("enforcing", certificate), context))
+    assert "not believed: self-signed certificate" in run(
+        trouble(server_tls("enforcing", certificate), context)
+    )
     with pytest.raises(ConfigError, match="any certificate is believed"):
         client_tls(certificate.cert_path, verify=False)
 
@@ -362,7 +366,9 @@ def test_an_expired_certificate_is_told_on_both_sides(
     assert "certificate is not believed: certificate has expired" in told
     assert "has to be renewed" in told and "authority" not in told
     said = [record.message for record in caplog.records]
-    assert any(f"tls.server.certPath={expired.cert_path} expired on 2020-01-31 00:00 UTC" in text for text in said)
+    assert any(
+        f"tls.server.certPath={expired.cert_path} expired on 2020-01-31 00:00 UTC" in text for text in said
+    )
     assert any("the certificate that was shown to the peer has expired; renew it" in text for text in said)
 
     caplog.clear()
@@ -563,7 +569,9 @@ def test_a_handshake_that_is_none_closes_its_connection_and_no_other(
     data: bytes, certificate: Certificate, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
-        async with wire(tls=server_tls("permissive", certificate), client_tls=client_tls(verify=False)) as line:
+        async with wire(
+            tls=server_tls("permissive", certificate), client_tls=client_tls(verify=False)
+        ) as line:
             client = await line.client()
             async with raw_peer(line.server.port) as peer:
                 peer.writer.write(data)
@@ -625,7 +633,9 @@ def test_garbage_after_the_handshake_closes_the_connection(
     certificate: Certificate, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
-        async with wire(tls=server_tls("enforcing", certificate), client_tls=client_tls(verify=False)) as line:
+        async with wire(
+            tls=server_tls("enforcing", certificate), client_tls=client_tls(verify=False)
+        ) as line:
             client = await line.client()
             assert client._transport is not None
             client._transport.write(b"\x17\x03\x03\x00\x20" + bytes(32))

@@ -93,10 +93,16 @@ class Connection:
     def _with_keys(self, file: ClientFile | None, environment: Mapping[str, str]) -> Connection:
         """With what the environment says of keys, if nothing else does."""
         if self.secret_key is not None and self.secret_key_file is not None:
-            raise ConfigError("secretKeyFile", self.secret_key_file, "secretKey is given, too; give one of them")
+            raise ConfigError(
+                "secretKeyFile", self.secret_key_file, "secretKey is given, too; give one of them"
+            )
         has_secret = self.secret_key is not None or self.secret_key_file is not None
         if self.access_key is None:
-            if has_secret or (file is not None and file.access_key) or not environment.get("ROCKETMQ_ACCESS_KEY"):
+            if (
+                has_secret
+                or (file is not None and file.access_key)
+                or not environment.get("ROCKETMQ_ACCESS_KEY")
+            ):
                 return self
             found = replace(self, access_key=environment["ROCKETMQ_ACCESS_KEY"])
         else:
@@ -134,7 +140,9 @@ class Connection:
                 "accessKey", self.access_key, "give accessKey and secretKeyFile (or secretKey) together"
             )
         if self.security_token is not None and self.access_key is None:
-            raise ConfigError("accessKey", None, "a security token is given; give the keys it belongs to, too")
+            raise ConfigError(
+                "accessKey", None, "a security token is given; give the keys it belongs to, too"
+            )
         if self.tls == "trust" and self.tls_trust_file:
             raise ConfigError(
                 "tlsTrustFile", self.tls_trust_file, "tls=trust believes any certificate; say tls=verify"
@@ -188,7 +196,8 @@ class Connection:
             if cert is None:
                 cert, key, password = file.tls_cert, file.tls_key, password or file.tls_key_password
             trusted, check_host = trusted or file.tls_ca, check_host and not file.tls_any_host
-        verify = self.tls != "trust"
+        believes_any = self.tls is None and file is not None and file.tls_any_cert and trusted is None
+        verify = self.tls != "trust" and not believes_any
         return client_tls(
             trusted if verify else None,
             cert,

@@ -103,7 +103,11 @@ class Sender:
         """The sender of these settings for one task; made on first use."""
         with cls._lock:
             found = cls._shared.get(settings)
-            if found is None or found._thread is not loop_thread() or found._stamp != settings.connection.stamp():
+            if (
+                found is None
+                or found._thread is not loop_thread()
+                or found._stamp != settings.connection.stamp()
+            ):
                 # One that was there before, with another secret, leaves when its tasks have ended.
                 found = cls._shared[settings] = cls(settings)
             found._tasks += 1

@@ -24,8 +24,8 @@ from gimbalmq.errors import (
     TopicRouteNotFoundError,
 )
 from gimbalmq.model.topics import dlq_topic
-from gimbalmq.spark.connection import NO_FILE
 from gimbalmq.spark.archive.log import ArchiveLog, NotLocalError, local_folder
+from gimbalmq.spark.connection import NO_FILE
 from gimbalmq.spark.pipelines import values_in, with_value
 from gimbalmq.spark.pipelines.schema import SAMPLE, infer
 

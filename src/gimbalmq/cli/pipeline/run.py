@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settle_client_file(named: str | None) -> None:
-    """Has the checks, Spark and its workers find the file, whose name may be relative to here and not to the project."""
+    """Has the checks, Spark and its workers find the file, whose name may be relative to this folder."""
     named = named or named_client_file()
     if named:
         read_client_file(named)  # what is wrong with it is told now, and not by Spark in half a minute
