@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -121,6 +122,31 @@ def test_a_cluster_that_checks_nobody_lets_nobody_in(more: dict[str, str]) -> No
                 with pytest.raises(NotCheckedError, match="does not check secrets"):
                     await verify(cluster.namesrv, {}, "root", secret)
             assert await asks_for_users(cluster.namesrv, {}) is False
+
+    run(work())
+
+
+PLAIN = """
+accounts:
+- {accessKey: operator, secretKey: operator-secret, admin: true}
+- {accessKey: reader-1, secretKey: reader-1-secret, topicPerms: [orders=SUB]}
+- {accessKey: homebody, secretKey: homebody-secret, admin: true, whiteRemoteAddress: 127.0.0.1}
+"""
+
+
+def test_accounts_of_4x_log_in_unless_a_white_list_lets_in_everybody_as_them(tmp_path: Path) -> None:
+    file = tmp_path / "plain_acl.yml"
+    file.write_text(PLAIN)
+
+    async def work() -> None:
+        properties = {"aclEnable": "true", "aclConfigPath": str(file), "authFailureDelayMillis": "0"}
+        async with LocalCluster(properties=properties) as cluster:
+            assert await verify(cluster.namesrv, {}, "operator", "operator-secret") is True
+            assert await verify(cluster.namesrv, {}, "reader-1", "reader-1-secret") is False
+            with pytest.raises(WrongLoginError):
+                await verify(cluster.namesrv, {}, "reader-1", "operator-secret")
+            with pytest.raises(NotCheckedError):
+                await verify(cluster.namesrv, {}, "homebody", "homebody-secret")
 
     run(work())
 
