@@ -159,9 +159,9 @@ def _door(
     own = args.host in _OWN_ADDRESSES
     if password is not None:
         return Door.PASSWORD, f"for whoever logs in as {args.user}"
-    has_users: bool | None = True
-    if not (args.users or "access_key" in options):
-        has_users = asyncio.run(asks_for_users(namesrv, options))
+    has_users = True if args.users else asyncio.run(asks_for_users(namesrv, options))
+    if has_users is None and "access_key" in options:
+        has_users = True  # who has a key knows of users
     if has_users:
         if not own and args.https_cert is None and not args.proxy:
             raise ConfigError(
