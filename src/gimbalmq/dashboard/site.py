@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 LOGIN_KEY = "login"
 """Under which name the cookie has the session's token."""
 SWEEP_SECONDS = 5.0
+SHOW_OUT_SECONDS = 2.0
 RECHECK_SECONDS = 60.0
 """Between two looks whether the cluster still takes the users who are logged in."""
 
@@ -109,7 +110,10 @@ class Site:
             checked += SWEEP_SECONDS
             if checked >= RECHECK_SECONDS:
                 checked = 0.0
-                await self.recheck()
+                try:
+                    await self.recheck()
+                except Exception:  # or nobody would be looked at any more
+                    log.exception("users cannot be looked at again")
 
     async def recheck(self) -> None:
         for account in {session.account for session in self.sessions if session.account is not self.house}:
@@ -145,7 +149,7 @@ class Site:
         # Pages that are open, in whatever tab, go with the session.
         for client in list(Client.instances.values()):
             if client.request.session.get(LOGIN_KEY) == session.token:
-                client.open("/login")
+                _show_out(client)
 
     async def refused(self) -> None:
         """A request without keys was refused. If the cluster turns out to have users, everybody logs in from now on.
@@ -156,7 +160,7 @@ class Site:
             log.warning("the cluster asks for users; pages need a login from now on")
             self.door = Door.USERS
             for client in list(Client.instances.values()):
-                client.open("/login")
+                _show_out(client)
 
     def viewer(self) -> Viewer:
         """Who has asked for the page that is being built."""
@@ -166,6 +170,17 @@ class Site:
         if self.door is Door.OPEN:
             return Viewer(self, None)
         return Viewer(self, self.sessions.find(token))
+
+
+def _show_out(client: Client) -> None:
+    """Sends a browser to the login, and empties its page whether it goes or not: a page can show again what it has."""
+
+    def empty() -> None:
+        if client.id in Client.instances:
+            client.remove_all_elements()
+
+    client.open("/login")
+    asyncio.get_running_loop().call_later(SHOW_OUT_SECONDS, empty)
 
 
 class Viewer:
