@@ -96,6 +96,8 @@ def read_result(text: str) -> Load:
     latency = raw.get("latency_us", {})
     cost = raw.get("generator_cpu", {})
     codes: dict[str, int] = raw.get("codes", {})
+    if "16" in codes:
+        raise LoadFailed(f"the broker did not let {codes['16']} requests in (code 16)")
     return Load(
         per_second=float(raw["per_second"]),
         mb_per_second=float(raw.get("mb_per_second", 0.0)),

@@ -182,6 +182,20 @@ def test_the_certificate_of_a_peer_is_known_if_it_was_verified(tmp_path: Path) -
     assert run(shown("none", *own)) is None
 
 
+def test_a_certificate_that_nobody_verified_is_none(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server = authority.sign("server")
+    config = TlsConfig(tls_server_cert_path=server.cert_path, tls_server_key_path=server.key_path)
+
+    async def seen(ca: str | None) -> PeerCertificate | None:
+        async with wire(tls=ServerTls(config), client_tls=client_tls(ca)) as line:
+            return (await line.client()).peer_certificate
+
+    believed = run(seen(authority.certificate.cert_path))
+    assert believed is not None and believed.name == "server"
+    assert run(seen(None)) is None
+
+
 def test_a_plain_connection_has_no_certificate_and_its_host_is_its_address() -> None:
     async def work() -> None:
         handlers, doorman = guarded()

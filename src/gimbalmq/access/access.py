@@ -65,13 +65,17 @@ class Access:
         self.audit = Audit(config, clock)
 
     def load(self) -> None:
-        """Reads what is kept; raises ConfigError if it cannot be understood."""
-        if self.table is not None:
-            self.table.load()
-        if self._config.acl_enable:
-            from gimbalmq.access.plain_accounts import PlainAccounts
+        """Reads what is kept; raises ConfigError if it cannot be understood, and is closed then."""
+        try:
+            if self.table is not None:
+                self.table.load()
+            if self._config.acl_enable:
+                from gimbalmq.access.plain_accounts import PlainAccounts
 
-            self.accounts = PlainAccounts(self._accounts_path(), clock=self._clock)
+                self.accounts = PlainAccounts(self._accounts_path(), clock=self._clock)
+        except BaseException:
+            self.audit.close()
+            raise
 
     def _accounts_path(self) -> Path:
         if self._config.acl_config_path:

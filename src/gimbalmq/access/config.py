@@ -48,7 +48,10 @@ class AccessConfig(Configuration):
         fixed=True,
     )
     authentication_whitelist: str = option(
-        "", "numbers of requests that need no signature, with commas between them", fixed=True
+        "",
+        "numbers of requests that need no signature, with commas between them; those for administrators and servers "
+        "need one all the same",
+        fixed=True,
     )
     authorization_whitelist: str = option(
         "", "numbers of requests that need no policy, with commas between them", fixed=True
@@ -119,7 +122,10 @@ class AccessConfig(Configuration):
         fixed=True,
     )
     auth_failure_max_delay_millis: int = option(
-        5_000, "ours: most ms by which a refusal is delayed", between=(0, 60_000), fixed=True
+        2_000,
+        "ours: most ms by which a refusal is delayed; Java's clients wait 3,000 for an answer",
+        between=(0, 60_000),
+        fixed=True,
     )
     auth_failure_forget_seconds: int = option(
         60,

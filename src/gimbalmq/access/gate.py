@@ -326,8 +326,8 @@ class Gate:
     def _reader(self, code: int) -> Callable[[Mapping[str, str]], tuple[str, ...]] | None:
         if code not in self._needs.rows:
             return None  # no handler has it; and there are more numbers than anybody wants to keep
-        kept = code not in CHANGES and code not in self._unsigned
-        read = self._keyed[code] = _field_reader(self._needs.need(code)) if kept else None
+        # Every change is noted, so none of them takes the short way.
+        read = self._keyed[code] = None if code in CHANGES else _field_reader(self._needs.need(code))
         return read
 
 
