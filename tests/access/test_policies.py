@@ -302,8 +302,17 @@ def test_an_entry_replaces_those_for_the_same_resource_and_no_other() -> None:
         ),
     )
     after = before.merged([Policy(PolicyType.CUSTOM, (_entry("Topic:a", action=Action.SUB),))])
-    assert after.entries(PolicyType.CUSTOM) == (_entry("Topic:a*"), _entry("Topic:a", action=Action.SUB))
+    assert after.entries(PolicyType.CUSTOM) == (_entry("Topic:a", action=Action.SUB), _entry("Topic:a*"))
     assert after.entries(PolicyType.DEFAULT) == (_entry("Topic:a"),)
+    both = (_entry("Group:b"), _entry("Topic:a*", Decision.DENY), _entry("Topic:a*"))
+    more = after.merged([Policy(PolicyType.CUSTOM, both)])
+    assert more.entries(PolicyType.CUSTOM) == (
+        _entry("Topic:a", action=Action.SUB),
+        both[1],
+        both[2],
+        both[0],
+    )
+    assert more.merged(more.policies) == more
 
 
 def test_the_entries_of_one_resource_are_taken_away_from_one_policy() -> None:

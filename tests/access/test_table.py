@@ -116,6 +116,22 @@ def test_a_file_that_others_could_read_is_closed(tmp_path: Path, caplog: pytest.
     assert "had mode 644 and holds secrets" in caplog.text
 
 
+def test_a_file_that_others_can_read_and_nobody_can_close_stops_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(_filled(tmp_path))
+    (tmp_path / "acls.json").chmod(0o640)
+
+    def refused(path: Path, mode: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chmod", refused)
+    with pytest.raises(
+        ConfigError, match=r"has mode 640.*cannot be changed: Operation not permitted; .*to 600"
+    ):
+        _opened(tmp_path)
+
+
 def test_what_a_crash_left_aside_is_replaced_and_not_written_into(tmp_path: Path) -> None:
     aside = tmp_path / "users.json.tmp"
     aside.write_text("x" * 5000)
@@ -396,17 +412,3 @@ def test_the_loop_turns_while_the_disk_is_slow(tmp_path: Path) -> None:
         assert _opened(tmp_path).users() == table.users()
 
     run(scenario())
-
-
-def test_a_writer_that_is_given_does_the_writing(tmp_path: Path) -> None:
-    class Counting:
-        runs = 0
-
-        async def run(self, work: Callable[[], None]) -> None:
-            self.runs += 1
-            await asyncio.to_thread(work)
-
-    writer = Counting()
-    run(_filled(tmp_path, writer=writer))
-    assert writer.runs == 3
-    assert _opened(tmp_path).user("alice") == ALICE

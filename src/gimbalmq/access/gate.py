@@ -78,6 +78,7 @@ class Gate:
         self.authenticates = config.authenticates
         self._authorizes = config.authorizes
         self._permissive = config.access_mode == "permissive"
+        self._rules = config.authorization_rules
         self._believes = config.authorization_rules == "apache"
         self._unsigned = config.unsigned_codes()
         self._unchecked = config.unchecked_codes()

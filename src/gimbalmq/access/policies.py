@@ -233,10 +233,18 @@ class Policy:
         return cls(kind, tuple(Entry.of(entry) for entry in body.entries))
 
     def merged(self, entries: tuple[Entry, ...]) -> Policy:
-        """With these entries in place of all those for the same resources."""
-        replaced = {entry.resource for entry in entries}
-        kept = tuple(entry for entry in self.entries if entry.resource not in replaced)
-        return replace(self, entries=kept + entries)
+        """With these entries in the place of all those for the same resources, and new ones behind them."""
+        new: dict[Resource, list[Entry]] = {}
+        for entry in entries:
+            new.setdefault(entry.resource, []).append(entry)
+        merged: dict[Resource, list[Entry]] = {}
+        for entry in self.entries:
+            if entry.resource in new:
+                merged[entry.resource] = new[entry.resource]
+            else:
+                merged.setdefault(entry.resource, []).append(entry)
+        merged |= new
+        return replace(self, entries=tuple(entry for group in merged.values() for entry in group))
 
     def body(self) -> PolicyBody:
         return PolicyBody(entries=[entry.body() for entry in self.entries], policy_type=self.type.value)

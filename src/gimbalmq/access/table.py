@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -37,12 +37,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Writer(Protocol):
-    """Runs work in a thread, one piece after the other; a broker has one for its tables."""
-
-    async def run(self, work: Callable[[], None]) -> None: ...
-
-
 class AccessTable:
     """Users and what they may do (Java: AuthenticationMetadataManager, AuthorizationMetadataManager).
 
@@ -54,7 +48,6 @@ class AccessTable:
         self,
         folder: Path | None,
         *,
-        writer: Writer | None = None,
         files: Files | None = None,
         max_users: int = 10_000,
         max_entries: int = 100_000,
@@ -62,14 +55,12 @@ class AccessTable:
         """
         Args:
             folder: of ``users.json`` and ``acls.json``; None keeps the table in memory only.
-            writer: whose thread writes the files; None means a thread of the event loop's own.
             max_users: ``create_user`` adds no more.
             max_entries: entries of all users' policies together.
         """
         self.revision = 0
         self.max_users = max_users
         self.max_entries = max_entries
-        self._writer = writer
         self._users_file = None if folder is None else PrivateFile(folder / "users.json", files)
         self._acls_file = None if folder is None else PrivateFile(folder / "acls.json", files)
         self._users: dict[str, User] = {}
@@ -135,11 +126,7 @@ class AccessTable:
             self._take(users, acls)
 
     async def _save_file(self, file: PrivateFile | None, document: Mapping[str, object]) -> None:
-        if file is None:
-            return
-        if self._writer is not None:
-            await self._writer.run(lambda: file.save(document))
-        else:
+        if file is not None:
             await asyncio.to_thread(file.save, document)
 
     def _take(self, users: dict[str, User], acls: dict[str, Acl]) -> None:
