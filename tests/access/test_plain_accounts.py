@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gimbalmq.access.access import Access
+from gimbalmq.access.config import AccessConfig
 from gimbalmq.access.plain_accounts import Place, PlainAccounts
 from gimbalmq.access.plain_acl import Account, Perm
 from gimbalmq.access.plain_addresses import read_pattern
@@ -50,6 +52,27 @@ def _made(key: str, before: Account | None) -> Account:
 def test_a_place_is_a_folder_like_apaches_conf_or_the_main_file_itself(conf: Path) -> None:
     assert Place.of(conf) == Place(conf / "plain_acl.yml", conf / "acl")
     assert Place.of(conf / "other.yml") == Place(conf / "other.yml", conf / "acl")
+
+
+def test_accounts_are_looked_for_in_the_named_place_then_in_apaches_home_then_beside_the_data(
+    tmp_path: Path,
+) -> None:
+    named, home, data = (tmp_path / name for name in ("named", "home", "data"))
+    for key, folder in (("named000", named), ("home0000", home / "conf"), ("data0000", data / "conf")):
+        put(folder / "plain_acl.yml", one(key))
+
+    def found(**options: str) -> list[str]:
+        access = Access(AccessConfig(acl_enable=True, **options), data / "config")  # type: ignore[arg-type]
+        access.load()
+        assert access.accounts is not None
+        return [account.access_key for account in access.accounts.accounts()]
+
+    assert found(acl_config_path=str(named), rocketmq_home=str(home)) == ["named000"]
+    assert found(acl_config_path=str(named / "plain_acl.yml")) == ["named000"]
+    assert found(rocketmq_home=str(home)) == ["home0000"]
+    assert found() == ["data0000"]
+    with pytest.raises(ConfigError, match="aclConfigPath"):
+        Access(AccessConfig(acl_enable=True), None).load()
 
 
 def test_every_yaml_file_below_acl_counts_and_the_main_file_is_the_last(conf: Path) -> None:
@@ -224,7 +247,7 @@ def test_a_look_does_not_hold_the_loop(conf: Path) -> None:
         while not look.done():
             turns += 1
             await asyncio.sleep(0)
-        assert look.result() and turns > 20
+        assert look.result() and turns > 3
 
     run(work())
 

@@ -101,6 +101,9 @@ def test_accounts_are_made_changed_and_deleted_at_once(tmp_path: Path) -> None:
             await broker.ask(
                 Code.UPDATE_AND_CREATE_ACL_CONFIG, accessKey="newcomer", secretKey="another-secret"
             )
+            body = json.loads(bytes((await broker.ask(Code.GET_BROKER_CLUSTER_ACL_CONFIG)).body))
+            [left] = [row for row in body["plainAccessConfigs"] if row["accessKey"] == "newcomer"]
+            assert left == {**shown, "admin": False}
             with pytest.raises(NoPermissionError, match="check signature failed"):
                 await broker.ask(Code.CHECK_CLIENT_CONFIG, newcomer)
 
@@ -162,6 +165,8 @@ def test_what_cannot_be_used_is_refused_with_apaches_codes_and_nothing_is_writte
                 )
             assert broker.text == "accounts: ["
 
+    run(work())
+
 
 def test_nobody_but_a_super_user_may_even_from_an_address_of_a_white_list(tmp_path: Path) -> None:
     async def work() -> None:
@@ -185,6 +190,8 @@ def test_nobody_but_a_super_user_may_even_from_an_address_of_a_white_list(tmp_pa
             with pytest.raises(NoPermissionError):
                 await broker.ask(Code.GET_ALL_TOPIC_CONFIG, None)
 
+    run(work())
+
 
 def test_secrets_of_accounts_are_told_to_nobody(tmp_path: Path) -> None:
     async def work() -> None:
@@ -197,6 +204,8 @@ def test_secrets_of_accounts_are_told_to_nobody(tmp_path: Path) -> None:
                 answer = await broker.ask(code)
                 assert b"secret-of" not in bytes(answer.body)
                 assert "secret-of" not in str(answer.ext_fields)
+
+    run(work())
 
 
 def test_without_acl_enable_there_are_no_accounts_to_change(tmp_path: Path) -> None:

@@ -94,9 +94,13 @@ class AccessConfig(Configuration):
     )
     acl_config_path: str | None = option(
         None,
-        "ours: `plain_acl.yml`, or the folder that holds it and `acl/`, Apache's `conf`; unset: the folder of the file "
-        "given by `-c`, if it holds one of them, else `conf` in the folder of the server's data",
+        "ours: `plain_acl.yml`, or the folder that holds it and `acl/`, Apache's `conf`; unset: `conf` in "
+        "`rocketmqHome`, else the folder of the file given by `-c`, if it holds one of them, else `conf` in the folder "
+        "of the server's data",
         fixed=True,
+    )
+    rocketmq_home: str | None = option(
+        None, "Apache's folder; its `conf` holds `plain_acl.yml`, and nothing else of it is used", fixed=True
     )
     routes_public: bool = option(True, "ours, name server: routes are told without a signature", fixed=True)
     trusted_servers: tuple[str, ...] = option(

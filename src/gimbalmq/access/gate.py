@@ -28,7 +28,7 @@ from gimbalmq.access.directory import Directory
 from gimbalmq.access.failures import Failures
 from gimbalmq.access.named import Group, SentBySender, Topic
 from gimbalmq.access.needs import Level, Need, NeedTable
-from gimbalmq.access.policies import Asked, Rules
+from gimbalmq.access.policies import Asked
 from gimbalmq.access.users import User
 from gimbalmq.errors import AccessRefusedError, RocketMQError
 from gimbalmq.model.topics import RETRY_PREFIX
@@ -135,7 +135,7 @@ class Gate:
     @property
     def is_strict(self) -> bool:
         """Whether our rules count, and what they forbid is refused."""
-        return self._rules == Rules.STRICT and not self._permissive
+        return not self._believes and not self._permissive
 
     def allows(self, channel: Channel, name: str | None, wanted: Asked) -> bool:
         """Whether the user of this name, who has proved it on the connection, has a right.

@@ -192,7 +192,7 @@ class Broker:
         except BaseException:
             self.store.close()
             raise
-        inner = config.inner_credentials()
+        inner = self.access.inner
         signer = None if inner is None else Signer(inner.name, inner.secret)
         self._pool = ChannelPool(network=self._network, tls=self._tls.client, signer=signer)
         self._registration = Registrar(self._pool, self.topics, live, self._tasks)

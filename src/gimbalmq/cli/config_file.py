@@ -29,7 +29,7 @@ def read(path: Path) -> dict[str, str]:
     except ValueError as error:
         raise ConfigError("-c", str(path), str(error)) from error
     folder = path.absolute().parent
-    if (folder / "plain_acl.yml").is_file() or (folder / "acl").is_dir():
+    if "rocketmqHome" not in found and ((folder / "plain_acl.yml").is_file() or (folder / "acl").is_dir()):
         # Apache's conf folder holds the configuration and the accounts side by side.
         found.setdefault("aclConfigPath", str(folder))
     return found

@@ -167,7 +167,7 @@ async def _shared_access(plan: ServePlan, stack: AsyncExitStack) -> Access | Non
         return None
     from gimbalmq.access.access import Access
 
-    access = Access(broker, Path(broker.store_path_root_dir) / "config")
+    access = Access(broker, Path(broker.store_path_root_dir) / "config", one_process=True)
     stack.push_async_callback(access.close)
     access.load()
     await access.start()

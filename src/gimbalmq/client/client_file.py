@@ -268,7 +268,7 @@ def _meant(name: str, known: set[str]) -> str:
 
 
 class _Reader:
-    """Values of one file, each checked; an error never shows the value of a secret."""
+    """Values of one file, each checked; ConfigError does not show secrets, which it knows by their names."""
 
     def __init__(self, file: Path, told: Mapping[str, object]) -> None:
         self._file = file
@@ -306,5 +306,4 @@ class _Reader:
         return value
 
     def _refused(self, name: str, allowed: str) -> ConfigError:
-        shown = "..." if name in _SECRETS else self._told[name]
-        return ConfigError(f"{name} of {self._file}", shown, f"use {allowed}")
+        return ConfigError(f"{name} of {self._file}", self._told[name], f"use {allowed}")
