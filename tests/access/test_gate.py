@@ -189,14 +189,16 @@ def test_what_is_remembered_is_bounded(guarded: Guarded, monkeypatch: pytest.Mon
     assert all("T" * 5000 not in entry for entry in gate._allowed)
 
 
-def test_by_apaches_rule_the_sender_of_a_retry_message_counts() -> None:
-    guarded = Guarded(authorization_rules="apache")
+@pytest.mark.parametrize("rules", ["strict", "apache"])
+def test_who_sends_to_a_retry_topic_needs_its_group_whatever_he_calls_himself(rules: str) -> None:
+    guarded = Guarded(authorization_rules=rules)
     guarded.allow(ANN, "Group:mine", "Sub")
     retry = request(RequestCode.SEND_MESSAGE_V2, ANN, a="mine", b="%RETRY%theirs")
     other = request(RequestCode.SEND_MESSAGE_V2, ANN, a="theirs", b="%RETRY%theirs")
-    assert guarded.told(retry) == ""
+    own = request(RequestCode.SEND_MESSAGE_V2, ANN, a="CLIENT_INNER_PRODUCER", b="%RETRY%mine")
+    assert guarded.told(own) == ""
+    assert guarded.told(retry) != ""
     assert guarded.told(other) != ""
-    assert guarded.gate.sender_key(Peer().channel, ANN, "%RETRY%theirs") is None
 
 
 # -- switches ----------------------------------------------------------------------------

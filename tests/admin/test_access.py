@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from gimbalmq.admin import access as access_admin
+from gimbalmq.admin import admin as admins
 from gimbalmq.errors import ConfigError, NoPermissionError, QueryNotFoundError, RequestCodeNotSupportedError
 from gimbalmq.protocol.access_bodies import UserBody
+from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.sync import Admin
 from gimbalmq.testing import LocalCluster
 from gimbalmq.testing.cluster import ThreadCluster
+from gimbalmq.transport.channel import Channel, Handlers
 from tests.support import run
+from tests.transport.wiring import wire
 
 SECRET = "root-secret"
 KEYS = {
@@ -202,19 +205,33 @@ def test_servers_that_keep_no_users_say_so() -> None:
         assert (done.servers, done.without) == ((half.broker.address,), (half.namesrv,))
 
 
-class _Forgetful:
+def forgetful(told: list[int]) -> Handlers:
     """A server as Apache's, which passes over what it does not know of a user."""
 
-    async def call(self, address: str, command: RemotingCommand, timeout: float) -> RemotingCommand:
-        return command.reply(0, None, None, UserBody(username="x", user_type="Normal").dump())
+    def answer(_channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        told.append(request.code)
+        if request.code != RequestCode.AUTH_GET_USER:
+            return request.reply()
+        return request.reply(body=UserBody(username="x", user_type="Normal").dump())
 
-    async def oneway(self, address: str, command: RemotingCommand) -> None:
-        raise AssertionError
+    handlers = Handlers()
+    for code in (RequestCode.AUTH_CREATE_USER, RequestCode.AUTH_UPDATE_USER, RequestCode.AUTH_DELETE_USER):
+        handlers.add(code, answer)
+    handlers.add(RequestCode.AUTH_GET_USER, answer)
+    return handlers
 
 
 @pytest.mark.parametrize("binding", [{"source_ips": ["10.0.0.1"]}, {"certificate": "CN=x"}])
-def test_a_server_that_does_not_bind_users_is_told_of(binding: dict[str, Any]) -> None:
-    body = UserBody(username="x", **binding)
-    with pytest.raises(NoPermissionError, match="x may come from everywhere"):
-        run(access_admin._check_binding(_Forgetful(), "a:1", body))
-    run(access_admin._check_binding(_Forgetful(), "a:1", UserBody(username="x", source_ips=[])))
+def test_a_user_that_a_server_does_not_bind_does_not_stay(binding: dict[str, Any]) -> None:
+    told: list[int] = []
+
+    async def work() -> None:
+        async with wire(forgetful(told)) as line, admins.Admin(line.address) as admin:
+            for change in (admin.users.create("x", "y", broker=line.address, **binding),
+                           admin.users.update("x", broker=line.address, **binding)):  # fmt: skip
+                with pytest.raises(NoPermissionError, match="does not bind x"):
+                    await change
+            await admin.users.update("x", broker=line.address, source_ips=[])
+
+    run(work())
+    assert told == [3001, 3004, 3003, 3002, 3004, 3002]

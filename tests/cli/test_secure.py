@@ -19,7 +19,7 @@ from tests.cli.commands import Server, serving
 
 def made(folder: Path, *hosts: str, **given: str) -> Secured:
     keys = {name.replace("_", "."): value for name, value in given.items()}
-    return secure(folder, keys, list(hosts), folder / "store" / "config" / "users.json", "127.0.0.1:9876")
+    return secure(folder, keys, list(hosts), folder / "store" / "config" / "users.json", 9876)
 
 
 def has_users(folder: Path) -> None:
@@ -76,6 +76,20 @@ def test_a_new_host_gets_a_certificate_of_the_same_authority(tmp_path: Path) -> 
     assert (tmp_path / "tls" / "ca.pem").read_bytes() == ca
 
 
+@pytest.mark.parametrize(
+    ("words", "namesrv"),
+    [
+        ((), "127.0.0.1:9876"),
+        (("--host", "0.0.0.0", "--advertise", "10.0.0.5", "--namesrv-port", "19876"), "10.0.0.5:19876"),
+        (("--host", "::1"), "[::1]:9876"),
+        (("--host", "10.0.0.6", "--set", "namesrv.listenPort=1"), "10.0.0.6:1"),
+    ],
+)
+def test_clients_are_told_where_the_servers_are(tmp_path: Path, words: tuple[str, ...], namesrv: str) -> None:
+    server_plan(build_parser("server").parse_args(["server", "--secure", str(tmp_path), *words]))
+    assert read_client_file(tmp_path / "client.toml").namesrv == namesrv
+
+
 def test_certificates_that_end_soon_are_renewed(tmp_path: Path) -> None:
     made(tmp_path)
     Authority(tmp_path / "tls").issue("server", OWN_HOSTS, days=20)
@@ -110,7 +124,7 @@ def test_own_certificates_may_be_named(tmp_path: Path) -> None:
 )
 def test_what_contradicts_is_refused_before_anything_is_made(tmp_path: Path, key: str, value: str) -> None:
     with pytest.raises(ConfigError, match="--secure means"):
-        secure(tmp_path / "new", {key: value}, [], tmp_path / "users.json", "a:1")
+        secure(tmp_path / "new", {key: value}, [], tmp_path / "users.json", 1)
     assert not (tmp_path / "new").exists()
 
 
@@ -145,26 +159,26 @@ def test_folders_and_files_of_others_are_refused(tmp_path: Path) -> None:
 def test_the_secret_is_for_a_person_only(tmp_path: Path) -> None:
     found = made(tmp_path)
     assert found.secret is not None and found.secret not in repr(found)
-    shown = "\n".join(found.ready("127.0.0.1:1", show_secret=True))
-    logged = "\n".join(found.ready("127.0.0.1:1", show_secret=False))
+    shown = "\n".join(found.ready(1, show_secret=True))
+    logged = "\n".join(found.ready(1, show_secret=False))
     assert found.secret in shown and found.secret not in logged
     assert len(shown.splitlines()) <= 10
     assert f"export GIMBALMQ_CLIENT_FILE={tmp_path}/client.toml" in logged
     has_users(tmp_path)
-    assert found.secret not in "\n".join(made(tmp_path).ready("127.0.0.1:1", show_secret=True))
+    assert found.secret not in "\n".join(made(tmp_path).ready(1, show_secret=True))
 
 
 def test_the_client_file_follows_the_name_server(tmp_path: Path) -> None:
     found = made(tmp_path)
     path = tmp_path / "client.toml"
     path.write_text(path.read_text() + "# a note\n")
-    found.ready("127.0.0.1:4711", show_secret=False)
+    found.ready(4711, show_secret=False)
     assert read_client_file(path).namesrv == "127.0.0.1:4711"
     assert "# a note" in path.read_text() and path.stat().st_mode & 0o777 == 0o600
     path.write_text("broken by its owner")
-    assert found.ready("127.0.0.1:4712", show_secret=False)  # the servers go on
+    assert found.ready(4712, show_secret=False)  # the servers go on
     path.unlink()
-    found.ready("127.0.0.1:4712", show_secret=False)  # moved by its owner
+    found.ready(4712, show_secret=False)  # moved by its owner
     assert not path.exists()
 
 
@@ -209,6 +223,8 @@ def test_a_first_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
             admin.topics.create("orders", queues=1)
         with sync.Producer("shop", client_file=folder / "alice.toml") as producer:
             producer.send(Message("orders", b"hello"))
+        # Both servers of the process know the same users.
+        assert list(folder.rglob("users.json")) == [folder / "store" / "config" / "users.json"]
         code, told = command("topic", "list", "--namesrv", namesrv)
         assert code == 1 and "does it want TLS?" in told
         code, told = command("topic", "list", "--namesrv", namesrv, "--tls-ca", folder / "tls" / "ca.pem")
@@ -224,7 +240,9 @@ def test_a_first_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert server.end() == 0
 
 
-@pytest.mark.parametrize("key", ["initAuthenticationUsr", "innerCredentials", "tls.server.keyPasword"])
+@pytest.mark.parametrize(
+    "key", ["initAuthenticationUsr", "firstOne", "innerCredentials", "tls.server.keyPasword"]
+)
 def test_a_misspelt_key_does_not_tell_its_secret(
     tmp_path: Path, key: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

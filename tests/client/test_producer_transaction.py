@@ -199,6 +199,7 @@ def test_question_about_a_transaction_is_answered_to_who_asked() -> None:
                     commit_log_offset=900,
                     msg_id="m",
                     transaction_id="tx9",
+                    topic="RMQ_SYS_TRANS_HALF_TOPIC",
                     bname="broker-a",
                 )
                 properties = encode_properties({"PGROUP": "tg", "UNIQ_KEY": "UNIQ9", "TRAN_MSG": "true"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.rpc import management
 from tests.peers.apache import ApacheBroker, ApacheNameServer
 from tests.peers.driver import PATIENCE
+from tests.peers.frames import Keys
 from tests.peers.probe import UPDATE_BROKER_CONFIG, request
 from tests.peers.subject import SETTINGS
 
@@ -149,11 +150,18 @@ class ApacheServer:
         await off(request, self.broker, UPDATE_BROKER_CONFIG, lines.encode())
 
 
-def start_servers(version: str, folder: Path) -> tuple[ApacheServer, tuple[ApacheNameServer, ApacheBroker]]:
-    """Both at once: the broker registers when the name server is there."""
+def start_servers(
+    version: str, folder: Path, *, extra: Mapping[str, object] | None = None, keys: Keys | None = None
+) -> tuple[ApacheServer, tuple[ApacheNameServer, ApacheBroker]]:
+    """Both at once: the broker registers when the name server is there.
+
+    Args:
+        extra: further settings of the broker.
+        keys: an administrator's, if the settings let in nobody else.
+    """
     namesrv = ApacheNameServer(version, folder / "namesrv")
-    extra = {**SETTINGS, "traceTopicEnable": True, "brokerName": f"apache-{version}"}
-    broker = ApacheBroker(version, folder / "broker", namesrv=namesrv.address, extra=extra)
+    settings = {**SETTINGS, "traceTopicEnable": True, "brokerName": f"apache-{version}", **(extra or {})}
+    broker = ApacheBroker(version, folder / "broker", namesrv=namesrv.address, extra=settings, keys=keys)
     try:
         with ThreadPoolExecutor(2) as pool:
             first, second = pool.submit(namesrv.start), pool.submit(broker.start)

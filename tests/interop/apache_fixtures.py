@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.interop import conftest
+from tests.interop.apache_access import start_guarded
 from tests.interop.apache_cluster import NEWEST, OLDEST, ApacheServer, start_servers
 from tests.peers.apache import ApacheBroker, ApacheNameServer
 from tests.peers.driver import JavaClient
@@ -27,6 +28,26 @@ def apache_servers(
     def get(version: str) -> ApacheServer:
         if version not in started:
             started[version], pair = start_servers(version, tmp_path_factory.mktemp(f"apache-{version}"))
+            processes.extend(pair)
+            conftest._running.extend((process.name, process.log) for process in pair)
+        return started[version]
+
+    yield get
+    for process in reversed(processes):
+        process.kill()
+
+
+@pytest.fixture(scope="session")
+def guarded_servers(
+    java_is_here: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], ApacheServer]]:
+    """Starts a version with access control when it is first asked for; `apache_access` says whom it lets in."""
+    started: dict[str, ApacheServer] = {}
+    processes: list[ApacheNameServer | ApacheBroker] = []
+
+    def get(version: str) -> ApacheServer:
+        if version not in started:
+            started[version], pair = start_guarded(version, tmp_path_factory.mktemp(f"guarded-{version}"))
             processes.extend(pair)
             conftest._running.extend((process.name, process.log) for process in pair)
         return started[version]

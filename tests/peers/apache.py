@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+from tests.peers.frames import Keys
 from tests.peers.probe import wait_registered
 from tests.peers.process import HOST, PeerError, Process, free_port
 
@@ -210,10 +211,21 @@ _PATIENCE: Mapping[str, object] = {
     "waitTimeMillsInPullQueue": 20_000,
     "osPageCacheBusyTimeOutMills": 10_000,
 }
+# Without these a broker of 5.x keeps one core busy. Its thread for transaction metrics spins until the first interval
+# is over. The one that writes outcomes down in batches spins as soon as its last batch is older than the interval: a
+# long one lets it sleep, and a small size has each outcome written at once. The wheel of its timers is 38 MB, and all
+# of it is written at each flush. Brokers of 4.9 know none of the four.
+_CALM: Mapping[str, object] = {
+    "transactionMetricFlushInterval": 500,
+    "transactionOpBatchInterval": 3_600_000,
+    "transactionOpMsgMaxSize": 1,
+    "timerFlushIntervalMs": 10_000,
+}
 
 
 class ApacheBroker(Process):
-    """Apache's broker on a store folder; `extra` are further lines of its configuration file."""
+    """Apache's broker on a store folder; `extra` are further lines of its configuration file, `keys` those of an
+    administrator if it lets in nobody else, `registers_at` the name server at which its start waits for it."""
 
     def __init__(
         self,
@@ -225,14 +237,19 @@ class ApacheBroker(Process):
         port: int | None = None,
         extra: Mapping[str, object] | None = None,
         heap: str = "768m",
+        keys: Keys | None = None,
+        registers_at: str | None = None,
     ) -> None:
         self.version = version
+        self._keys = keys
+        self._registers_at = registers_at or namesrv
         self.port = port or free_port()
         self.address = f"{HOST}:{self.port}"
         self.store = store or folder / "store"
         self.properties: dict[str, object] = {
             **BROKER_DEFAULTS,
             **_PATIENCE,
+            **_CALM,
             "listenPort": self.port,
             "haListenPort": self.port + 1,
             "bindAddress": HOST,
@@ -256,7 +273,7 @@ class ApacheBroker(Process):
     def start(self) -> Self:
         """Start it and wait until the name server knows it."""
         super().start()
-        wait_registered(str(self.properties["namesrvAddr"]), self.address, nudge=True)
+        wait_registered(self._registers_at, self.address, nudge=True, keys=self._keys)
         return self
 
 

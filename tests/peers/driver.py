@@ -47,6 +47,40 @@ class JavaError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Login:
+    """As whom Java clients and mqadmin speak: their keys, and a file of tls.client.* settings for TLS."""
+
+    access_key: str | None = None
+    secret_key: str | None = field(default=None, repr=False)
+    tls: Path | None = None
+
+    def arguments(self) -> list[tuple[str, object]]:
+        return [("accessKey", self.access_key), ("secretKey", self.secret_key), ("tls", self.tls)]
+
+
+ANYBODY = Login()
+
+
+def tls_settings(
+    file: Path, *, trust: Path | str = "", certificate: Path | str = "", key: Path | str = ""
+) -> Path:
+    """Write the TLS settings of a Java client; without an authority to trust it believes every server.
+
+    Each file names every setting, because Apache's client remembers the last one of those that a file leaves out.
+    """
+    settings = {
+        "tls.test.mode.enable": "false",
+        "tls.client.authServer": "true" if trust else "false",
+        "tls.client.trustCertPath": trust,
+        "tls.client.certPath": certificate,
+        "tls.client.keyPath": key,
+        "tls.client.keyPassword": "",
+    }
+    file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    return file
+
+
+@dataclass(frozen=True)
 class Outgoing:
     """A message to send."""
 
@@ -267,20 +301,22 @@ class JavaClient:
     def name(self, kind: str) -> str:
         return f"{kind}-{next(self._numbers)}"
 
-    def admin(self, *arguments: str, namesrv: str | None = None, tolerant: bool = False) -> str:
+    def admin(
+        self, *arguments: str, namesrv: str | None = None, tolerant: bool = False, login: Login = ANYBODY
+    ) -> str:
         """What an mqadmin command prints; raises `JavaError` if it printed a stack trace, unless tolerant."""
         words = [*arguments, "-n", namesrv or self.namesrv]
-        printed = self.call("admin", [("argument", word) for word in words])
+        printed = self.call("admin", [*(("argument", word) for word in words), *login.arguments()])
         # The first command makes 5.x's logback describe its whole configuration.
         out = "".join(line for line in printed["out"].splitlines(keepends=True) if " |-" not in line)
         if not tolerant and ("Exception" in printed["err"] or "Exception" in out):
             raise JavaError("mqadmin", out + printed["err"], None)
         return out
 
-    def try_admin(self, *arguments: str, namesrv: str | None = None) -> str | None:
+    def try_admin(self, *arguments: str, namesrv: str | None = None, login: Login = ANYBODY) -> str | None:
         """As `admin`, but nothing when the command failed."""
         try:
-            return self.admin(*arguments, namesrv=namesrv)
+            return self.admin(*arguments, namesrv=namesrv, login=login)
         except JavaError:
             return None
 
@@ -293,6 +329,7 @@ class JavaClient:
         compress_over: int | None = None,
         retries: int | None = None,
         undecided: bool = False,
+        login: Login = ANYBODY,
     ) -> JavaProducer:
         """Start a producer; an undecided one answers every check of a transaction with "unknown"."""
         name = self.name("producer")
@@ -307,6 +344,7 @@ class JavaClient:
                 ("compressOver", compress_over),
                 ("retries", retries),
                 ("undecided", "true" if undecided else None),
+                *login.arguments(),
             ],
         )
         return JavaProducer(self, name, client_id)
@@ -328,6 +366,7 @@ class JavaClient:
         handler_ms: int = 0,
         circle: bool = False,
         instance: str | None = None,
+        login: Login = ANYBODY,
     ) -> JavaPushConsumer:
         """Start a push consumer whose handler fails each message `failures` times (-1: always)."""
         name = self.name("push")
@@ -349,6 +388,7 @@ class JavaClient:
                 ("threads", threads),
                 ("handlerMillis", handler_ms),
                 ("circle", "true" if circle else None),
+                *login.arguments(),
             ],
         )
         return JavaPushConsumer(self, name, client_id)
@@ -360,6 +400,7 @@ class JavaClient:
         namesrv: str | None = None,
         tags: str = "*",
         manual_commit: bool = False,
+        login: Login = ANYBODY,
     ) -> JavaLitePullConsumer:
         """Start a lite pull consumer; without topics it waits for `assign`."""
         name = self.name("lite")
@@ -372,6 +413,7 @@ class JavaClient:
                 ("namesrv", namesrv or self.namesrv),
                 *(("subscription", _query(topic=topic, tags=tags)) for topic in topics),
                 ("manualCommit", "true" if manual_commit else None),
+                *login.arguments(),
             ],
         )
         return JavaLitePullConsumer(self, name, client_id)

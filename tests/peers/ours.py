@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.peers.apache import BROKER_DEFAULTS, ROOT, write_properties
+from tests.peers.frames import Keys
 from tests.peers.probe import wait_registered
 from tests.peers.process import HOST, Process, free_port
 
@@ -19,14 +20,17 @@ def _command(*words: object) -> list[str]:
 
 
 class OurNameServer(Process):
-    """`gimbalmq namesrv`."""
+    """`gimbalmq namesrv`; `extra` are the lines of its configuration file."""
 
-    def __init__(self, folder: Path, *, port: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, port: int | None = None, extra: Mapping[str, object] | None = None
+    ) -> None:
         self.port = port or free_port()
         self.address = f"{HOST}:{self.port}"
+        file = () if extra is None else ("-c", write_properties(folder / "namesrv.properties", extra))
         super().__init__(
             "our name server",
-            _command("namesrv", "--port", self.port),
+            _command("namesrv", "--port", self.port, *file),
             log=folder / "namesrv.out",
             ready="ready",
             environment=_ENVIRONMENT,
@@ -75,9 +79,13 @@ class OurBroker(Process):
 
 
 class OurServer(Process):
-    """`gimbalmq server`: name server and broker in one process."""
+    """`gimbalmq server`: name server and broker in one process; `keys` are an administrator's, if they let in nobody
+    else."""
 
-    def __init__(self, folder: Path, *, extra: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, extra: Mapping[str, object] | None = None, keys: Keys | None = None
+    ) -> None:
+        self._keys = keys
         self.namesrv_port = free_port()
         self.port = free_port()
         self.namesrv = f"{HOST}:{self.namesrv_port}"
@@ -102,5 +110,5 @@ class OurServer(Process):
     def start(self) -> Self:
         """Start it and wait until its name server knows its broker."""
         super().start()
-        wait_registered(self.namesrv, self.address)
+        wait_registered(self.namesrv, self.address, keys=self._keys)
         return self

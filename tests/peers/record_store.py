@@ -39,6 +39,9 @@ SETTINGS: Mapping[str, object] = {
     "maxIndexNum": 400,
     "maxMessageSize": 32_768,
     "transactionCheckInterval": 600_000,
+    # As Apache has them: several outcomes in one record.
+    "transactionOpBatchInterval": 3_000,
+    "transactionOpMsgMaxSize": 4_096,
 }
 ORDERS, ROLL, LATER, RETRIED = "golden-orders", "golden-roll", "golden-later", "golden-retried"
 TOPICS: Mapping[str, int] = {ORDERS: 4, ROLL: 1, LATER: 2, RETRIED: 1}

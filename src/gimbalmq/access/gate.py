@@ -26,7 +26,7 @@ from gimbalmq.access.config import AccessConfig
 from gimbalmq.access.decision import decide
 from gimbalmq.access.directory import Directory
 from gimbalmq.access.failures import Failures
-from gimbalmq.access.named import Group, SentBySender, Topic
+from gimbalmq.access.named import Group, Topic
 from gimbalmq.access.needs import Level, Need, NeedTable
 from gimbalmq.access.policies import Asked
 from gimbalmq.access.users import User
@@ -338,9 +338,7 @@ def _field_reader(need: Need) -> Callable[[Mapping[str, str]], tuple[str, ...]] 
         return None
     names: list[str] = []
     for piece in need.pieces:
-        if isinstance(piece, SentBySender):
-            names += (piece.topic, piece.group)
-        elif isinstance(piece, Topic | Group) and not piece.optional:
+        if isinstance(piece, Topic | Group) and not piece.optional:
             names.append(piece.field)
         else:
             return None

@@ -195,28 +195,6 @@ class Cluster:
         yield cluster_asked(named or about.cluster, self.actions)
 
 
-@dataclass(frozen=True, slots=True)
-class SentBySender:
-    """Apache's rule for sends: to a retry topic goes who may consume as the group that the *sender* names."""
-
-    topic: str
-    group: str
-
-    @property
-    def words(self) -> str:
-        return f"Topic `{self.topic}`: Pub (retry topic: Group `{self.group}`: Sub)"
-
-    def asked(self, about: About) -> Iterator[Asked]:
-        topic = about.field(self.topic)
-        if topic is None:
-            return
-        named = (about.field(self.group) or "").strip()
-        if named and topic.startswith(RETRY_PREFIX):
-            yield group_asked(named, _SUB)
-        else:
-            yield topic_asked(topic, _PUB, _SUB)
-
-
 class Routed:
     """The topic whose route is asked for. Every producer asks for that of TBW102, which is in its name only a topic."""
 

@@ -22,7 +22,6 @@ from gimbalmq.access.named import (
     Piece,
     Routed,
     Rows,
-    SentBySender,
     Stored,
     Topic,
     ended,
@@ -122,7 +121,15 @@ SENT_TO_CLIENTS = (
 )
 """Requests of brokers to their clients. A server that gets one says that it does not know it."""
 
+_SEND = rights(Topic("topic", _PUB, of_retry=_SUB))
+_SEND_V2 = rights(Topic("b", _PUB, of_retry=_SUB))
+
 _EITHER: Mapping[int, Need] = {
+    # Whose retry topic it is says its name. What the sender calls himself proves nothing, and Java's consumers call
+    # themselves CLIENT_INNER_PRODUCER there. (Apache's brokers before 5.5 believed it.)
+    Code.SEND_MESSAGE: _SEND,
+    Code.SEND_MESSAGE_V2: _SEND_V2,
+    Code.SEND_BATCH_MESSAGE: _SEND_V2,
     Code.QUERY_MESSAGE: rights(Topic("topic", _SUB_GET)),
     Code.RECALL_MESSAGE: rights(Topic("topic", _PUB)),
     Code.UNREGISTER_CLIENT: rights(Group("consumerGroup", _SUB, optional=True)),
@@ -157,6 +164,7 @@ _EITHER: Mapping[int, Need] = {
         Topic("topic", _GET),
     ),
     Code.INVOKE_BROKER_TO_RESET_OFFSET: _both("group", "topic", _UPDATE),
+    Code.UPDATE_AND_GET_GROUP_FORBIDDEN: _both("group", "topic", _UPDATE),
     Code.GET_PRODUCER_CONNECTION_LIST: _CLUSTER_GET,
     Code.VIEW_BROKER_STATS_DATA: _CLUSTER_GET,
     Code.GET_BROKER_CONSUME_STATS: _CLUSTER_GET,
@@ -183,19 +191,12 @@ _WRITES_USERS = (
 )
 _READS_USERS = (Code.AUTH_GET_USER, Code.AUTH_LIST_USER, Code.AUTH_GET_ACL, Code.AUTH_LIST_ACL)
 
-_SEND = rights(Topic("topic", _PUB, of_retry=_SUB))
-_SEND_V2 = rights(Topic("b", _PUB, of_retry=_SUB))
 _PULL = _both("consumerGroup", "topic", _SUB)
 
 _STRICT: Mapping[int, Need] = {
-    # Whose retry topic it is says its name. What the sender calls himself proves nothing, and Java's consumers call
-    # themselves CLIENT_INNER_PRODUCER there.
-    Code.SEND_MESSAGE: _SEND,
-    Code.SEND_MESSAGE_V2: _SEND_V2,
-    Code.SEND_BATCH_MESSAGE: _SEND_V2,
     Code.SEND_REPLY_MESSAGE: _SEND,
     Code.SEND_REPLY_MESSAGE_V2: _SEND_V2,
-    # Nor may a group's messages be read out of its retry topic under the name of another group.
+    # No group's messages may be read out of its retry topic under the name of another group.
     Code.PULL_MESSAGE: _PULL,
     Code.LITE_PULL_MESSAGE: _PULL,
     Code.QUERY_CONSUMER_OFFSET: _both("consumerGroup", "topic", _SUB_GET),
@@ -214,7 +215,6 @@ _STRICT: Mapping[int, Need] = {
     Code.UPDATE_AND_CREATE_TOPIC_LIST: rights(Rows(ResourceKind.TOPIC, "topicConfigList")),
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: rights(GroupSettings()),
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: rights(Rows(ResourceKind.GROUP, "groupConfigList")),
-    Code.UPDATE_AND_GET_GROUP_FORBIDDEN: rights(Group("group", _UPDATE), Topic("topic", _GET)),
     Code.CLONE_GROUP_OFFSET: rights(
         Group("srcGroup", _GET), Group("destGroup", _UPDATE), Topic("topic", _UPDATE, optional=True)
     ),
@@ -244,9 +244,6 @@ def _but_retry(actions: Actions) -> Need:
 
 
 _APACHE: Mapping[int, Need] = {
-    Code.SEND_MESSAGE: rights(SentBySender("topic", "producerGroup")),
-    Code.SEND_MESSAGE_V2: rights(SentBySender("b", "a")),
-    Code.SEND_BATCH_MESSAGE: rights(SentBySender("b", "a")),
     Code.SEND_REPLY_MESSAGE: SIGNED,
     Code.SEND_REPLY_MESSAGE_V2: SIGNED,
     Code.PULL_MESSAGE: _but_retry(_SUB),
@@ -266,7 +263,6 @@ _APACHE: Mapping[int, Need] = {
             Code.UPDATE_AND_CREATE_TOPIC_LIST,
             Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
             Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
-            Code.UPDATE_AND_GET_GROUP_FORBIDDEN,
             Code.UPDATE_BROKER_CONFIG,
             Code.GET_BROKER_CONFIG,
             Code.GET_BROKER_RUNTIME_INFO,
@@ -353,7 +349,7 @@ class NeedTable:
         self.rows = rows
         self.cluster = cluster
         self.topic_at: Callable[[int], str | None] | None = None
-        self._by_sender = rules is Rules.APACHE
+        self._skips_retry = rules is Rules.APACHE
 
     @classmethod
     def of_broker(cls, rules: Rules = Rules.STRICT, cluster: str = "DefaultCluster") -> NeedTable:
@@ -380,10 +376,8 @@ class NeedTable:
         """As the function ``asked``, with what this server knows."""
         return asked(need, command, self.cluster, self.topic_at)
 
-    def of_send(self, topic: str, group: str) -> Asked:
-        """What a send (10, 310, 320) of these fields wants; for senders of many."""
-        if self._by_sender and topic.startswith(RETRY_PREFIX) and group.strip():
-            return group_asked(group.strip(), _SUB)
+    def of_send(self, topic: str) -> Asked:
+        """What a send (10, 310, 320) to this topic wants; for senders of many."""
         return topic_asked(topic, _PUB, _SUB)
 
     def of_pull(self, code: int, topic: str, group: str) -> tuple[Asked, ...]:
@@ -391,6 +385,6 @@ class NeedTable:
         if not self.need(code).pieces:
             return ()
         wanted, of_group = topic_asked(topic, _SUB), group_asked(group, _SUB)
-        if wanted == of_group or (self._by_sender and topic.startswith(RETRY_PREFIX)):
+        if wanted == of_group or (self._skips_retry and topic.startswith(RETRY_PREFIX)):
             return (of_group,)
         return of_group, wanted

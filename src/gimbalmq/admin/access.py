@@ -10,7 +10,13 @@ from gimbalmq.access.users import User, check_name
 from gimbalmq.admin.access_servers import AccessServers
 from gimbalmq.admin.connection import AdminConnection
 from gimbalmq.admin.views import AccessChange, AclEntryView, AclView, UserView
-from gimbalmq.errors import ConfigError, NoPermissionError, QueryNotFoundError, ResponseError
+from gimbalmq.errors import (
+    ConfigError,
+    NoPermissionError,
+    QueryNotFoundError,
+    ResponseError,
+    RocketMQError,
+)
 from gimbalmq.protocol.access_bodies import AclBody, EntryBody, PolicyBody, UserBody
 from gimbalmq.rpc import access
 from gimbalmq.rpc.call import Caller
@@ -77,7 +83,11 @@ class UserAdmin:
 
         async def create(caller: Caller, address: str) -> None:
             await access.create_user(caller, address, body)
-            await _check_binding(caller, address, body)
+            try:
+                await _check_binding(caller, address, body)
+            except RocketMQError:
+                await access.delete_user(caller, address, name)  # nobody must come from everywhere meanwhile
+                raise
 
         return await self._servers.change(create, broker=broker, cluster=cluster, done_already=is_there)
 
@@ -349,7 +359,8 @@ async def _check_binding(caller: Caller, address: str, body: UserBody) -> None:
         or (body.certificate and not found.certificate)
     ):
         raise NoPermissionError(
-            f"{body.username} may come from everywhere: this server does not bind users to addresses or certificates",
+            f"this server does not bind {body.username} to addresses or certificates, as Apache's brokers do not; leave"
+            " that out, and give the sources in policies",
             address=address,
         )
 

@@ -476,4 +476,4 @@ async def _in_pieces(work: Callable[[], bool]) -> None:
 
 def _may_see(gate: Gate, needs: NeedTable, topic: str, producer: Member) -> bool:
     """Who may send to a topic may be asked what became of a message to it."""
-    return gate.allows(producer.channel, producer.user, needs.of_send(topic, ""))
+    return gate.allows(producer.channel, producer.user, needs.of_send(topic))

@@ -390,8 +390,8 @@ def _secured(args: argparse.Namespace, given: Mapping[str, str]) -> Secured | No
     users = Path(given.get("authConfigPath") or store / "config") / "users.json"
     named = (args.host or given.get("bindAddress"), args.advertise or given.get("brokerIP1"))
     hosts = [host for host in named if host and host not in WILDCARDS]
-    port = args.namesrv_port or given.get("namesrv.listenPort") or "9876"
-    return secure(args.secure, given, hosts, users, f"{hosts[0] if hosts else '127.0.0.1'}:{port}")
+    port = args.namesrv_port or given.get("namesrv.listenPort", "")
+    return secure(args.secure, given, hosts, users, int(port) if port.isdecimal() else 9876)
 
 
 _PLANS = {"server": server_plan, "broker": broker_plan, "namesrv": namesrv_plan}

@@ -17,6 +17,7 @@ import json
 import logging
 import re
 import secrets
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -53,26 +54,33 @@ class Secured:
 
     Attributes:
         keys: settings of both servers.
+        trust: the authority, or the certificate, that clients are to believe.
+        host: name or address by which clients find the name server.
         secret: of an administrator who was made now; None if there are users already.
     """
 
     folder: Path
     keys: dict[str, str] = field(repr=False)
     trust: Path
+    host: str
     secret: str | None = field(default=None, repr=False)
 
     @property
     def client_file(self) -> Path:
         return self.folder / "client.toml"
 
-    def ready(self, namesrv: str, *, show_secret: bool) -> list[str]:
+    def namesrv(self, port: int) -> str:
+        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+
+    def ready(self, port: int, *, show_secret: bool) -> list[str]:
         """Has the client file name the name server that is ready; what a person should know now.
 
         Args:
+            port: of the name server.
             show_secret: whether a person reads it; logs are no place for a secret.
         """
         if self.client_file.exists():
-            _tell_namesrv(self.client_file, namesrv)
+            _tell_namesrv(self.client_file, self.namesrv(port))
         lines = ["requests are signed, users do what their policies allow, and nothing but TLS is spoken"]
         if self.secret is not None:
             shown = self.secret if show_secret else f"in {self.client_file}"
@@ -84,22 +92,21 @@ class Secured:
             ]
         lines += [
             "next:",
-            f"  export GIMBALMQ_CLIENT_FILE={self.client_file}",
+            f"  export GIMBALMQ_CLIENT_FILE={shlex.quote(str(self.client_file))}",
             "  gimbalmq user create alice --new-client-file alice.toml",
         ]
         return lines
 
 
-def secure(
-    folder: Path, given: Mapping[str, str], hosts: list[str], users_file: Path, namesrv: str
-) -> Secured:
+def secure(folder: Path, given: Mapping[str, str], hosts: list[str], users_file: Path, port: int) -> Secured:
     """Makes what DIR lacks.
 
     Args:
         given: settings of the file and of --set, which win unless they contradict.
-        hosts: names and addresses that the servers are reached by, besides this machine's own.
+        hosts: names and addresses that the servers are reached by, besides this machine's own; the first is told to
+            clients.
         users_file: the table of users; if there is none, and no setting names the first, an administrator is made.
-        namesrv: address of the name server as far as it is known.
+        port: of the name server, as far as it is known.
 
     Raises:
         ConfigError: something in DIR cannot be used, or a setting contradicts.
@@ -121,9 +128,9 @@ def secure(
         if not made.items() <= kept.items():
             kept |= made
             _keep_keys(folder, kept)
-    secured = Secured(folder, {**kept, **given}, trust)
+    secured = Secured(folder, {**kept, **given}, trust, hosts[0] if hosts else "127.0.0.1")
     if not users_file.exists() and "initAuthenticationUser" not in given:
-        secured.secret = _administrator(secured, namesrv)
+        secured.secret = _administrator(secured, port)
         first = {"username": ADMINISTRATOR, "password": secured.secret}
         secured.keys["initAuthenticationUser"] = json.dumps(first)
     return secured
@@ -192,7 +199,7 @@ def _certificates(folder: Path, hosts: list[str]) -> Authority:
     return authority
 
 
-def _administrator(secured: Secured, namesrv: str) -> str:
+def _administrator(secured: Secured, port: int) -> str:
     """The secret of the first administrator, kept before the server hears of it."""
     path = secured.client_file
     if path.exists():  # an earlier start got no further
@@ -204,7 +211,7 @@ def _administrator(secured: Secured, namesrv: str) -> str:
         )
     secret = secrets.token_urlsafe(_SECRET_BYTES)
     told = {
-        "namesrv": namesrv,
+        "namesrv": secured.namesrv(port),
         "access_key": ADMINISTRATOR,
         "secret_key": secret,
         "tls_ca": _relative(secured.trust, path),

@@ -130,7 +130,7 @@ async def _serve(plan: ServePlan) -> None:
         broker_config = plan.broker
         watchdog = _watchdog(broker_config)
         access = await _shared_access(plan, stack)
-        own = ""
+        port = 0
         if plan.nameserver is not None:
             from gimbalmq.nameserver.server import NameServer
 
@@ -138,8 +138,9 @@ async def _serve(plan: ServePlan) -> None:
             stack.push_async_callback(nameserver.close)
             await nameserver.start()
             announce(f"name server ready on {nameserver.address}")
-            own = f"{_reachable(plan.nameserver.bind_address)}:{nameserver.port}"
+            port = nameserver.port
             if broker_config is not None:
+                own = f"{_reachable(plan.nameserver.bind_address)}:{port}"
                 known = [own, *broker_config.namesrv_addresses]
                 broker_config = replace(broker_config, namesrv_addr=";".join(dict.fromkeys(known)))
         if broker_config is not None:
@@ -152,7 +153,7 @@ async def _serve(plan: ServePlan) -> None:
             announce(_broker_ready(broker, broker_config.broker_name, SYSTEM_CLOCK.monotonic() - begun))
             _tell_room(broker_config.broker_name, broker.load.most_connections)
         if plan.secured is not None:
-            for line in plan.secured.ready(own, show_secret=sys.stdout.isatty()):
+            for line in plan.secured.ready(port, show_secret=sys.stdout.isatty()):
                 announce(line)
         _keep_collections_short(stack)
         watchdog.start()  # only now: reading modules and the store takes long, and nobody is served yet

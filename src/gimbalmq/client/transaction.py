@@ -114,7 +114,9 @@ class TransactionProducer(Producer):
             from_transaction_check=True,
             msg_id=message.get(names.UNIQ_KEY) or header.msg_id or message.msg_id,
             transaction_id=header.transaction_id,
-            topic=header.topic or message.topic,
+            # Apache's brokers name their own topic of half messages in the question. To that nobody may publish, and
+            # Java's client answers with the message's, too.
+            topic=message.topic,
             bname=header.bname,
         )
         try:

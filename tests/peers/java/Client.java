@@ -21,6 +21,7 @@ abstract class Client {
         if (request.has("instance")) {
             config.setInstanceName(request.text("instance"));
         }
+        Access.encrypt(config, request);
         config.setPollNameServerInterval(request.number("pollRoute", 1000));
         config.setHeartbeatBrokerInterval(request.number("heartbeat", 1000));
         config.setPersistConsumerOffsetInterval(request.number("persist", 500));

@@ -91,7 +91,7 @@ public final class Driver {
             case "litepulling":
                 return client(request, LitePullClient.class).run(request);
             case "admin":
-                return admin(request.all("argument").toArray(new String[0]));
+                return admin(request);
             case "shutdown":
                 return shutdown(request.all("name"), !request.flag("background"));
             default:
@@ -103,6 +103,7 @@ public final class Driver {
         if (CLIENTS.putIfAbsent(request.text("name"), client) != null) {
             throw new IllegalArgumentException("name is taken: " + request.text("name"));
         }
+        Access.prepare(request);
         try {
             return client.start();
         } catch (Exception error) {
@@ -138,16 +139,19 @@ public final class Driver {
     }
 
     /** mqadmin in this process: what it would cost to start a JVM for each command is four seconds. */
-    private static Map<String, String> admin(String[] arguments) {
+    private static Map<String, String> admin(Request request) {
         PrintStream out = System.out;
         PrintStream err = System.err;
         ByteArrayOutputStream outBytes = new ByteArrayOutputStream();
         ByteArrayOutputStream errBytes = new ByteArrayOutputStream();
+        Access.prepare(request);
+        boolean encrypted = Access.encryptByDefault(request.has("tls"));
         try {
             System.setOut(new PrintStream(outBytes, true, StandardCharsets.UTF_8));
             System.setErr(new PrintStream(errBytes, true, StandardCharsets.UTF_8));
-            MQAdminStartup.main0(arguments, null);
+            MQAdminStartup.main0(request.all("argument").toArray(new String[0]), Access.hook(request));
         } finally {
+            Access.encryptByDefault(encrypted);
             System.out.flush();
             System.err.flush();
             System.setOut(out);

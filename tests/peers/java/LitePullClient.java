@@ -11,7 +11,7 @@ final class LitePullClient extends Client {
     private final DefaultLitePullConsumer consumer;
 
     LitePullClient(Request request) throws Exception {
-        consumer = new DefaultLitePullConsumer(request.text("group"));
+        consumer = new DefaultLitePullConsumer(request.text("group"), Access.hook(request));
         configure(consumer, request);
         consumer.setAutoCommit(!request.flag("manualCommit"));
         consumer.setAutoCommitIntervalMillis(1000);

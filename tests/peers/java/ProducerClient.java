@@ -32,11 +32,11 @@ final class ProducerClient extends Client implements TransactionListener {
     ProducerClient(Request request) {
         undecided = request.flag("undecided");
         if (request.flag("transactional")) {
-            TransactionMQProducer transactional = new TransactionMQProducer(request.text("group"));
+            TransactionMQProducer transactional = new TransactionMQProducer(request.text("group"), Access.hook(request));
             transactional.setTransactionListener(this);
             producer = transactional;
         } else {
-            producer = new DefaultMQProducer(request.text("group"));
+            producer = new DefaultMQProducer(request.text("group"), Access.hook(request));
         }
         configure(producer, request);
         producer.setCompressMsgBodyOverHowmuch(request.number("compressOver", 4096));

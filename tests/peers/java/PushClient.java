@@ -11,6 +11,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyContext;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragelyByCircle;
 import org.apache.rocketmq.client.consumer.store.ReadOffsetType;
 import org.apache.rocketmq.client.impl.consumer.ProcessQueue;
@@ -29,7 +30,8 @@ final class PushClient extends Client {
     PushClient(Request request) throws Exception {
         failures = request.number("failures", 0);
         handlerMillis = request.number("handlerMillis", 0);
-        consumer = new DefaultMQPushConsumer(request.text("group"));
+        consumer = new DefaultMQPushConsumer(
+            request.text("group"), Access.hook(request), new AllocateMessageQueueAveragely());
         configure(consumer, request);
         // 4.9 and 5.x keep this enumeration in different packages: no import can name it for both.
         consumer.setMessageModel(Enum.valueOf(
