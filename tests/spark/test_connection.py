@@ -63,7 +63,11 @@ def test_a_client_file_says_everything_and_its_secret_does_not_travel(file: str)
         tls = connection.client_options()["tls"]
         assert tls.verify_mode is ssl.CERT_REQUIRED and tls.check_hostname and len(tls.get_ca_certs()) == 1
         assert SECRET.encode() not in pickle.dumps(connection)
-        assert keys(pickle.loads(pickle.dumps(connection))) == ("filed", SECRET)
+        travelled: Connection = pickle.loads(pickle.dumps(connection))
+        assert keys(travelled) == ("filed", SECRET)
+    Path(file).unlink()  # an executor that was not given it
+    with pytest.raises(ConfigError, match=r"clientFile=.*every machine that runs Spark needs it"):
+        travelled.client_options()
 
 
 def test_a_file_may_believe_any_certificate_unless_an_option_asks_for_more(tmp_path: Path) -> None:
@@ -179,7 +183,7 @@ def test_a_new_secret_counts_from_the_next_task_on(tmp_path: Path) -> None:
         ({"securityToken": SECRET}, "give the keys it belongs to"),
         ({"tls": "trust", "tlsTrustFile": "/ca.pem"}, "say tls=verify"),
         ({"tlsKeyFile": "/key.pem"}, "give tlsCertFile"),
-        ({"clientFile": "/nowhere.toml"}, "client file='/nowhere.toml' cannot be used: cannot be read"),
+        ({"clientFile": "/nowhere.toml"}, "no such file; every machine that runs Spark needs it"),
     ],
 )
 def test_what_cannot_be_used_is_told(options: dict[str, str], told: str) -> None:

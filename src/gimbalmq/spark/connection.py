@@ -7,6 +7,7 @@ commands. A secret in a client file or a ``secretKeyFile`` is read by each proce
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -80,7 +81,7 @@ class Connection:
         environment = os.environ if environment is None else environment
         given.otherwise("clientFile", environment.get(VARIABLE))
         named = given.text(_NAMED["clientFile"])
-        file = read_client_file(_path("", named)) if named and named.lower() != NO_FILE else None
+        file = _read_file(_path("", named)) if named and named.lower() != NO_FILE else None
         given.otherwise("namesrv", file.namesrv if file else None)
         given.otherwise("namesrv", environment.get("NAMESRV_ADDR"))
         found = cls(**read_values(cls, given))
@@ -158,7 +159,7 @@ class Connection:
         Raises:
             ConfigError: a file cannot be used.
         """
-        file = None if self.client_file is None else read_client_file(self.client_file)
+        file = None if self.client_file is None else _read_file(self.client_file)
         return {
             "namesrv": self.namesrv,
             "tls": self._tls_context(file),
@@ -218,6 +219,16 @@ def _said(environment: Mapping[str, str], variable: str) -> bool:
     if text not in ("", "true", "1", "false", "0"):
         raise ConfigError(f"${variable}", text, "use true or false")
     return text in ("true", "1")
+
+
+def _read_file(path: str) -> ClientFile:
+    if not os.path.exists(path):
+        raise ConfigError(
+            "clientFile",
+            path,
+            f"{socket.gethostname()} has no such file; every machine that runs Spark needs it at the same place",
+        )
+    return read_client_file(path)
 
 
 def _read_secret(path: str) -> str:

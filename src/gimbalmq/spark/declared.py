@@ -173,11 +173,7 @@ class Given:
             meant, text = own[name.lower()], str(value)
             if meant in self._values and self._values[meant] != text:
                 other = said[meant] if meant in secret else f"{said[meant]}={self._values[meant]!r}"
-                raise ConfigError(
-                    name,
-                    "..." if meant in secret else text,
-                    f"{other} says the same thing; give one of them",
-                )
+                raise ConfigError(name, text, f"{other} says the same thing; give one of them")
             self._values[meant], said[meant] = text, name
 
     def otherwise(self, name: str, text: str | None) -> None:
