@@ -8,6 +8,7 @@ import pytest
 
 from gimbalmq.access import gate as gate_module
 from gimbalmq.access.decision import decide
+from gimbalmq.access.needs import WRITES_USERS
 from gimbalmq.access.policies import Acl
 from gimbalmq.access.users import User, UserStatus
 from gimbalmq.errors import InvalidParameterError
@@ -242,6 +243,14 @@ def test_without_authentication_a_name_is_believed_by_apaches_rule_only() -> Non
     )
     unknown = RemotingCommand(RequestCode.SEND_MESSAGE_V2, {"b": "T", "AccessKey": "eve"})
     assert guarded.told(unknown) == "User:eve not found."
+
+
+@pytest.mark.parametrize("rules", ["strict", "apache"])
+@pytest.mark.parametrize("code", sorted(WRITES_USERS))
+def test_permissive_lets_nobody_make_users_by_any_rules(code: int, rules: str) -> None:
+    guarded = Guarded(access_mode="permissive", authorization_rules=rules)
+    for command in (RemotingCommand(code, {"username": "eve"}), request(code, ANN, username="eve")):
+        assert guarded.told(command) != ""
 
 
 def test_permissive_serves_and_notes_but_never_hands_out_administration(

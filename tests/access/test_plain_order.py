@@ -104,6 +104,9 @@ def test_accounts_are_for_super_users(guarded: PlainGate, code: int) -> None:
     assert guarded.told(signed(code, "administrator", "secret-of-admin", fields)) == ""
     for key, secret in (("somebody", "secret-of-some"), ("listed-admin", "secret-of-listed")):
         assert "needs a Super user" in guarded.told(signed(code, key, secret, fields))
+    # White lists do not make administrators.
+    assert guarded.told(RemotingCommand(code, fields), "10.10.103.7") == "username cannot be null."
+    assert guarded.told(unsigned("trusted0", code), "192.168.1.9") == "check signature failed."
 
 
 def test_decisions_that_are_remembered_go_with_a_change_of_the_file(tmp_path: Path) -> None:

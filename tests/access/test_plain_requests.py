@@ -183,7 +183,7 @@ def test_nobody_but_a_super_user_may_even_from_an_address_of_a_white_list(tmp_pa
             before = broker.text
             for code in (50, 51, 52, 53, 54):
                 for who in (SOMEBODY, None):
-                    with pytest.raises(NoPermissionError, match="also from an address of a white list"):
+                    with pytest.raises(NoPermissionError):
                         await broker.ask(code, who, **fields)
             assert broker.text == before
             await broker.ask(Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, globalWhiteAddrs="")

@@ -188,6 +188,10 @@ def test_policies_of_nobody_are_not_kept_for_the_next_of_that_name(
     table = _opened(tmp_path)
     assert table.acl("alice") is None
     assert "the user alice, who does not exist" in caplog.text
+    run(table.create_user(User("alice", "another")))
+    again = _opened(tmp_path)
+    assert again.user("alice") == User("alice", "another")
+    assert again.acl("alice") is None
 
 
 def test_users_are_created_changed_and_deleted_with_their_policies() -> None:

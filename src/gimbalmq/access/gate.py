@@ -27,7 +27,7 @@ from gimbalmq.access.decision import decide
 from gimbalmq.access.directory import Directory
 from gimbalmq.access.failures import Failures
 from gimbalmq.access.named import Group, Topic
-from gimbalmq.access.needs import Level, Need, NeedTable
+from gimbalmq.access.needs import WRITES_USERS, Level, Need, NeedTable
 from gimbalmq.access.policies import Asked
 from gimbalmq.access.users import User
 from gimbalmq.errors import AccessRefusedError, RocketMQError
@@ -48,7 +48,7 @@ _NAME_LETTERS = 255
 _TOLD_RESOURCES = 10
 
 _ALWAYS_CLOSED = (Level.SERVER, Level.SUPER_ONLY)
-"""Also if authorisation is off, and while the mode is permissive."""
+"""Also if authorisation is off."""
 
 _SEND = int(RequestCode.SEND_MESSAGE_V2)
 
@@ -133,6 +133,11 @@ class Gate:
         return user
 
     @property
+    def is_permissive(self) -> bool:
+        """Whether what should be refused is only noted."""
+        return self._permissive
+
+    @property
     def is_strict(self) -> bool:
         """Whether our rules count, and what they forbid is refused."""
         return not self._believes and not self._permissive
@@ -166,7 +171,8 @@ class Gate:
         need = self._needs.need(command.code)
         if need.level is Level.OPEN:
             return
-        if self._directory.trusts(channel.host, name):
+        # Who may use an address of a white list today must not become an administrator for ever.
+        if need.level is not Level.SUPER_ONLY and self._directory.trusts(channel.host, name):
             self._note_change(channel, command, name, need)
             return
         if need.level is Level.SERVER and self._trusts_server(channel):
@@ -270,8 +276,9 @@ class Gate:
         self, channel: Channel, command: RemotingCommand, need: Need, name: str | None, why: _Refused
     ) -> None:
         wanted = [f"{one.resource}" for one in why.wanted[:_TOLD_RESOURCES]]
-        # Who may only watch must not be able to make users, however long the change to signed requests takes.
-        if self._permissive and need.level not in _ALWAYS_CLOSED:
+        # Who may only watch must not be able to make users, by any rules and however long the change to signed requests
+        # takes. Brokers that do not sign yet stay registered meanwhile.
+        if self._permissive and need.level is not Level.SUPER_ONLY and command.code not in WRITES_USERS:
             self._audit.note(channel, command, name, events.TOLERATED, wanted=wanted, reason=why.remark)
             return
         self._audit.note(channel, command, name, events.REFUSED, wanted=wanted, reason=why.remark)

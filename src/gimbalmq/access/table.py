@@ -66,6 +66,8 @@ class AccessTable:
         self._users: dict[str, User] = {}
         self._acls: dict[str, Acl] = {}
         self._entries = 0
+        self._has_orphans = False
+        """The file has policies of users who do not exist; it is written before a user can get such a name."""
         self._changing = asyncio.Lock()
 
     # -- reading -----------------------------------------------------------------------
@@ -107,6 +109,7 @@ class AccessTable:
                 name,
             )
             del acls[name]
+            self._has_orphans = True
         self._take(users, acls)
 
     async def _write(self, users: dict[str, User], acls: dict[str, Acl]) -> None:
@@ -114,11 +117,12 @@ class AccessTable:
         await _uninterrupted(self._save(users, acls))
 
     async def _save(self, users: dict[str, User], acls: dict[str, Acl]) -> None:
-        if acls is not self._acls:
+        if acls is not self._acls or self._has_orphans:
             acl_rows = Rows(
                 ((acls[name].subject, _row_of_acl(acls[name])) for name in sorted(acls)), at_once=1
             )
             await self._save_file(self._acls_file, {"acls": acl_rows})
+            self._has_orphans = False
             self._take(self._users, acls)
         if users is not self._users:
             user_rows = Rows((name, _row_of_user(users[name])) for name in sorted(users))

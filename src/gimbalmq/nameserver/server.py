@@ -102,7 +102,7 @@ class NameServer:
             routes_public=config.routes_public, rules=Rules(config.authorization_rules)
         )
         gate = access.gate(needs, config)
-        proven = None if gate is None else partial(_proven, gate)
+        proven = None if gate is None or gate.is_permissive else partial(_proven, gate)
         requests = NameServerRequests(self.table, kv, self._settings, self._clock, proven)
         requests.install(handlers)
         handlers.closed = requests.disconnected
