@@ -51,6 +51,21 @@ def test_a_name_tried_from_everywhere_has_short_pauses_only(limits: LoginLimits,
     assert limits.begin("203.0.113.9", "bob") == 0.0
 
 
+def test_nobody_is_kept_out_of_where_they_have_logged_in_before(
+    limits: LoginLimits, clock: ManualClock
+) -> None:
+    """Somebody who tries a name again and again, from anywhere, would else keep its user out for ever."""
+    assert limits.begin(HOME, "alice") == 0.0
+    limits.was_right(HOME, "alice")
+    for number in range(30):
+        limits.begin(f"198.51.100.{number}", "alice")
+    assert limits.begin(AWAY, "alice") > 0
+    assert limits.begin(HOME, "alice") == 0.0
+    for _ in range(FREE_TRIES):
+        limits.begin(HOME, "alice")
+    assert limits.begin(HOME, "alice") > 0, "the address has its own limit all the same"
+
+
 def test_one_who_has_a_login_guesses_no_faster_for_it(limits: LoginLimits) -> None:
     """If a right login wiped the slate clean, one could be put between any two guesses."""
     for number in range(FREE_TRIES - 1):
@@ -92,6 +107,11 @@ def test_the_tables_are_bounded_and_names_cannot_push_addresses_out(
     for number in range(200):
         limits.begin(f"198.51.100.{number}", f"user-{number}")
     assert len(limits._addresses) == len(limits._users) == 20
+    for number in range(200):
+        limits.was_right(HOME, f"user-{number}")
+    assert len(limits._homes) == 20
+    limits.begin("203.0.113.1", "x" * 10_000)
+    assert max(map(len, limits._users._tries)) == module.MOST_LETTERS
 
 
 def test_who_counts_as_one() -> None:

@@ -14,6 +14,8 @@ LONGEST_OF_ADDRESS = 300.0
 LONGEST_OF_USER = 30.0
 """A stranger must not be able to keep a user out for long by trying that user's name."""
 MOST_ENTRIES = 5_000
+MOST_LETTERS = 255
+"""Of a name in the table; no user has a longer one."""
 
 
 @dataclass(slots=True)
@@ -69,33 +71,43 @@ class _Table:
 class LoginLimits:
     """Which login may be tried now.
 
-    A try counts as wrong until it turns out to be right, so that many at once are counted, too.
+    A try counts as wrong until it turns out to be right, so that many at once are counted, too. Where a user has logged
+    in before, what others do with the user's name does not count: they could else keep the user out for ever.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._addresses = _Table(LONGEST_OF_ADDRESS)
         self._users = _Table(LONGEST_OF_USER)
+        self._homes: dict[tuple[str, str], None] = {}
+        """Places and names that were right together; the oldest goes first."""
 
     def begin(self, address: str, user: str) -> float:
         """0 if the login may be tried, which is counted then; else the seconds to wait first."""
         now = self._clock.monotonic()
-        place = place_of(address)
-        wait = max(self._addresses.wait(place, now), self._users.wait(user, now))
+        place, name = place_of(address), user[:MOST_LETTERS]
+        wait = self._addresses.wait(place, now)
+        if (place, name) not in self._homes:
+            wait = max(wait, self._users.wait(name, now))
         if wait <= 0:
             self._addresses.count(place, now)
-            self._users.count(user, now)
+            self._users.count(name, now)
         return wait
 
     def was_right(self, address: str, user: str) -> None:
         """The address keeps what it did wrong before: one who has a login must not guess others' the faster for it."""
-        self._addresses.take_back(place_of(address))
-        self._users.forget(user)
+        place, name = place_of(address), user[:MOST_LETTERS]
+        self._addresses.take_back(place)
+        self._users.forget(name)
+        self._homes.pop((place, name), None)
+        while len(self._homes) >= MOST_ENTRIES:
+            del self._homes[next(iter(self._homes))]
+        self._homes[place, name] = None
 
     def was_nothing(self, address: str, user: str) -> None:
         """The cluster could not be asked, so nothing was learned by trying."""
         self._addresses.take_back(place_of(address))
-        self._users.take_back(user)
+        self._users.take_back(user[:MOST_LETTERS])
 
 
 def place_of(address: str) -> str:
