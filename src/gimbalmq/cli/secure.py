@@ -28,7 +28,7 @@ from gimbalmq.client.client_file import read_client_file, write_client_file
 from gimbalmq.errors import ConfigError
 from gimbalmq.protocol import properties_text
 from gimbalmq.transport.authority import OWN_HOSTS, Authority
-from gimbalmq.transport.private_files import write_whole
+from gimbalmq.transport.whole_files import write_whole
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from gimbalmq.errors import ConfigError
 from gimbalmq.transport.network import split_address
-from gimbalmq.transport.private_files import write_whole
+from gimbalmq.transport.whole_files import write_whole
 
 VARIABLE = "GIMBALMQ_CLIENT_FILE"
 """The environment variable that names the file."""

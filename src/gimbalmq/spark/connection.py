@@ -20,6 +20,7 @@ from gimbalmq.errors import ConfigError
 from gimbalmq.spark.declared import Given, option, options_of, read_values
 from gimbalmq.spark.option_values import BOOLEAN, TEXT, Kind, choice, duration
 from gimbalmq.transport.tls import SYSTEM, client_tls
+from gimbalmq.transport.whole_files import stamp_of
 
 _ADDRESSES: Final = Kind("addresses", lambda _name, text: ";".join(parse_addresses(text)))
 _TLS: Final = choice(
@@ -169,7 +170,7 @@ class Connection:
 
     def stamp(self) -> tuple[object, ...]:
         """Differs from what it was before if a file with a secret has changed since."""
-        return tuple(_stamp(path) for path in (self.client_file, self.secret_key_file) if path is not None)
+        return tuple(stamp_of(path) for path in (self.client_file, self.secret_key_file) if path is not None)
 
     def _keys(self, file: ClientFile | None) -> dict[str, str | None]:
         if self.access_key is None and file is not None:
@@ -247,11 +248,3 @@ def _read_secret(path: str) -> str:
     if not secret or len(raw) > _MOST_BYTES or not secret.isprintable():
         raise ConfigError("secretKeyFile", path, "it must hold the secret key, one line, and nothing else")
     return secret
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
