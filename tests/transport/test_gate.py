@@ -188,7 +188,7 @@ def test_a_certificate_that_nobody_verified_is_none(tmp_path: Path) -> None:
     config = TlsConfig(tls_server_cert_path=server.cert_path, tls_server_key_path=server.key_path)
 
     async def seen(ca: str | None) -> PeerCertificate | None:
-        async with wire(tls=ServerTls(config), client_tls=client_tls(ca)) as line:
+        async with wire(tls=ServerTls(config), client_tls=client_tls(ca, verify=ca is not None)) as line:
             return (await line.client()).peer_certificate
 
     believed = run(seen(authority.certificate.cert_path))
