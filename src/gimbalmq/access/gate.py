@@ -112,6 +112,11 @@ class Gate:
             return
         self._check_slowly(channel, command, name)
 
+    def refused(self, channel: Channel, command: RemotingCommand, remark: str) -> None:
+        """Notes what a handler refused: one that looks at more than users and policies."""
+        name = (command.ext_fields or {}).get(ACCESS_KEY)
+        self._audit.note(channel, command, name, events.REFUSED, reason=remark)
+
     def sender_key(self, channel: Channel, name: str, topic: str) -> SecretKey | None:
         """The key that a send (310) must be signed with if this user's sends to this topic are known to pass.
 
