@@ -38,7 +38,7 @@ def test_least_rights_are_enough(public: str) -> None:
             namesrv_properties={"routesPublic": public},
         ) as cluster:
             options = cluster.client_options
-            first = {"consume_from_where": ConsumeFromWhere.FIRST_OFFSET}
+            first: dict[str, Any] = {"consume_from_where": ConsumeFromWhere.FIRST_OFFSET}
 
             def push(group: str, user: str, topic: str, handler: Any, **more: Any) -> PushConsumer:
                 consumer = PushConsumer(group, **first, **options(user))
