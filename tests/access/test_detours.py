@@ -186,6 +186,28 @@ def test_transactions_are_their_producers_business(tmp_path: Path) -> None:
     run(work())
 
 
+def test_nobody_takes_back_anothers_timers(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        async with house(tmp_path, clock) as at:
+
+            async def timer(client: Client, topic: str, body: bytes, **properties: str) -> None:
+                due = {"TIMER_DELIVER_MS": f"{clock.wall + 5000}", **properties}
+                assert (await client.send(topic, body, properties=due)).code == 0
+
+            for key in ("a", "b", "c"):
+                await timer(at.alice, "alices", key.encode(), UNIQ_KEY=key)
+            for key in ("a", "alices+b", "mallorys+a"):
+                await timer(at.mallory, "mallorys", b"back", TIMER_DEL_UNIQKEY=key)
+            await timer(at.alice, "alices", b"back", TIMER_DEL_UNIQKEY="alices+c")
+            clock.advance(5)
+            while at.desk.broker.timers.tick():
+                pass
+            assert at.desk.bodies("alices") == [b"a", b"b"]
+
+    run(work())
+
+
 def test_replies_go_to_the_client_that_asked_and_not_to_one_of_its_name(tmp_path: Path) -> None:
     async def work() -> None:
         async with house(tmp_path) as at:
