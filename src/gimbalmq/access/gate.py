@@ -103,14 +103,20 @@ class Gate:
         Raises:
             ResponseError, ProtocolError: it does not say what it is about.
         """
+        if not self.knows(channel, command):
+            self._check_slowly(channel, command, (command.ext_fields or {}).get(ACCESS_KEY))
+
+    def knows(self, channel: Channel, command: RemotingCommand) -> bool:
+        """Whether the request is signed, and one like it was let in before; if not, ``check`` has to be asked.
+
+        Nothing is noted, so whoever is not known may be asked about again.
+        """
         if self._seen_revision != self._directory.revision:
             self._forget()
         fields = command.ext_fields or {}
         name = fields.get(ACCESS_KEY)
         key = None if name is None else self._keys.get((name, channel.host, channel.peer_certificate))
-        if key is not None and self._remembered(channel, command, fields) and verified(command, key):
-            return
-        self._check_slowly(channel, command, name)
+        return key is not None and self._remembered(channel, command, fields) and verified(command, key)
 
     def refused(self, channel: Channel, command: RemotingCommand, remark: str) -> None:
         """Notes what a handler refused: one that looks at more than users and policies."""
