@@ -225,6 +225,27 @@ def test_replies_go_to_the_client_that_asked_and_not_to_one_of_its_name(tmp_path
     run(work())
 
 
+def test_a_client_does_not_learn_the_signature_of_who_asks_for_it(tmp_path: Path) -> None:
+    """It chooses its own id, so it would choose what an administrator signs; and codes are not signed."""
+
+    async def work() -> None:
+        async with house(tmp_path) as at:
+            at.mallory.answers = {307: b"{}", 309: b"{}", 221: b"{}"}
+            sent = await at.mallory.send("mallorys")
+            named = {"consumerGroup": "group-of-mallory", "clientId": "mallory"}
+            await at.admin.ok(Code.GET_CONSUMER_RUNNING_INFO, named)
+            await at.admin.ok(Code.CONSUME_MESSAGE_DIRECTLY, named | {"msgId": fields(sent)["msgId"]})
+            asked = {"group": "group-of-mallory", "topic": "mallorys"}
+            await at.admin.ok(Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, asked)
+            heard = {one.code: fields(one) for one in at.mallory.heard}
+            assert {221, 307, 309} <= heard.keys()
+            assert heard[307] == named
+            for told in heard.values():
+                assert not {"AccessKey", "Signature", "SecurityToken"} & told.keys()
+
+    run(work())
+
+
 @pytest.mark.parametrize("rules", ["strict", "apache"])
 def test_apaches_rules_leave_these_ways_open(tmp_path: Path, rules: str) -> None:
     """They are a choice, and this is what it means."""
