@@ -247,10 +247,15 @@ def test_without_authentication_a_name_is_believed_by_apaches_rule_only() -> Non
 
 @pytest.mark.parametrize("rules", ["strict", "apache"])
 @pytest.mark.parametrize("code", sorted(WRITES_USERS))
-def test_permissive_lets_nobody_make_users_by_any_rules(code: int, rules: str) -> None:
-    guarded = Guarded(access_mode="permissive", authorization_rules=rules)
-    for command in (RemotingCommand(code, {"username": "eve"}), request(code, ANN, username="eve")):
-        assert guarded.told(command) != ""
+def test_neither_permissive_nor_a_white_list_of_addresses_makes_users(
+    code: int, rules: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    permissive = Guarded(access_mode="permissive", authorization_rules=rules)
+    listed = Guarded(authorization_rules=rules)
+    monkeypatch.setattr(listed.table, "trusts", lambda source, user: True)
+    for guarded in (permissive, listed):
+        for command in (RemotingCommand(code, {"username": "eve"}), request(code, ANN, username="eve")):
+            assert guarded.told(command) != ""
 
 
 def test_permissive_serves_and_notes_but_never_hands_out_administration(

@@ -153,6 +153,18 @@ def verified(command: RemotingCommand, key: SecretKey) -> bool:
     )
 
 
+def unsigned_fields(command: RemotingCommand) -> dict[str, str]:
+    """The ext-fields of a request that is passed on, without what its sender has signed it with.
+
+    Whoever gets such a signature can send the request again, and under another code: that is not signed. Clients choose
+    their own ids, so they could even choose what an administrator who asks for them signs.
+    """
+    fields = command.ext_fields or {}
+    return {
+        name: value for name, value in fields.items() if name not in (ACCESS_KEY, SECURITY_TOKEN, SIGNATURE)
+    }
+
+
 class Signer:
     """Signs requests for one access key (Java: AclClientRPCHook)."""
 
