@@ -23,13 +23,13 @@ from typing import Any
 from gimbalmq.access import audit as events
 from gimbalmq.access.audit import CHANGES, Audit
 from gimbalmq.access.config import AccessConfig
-from gimbalmq.access.decision import decide
+from gimbalmq.access.decision import Verdict, decide
 from gimbalmq.access.directory import Directory
 from gimbalmq.access.failures import Failures
 from gimbalmq.access.named import Group, Topic
 from gimbalmq.access.needs import WRITES_USERS, Level, Need, NeedTable
-from gimbalmq.access.policies import Asked
-from gimbalmq.access.users import User
+from gimbalmq.access.policies import Asked, Rules
+from gimbalmq.access.users import MAX_NAME_LETTERS, User
 from gimbalmq.errors import AccessRefusedError, RocketMQError
 from gimbalmq.model.topics import RETRY_PREFIX
 from gimbalmq.protocol.codes import RequestCode
@@ -44,7 +44,6 @@ _KEPT = 10_000
 """So many users' keys and so many decisions are remembered; then they are worked out anew."""
 _LONGEST_KEPT = 600
 """Letters of the names in a decision that is remembered; longer ones seldom repeat."""
-_NAME_LETTERS = 255
 _TOLD_RESOURCES = 10
 
 _ALWAYS_CLOSED = (Level.SERVER, Level.SUPER_ONLY)
@@ -78,8 +77,7 @@ class Gate:
         self.authenticates = config.authenticates
         self._authorizes = config.authorizes
         self._permissive = config.access_mode == "permissive"
-        self._rules = config.authorization_rules
-        self._believes = config.authorization_rules == "apache"
+        self._believes = config.authorization_rules == Rules.APACHE
         self._unsigned = config.unsigned_codes()
         self._unchecked = config.unchecked_codes()
         self._trusted = config.trusted()
@@ -87,7 +85,7 @@ class Gate:
         self._keys: dict[_Identity, SecretKey] = {}
         self._allowed: set[tuple[object, ...]] = set()
         self._senders: dict[tuple[str, str, str, PeerCertificate | None], SecretKey] = {}
-        self._decisions: dict[tuple[str, Asked, str], tuple[bool, str]] = {}
+        self._decisions: dict[tuple[str, Asked, str], Verdict] = {}
         self._keyed: dict[int, Callable[[Mapping[str, str]], tuple[str, ...]] | None] = {}
 
     # -- for the transport and the handlers ------------------------------------------
@@ -167,7 +165,7 @@ class Gate:
             return False
         if self._seen_revision != self._directory.revision:
             self._forget()
-        return user.is_super or self._decide(user.name, wanted, channel.host)[0]
+        return user.is_super or self._decide(user.name, wanted, channel.host).allowed
 
     # -- inside ----------------------------------------------------------------------
 
@@ -219,7 +217,7 @@ class Gate:
             raise _Refused("username cannot be null.", unknown=True)
         user = self._directory.user(name)
         if user is None:
-            raise _Refused(f"User:{name[:_NAME_LETTERS]} is not found.", unknown=True)
+            raise _Refused(f"User:{name[:MAX_NAME_LETTERS]} is not found.", unknown=True)
         if not user.is_enabled:
             raise _Refused(f"User:{name} is disabled.", unknown=True)
         certificate = channel.peer_certificate
@@ -244,7 +242,7 @@ class Gate:
         if user is not None and user.is_super:
             return
         if need.level in _ALWAYS_CLOSED:
-            who = "nobody" if name is None else f"User:{name[:_NAME_LETTERS]}"
+            who = "nobody" if name is None else f"User:{name[:MAX_NAME_LETTERS]}"
             whom = "a Super user" if need.level is Level.SUPER_ONLY else "a server or a Super user"
             raise _Refused(
                 f"{who} has no permission to send request {command.code} from {channel.host}, it needs {whom}.",
@@ -259,7 +257,7 @@ class Gate:
             raise _Refused(
                 "Authorization failed. Please verify your access rights and try again."
                 if name is None
-                else f"User:{name[:_NAME_LETTERS]} not found.",
+                else f"User:{name[:MAX_NAME_LETTERS]} not found.",
                 wanted,
                 unknown=True,
             )
@@ -271,12 +269,11 @@ class Gate:
                     [one],
                 )
 
-    def _decide(self, name: str, wanted: Asked, host: str) -> tuple[bool, str]:
+    def _decide(self, name: str, wanted: Asked, host: str) -> Verdict:
         key = (name, wanted, host)
         known = self._decisions.get(key)
         if known is None:
-            verdict = decide(self._directory.acl(name), wanted, host)
-            known = (verdict.allowed, verdict.reason)
+            known = decide(self._directory.acl(name), wanted, host)
             if len(wanted.resource.name) <= _LONGEST_KEPT:
                 if len(self._decisions) >= _KEPT:
                     self._decisions.clear()

@@ -30,7 +30,7 @@ SUPER = "super"
 REFUSAL_SECONDS = 15.0
 """The longest that a broker is waited for which may refuse a login."""
 PATIENCE_SECONDS = 8.0
-"""And one that may refuse to tell something; brokers delay refusals by up to 5 seconds unless told otherwise."""
+"""And one that may refuse to tell something; brokers delay refusals by up to 2 seconds unless told otherwise."""
 
 
 class WrongLoginError(Exception):
