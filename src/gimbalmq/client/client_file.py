@@ -128,6 +128,14 @@ def named_client_file(environment: Mapping[str, str] | None = None) -> str | Non
     return environment.get(VARIABLE) or None
 
 
+def said(environment: Mapping[str, str], variable: str) -> bool:
+    """Whether a variable of the environment says yes; raises ConfigError if it says neither yes nor no."""
+    text = environment.get(variable, "").lower()
+    if text not in ("", "true", "1", "false", "0"):
+        raise ConfigError(f"${variable}", text, "use true or false")
+    return text in ("true", "1")
+
+
 def client_options(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
     """The options that a client file stands for, ``namesrv`` among them, for any client of this package.
 
