@@ -130,16 +130,17 @@ class Gate:
             self._forget()
         return self._senders.get((name, topic, channel.host, channel.peer_certificate))
 
-    def who(self, command: RemotingCommand) -> User | None:
-        """The user whose signature a request carries; None if it has none that is good.
+    def who(self, channel: Channel, command: RemotingCommand) -> User | None:
+        """The user who has proved to have sent a request; None if nobody has.
 
-        Requests of white lists and of trusted servers reach their handlers without one.
+        Requests of white lists and of trusted servers reach their handlers without a proof.
         """
-        name = (command.ext_fields or {}).get(ACCESS_KEY)
-        user = None if name is None else self._directory.user(name)
-        if user is None or not user.is_enabled or not verified(command, SecretKey(user.password)):
+        if self._seen_revision != self._directory.revision:
+            self._forget()
+        try:
+            return self._proved(channel, command, (command.ext_fields or {}).get(ACCESS_KEY))
+        except _Refused:
             return None
-        return user
 
     @property
     def is_permissive(self) -> bool:
@@ -228,8 +229,7 @@ class Gate:
         # Who does not have the secret does not learn what the user is bound to.
         if not user.may_come_from(channel.host):
             raise _Refused(f"User:{name} is not allowed from {channel.host}.", unknown=True)
-        shown = (None, None) if certificate is None else (certificate.name, certificate.fingerprint)
-        if not user.may_present(*shown):
+        if not user.may_present(certificate):
             raise _Refused(f"User:{name} needs its client certificate.", unknown=True)
         if len(self._keys) >= _KEPT:
             self._keys.clear()

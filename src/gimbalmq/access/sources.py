@@ -52,6 +52,17 @@ def matches(patterns: tuple[str, ...], ip: str) -> bool:
     return any(address in network or network == _EVERYTHING for network in _networks(patterns))
 
 
+def place_of(ip: str) -> str:
+    """Who counts as one: an address of IPv4, or the 64 bits of an IPv6 network, whose rest anybody there can choose.
+
+    A text that is no address stays as it is.
+    """
+    address = _address(ip)
+    if address is None:
+        return ip
+    return str(address if address.version == 4 else ip_network((int(address) >> 64 << 64, 64)))
+
+
 @lru_cache(maxsize=4096)
 def _networks(patterns: tuple[str, ...]) -> tuple[_Network, ...]:
     return tuple(_network(pattern) for pattern in patterns)

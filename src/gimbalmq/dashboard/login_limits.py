@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 
 from gimbalmq._clock import Clock
+from gimbalmq.access.sources import place_of
 
 FREE_TRIES = 5
 FORGET_SECONDS = 900.0
@@ -108,16 +108,3 @@ class LoginLimits:
         """The cluster could not be asked, so nothing was learned by trying."""
         self._addresses.take_back(place_of(address))
         self._users.take_back(user[:MOST_LETTERS])
-
-
-def place_of(address: str) -> str:
-    """Who is counted as one: an address of IPv4, or the 64 bits of an IPv6 network, whose rest anybody can choose."""
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if found.version == 4:
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((int(found) >> 64 << 64, 64)))
