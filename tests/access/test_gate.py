@@ -253,6 +253,14 @@ def test_without_authentication_a_name_is_believed_by_apaches_rule_only() -> Non
 
 
 @pytest.mark.parametrize("rules", ["strict", "apache"])
+@pytest.mark.parametrize("code", [RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, RequestCode.AUTH_CREATE_USER])
+def test_no_list_of_numbers_makes_a_name_an_administrator(code: int, rules: str) -> None:
+    guarded = Guarded(authentication_whitelist=f"{code}", authorization_rules=rules)
+    assert guarded.told(RemotingCommand(code, {"username": "eve", "AccessKey": ROOT})) != ""
+    assert guarded.told(request(code, ROOT, username="eve")) == ""
+
+
+@pytest.mark.parametrize("rules", ["strict", "apache"])
 @pytest.mark.parametrize("code", sorted(WRITES_USERS))
 def test_neither_permissive_nor_a_white_list_of_addresses_makes_users(
     code: int, rules: str, monkeypatch: pytest.MonkeyPatch

@@ -188,7 +188,7 @@ class Gate:
         if need.level is Level.SERVER and self._trusts_server(channel):
             return
         try:
-            user = self._authenticate(channel, command, name)
+            user = self._authenticate(channel, command, need, name)
             self._authorize(channel, command, need, user, name)
         except _Refused as refused:
             self._refuse(channel, command, need, name, refused)
@@ -200,9 +200,12 @@ class Gate:
     def _trusts_server(self, channel: Channel) -> bool:
         return bool(self._trusted) and self._trusted.includes(channel.host, channel.peer_certificate)
 
-    def _authenticate(self, channel: Channel, command: RemotingCommand, name: str | None) -> User | None:
+    def _authenticate(
+        self, channel: Channel, command: RemotingCommand, need: Need, name: str | None
+    ) -> User | None:
         """Who sent it. None if nobody has proved to be anybody, and need not."""
-        if self.authenticates and command.code not in self._unsigned:
+        is_closed = need.level is Level.SERVER or _administers(need, command.code)
+        if self.authenticates and (is_closed or command.code not in self._unsigned):
             return self._proved(channel, command, name)
         user = None if name is None else self._directory.user(name)
         if user is None or self._believes:
