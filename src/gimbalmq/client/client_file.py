@@ -26,6 +26,7 @@ from typing import Any
 
 from gimbalmq.errors import ConfigError
 from gimbalmq.transport.network import split_address
+from gimbalmq.transport.tls import SYSTEM, client_tls
 from gimbalmq.transport.whole_files import write_whole
 
 VARIABLE = "GIMBALMQ_CLIENT_FILE"
@@ -36,7 +37,6 @@ _YAML_KEYS = {"accessKey": "access_key", "secretKey": "secret_key", "securityTok
 _SECRETS = frozenset({"secret_key", "security_token", "tls_key_password"})
 _CREDENTIALS = frozenset({"access_key", "secret_key", "security_token"})
 _PATHS = ("tls_ca", "tls_cert", "tls_key")
-_SYSTEM = "system"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +84,6 @@ class ClientFile:
             if (value := getattr(self, name)) is not None
         }
         if self.speaks_tls:
-            from gimbalmq.transport.tls import client_tls
-
             told["tls"] = client_tls(
                 self.tls_ca,
                 self.tls_cert,
@@ -296,7 +294,7 @@ class _Reader:
 
     def path(self, name: str) -> str | None:
         text = self.text(name)
-        if text is None or (name == "tls_ca" and text == _SYSTEM):
+        if text is None or (name == "tls_ca" and text == SYSTEM):
             return text
         return str(self._file.absolute().parent / Path(text).expanduser())
 
