@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import subjects
 from benchmarks.loadgen.runner import CannotMeasure, LoadFailed
+from benchmarks.security import OPEN, Security
 from tests.peers.process import PeerError
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -78,6 +79,7 @@ class Options:
 
     quick: bool = False
     only: str | None = None
+    security: Security = OPEN
 
     def pick(self, normal: float, quick: float) -> float:
         return quick if self.quick else normal
@@ -192,11 +194,16 @@ def judged(rows: list[Row], options: Options) -> list[Row]:
     return rows
 
 
-def main(run: Run, text: str | None, name: str) -> None:
-    """The command line of one benchmark."""
-    asked = parser(text).parse_args()
+def main(run: Run, text: str | None, name: str, *, secured: bool = False) -> None:
+    """The command line of one benchmark; `secured` ones know `--auth` and `--tls`."""
+    made = parser(text)
+    if secured:
+        made.add_argument("--auth", action="store_true", help="both brokers check signatures and policies")
+        made.add_argument("--tls", action="store_true", help="the load comes by TLS")
+    asked = made.parse_args()
     subjects.patience = asked.patience
-    options = Options(asked.quick, asked.only)
+    security = Security(asked.auth, asked.tls) if secured else OPEN
+    options = Options(asked.quick, asked.only, security)
     try:
         rows = judged(run(options), options)
     except CannotMeasure as error:

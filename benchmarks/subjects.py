@@ -34,6 +34,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from benchmarks.loadgen.runner import JAVA_VERSION, CannotMeasure, Load
+from benchmarks.security import OPEN, Security, people, signed
 from tests.peers import apache
 from tests.peers.process import HOST, PeerError, free_port, tail
 
@@ -63,8 +64,13 @@ _OPENINGS = (
 # ---- the wire, as little of it as a benchmark needs ----
 
 
+_administrator = False  # whether requests are signed; set while secured brokers run
+
+
 def encode(code: int, fields: Mapping[str, object], body: bytes = b"", opaque: int = 1) -> bytes:
     """One request frame with a JSON header."""
+    if _administrator:
+        fields = signed(fields, body)
     header: dict[str, object] = {"code": code}
     if fields:
         header["extFields"] = {name: str(value) for name, value in fields.items()}
@@ -227,6 +233,7 @@ class Subject:
         self.namesrv_port = free_port()
         self.namesrv = f"{HOST}:{self.namesrv_port}"
         self.settings: tuple[str, ...] = ()  # of ours: KEY=VALUE beside the defaults
+        self.security = OPEN
         self._children: list[subprocess.Popen[bytes]] = []
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -261,6 +268,7 @@ class Subject:
                     wire.write(send_request(topic))
                     if wire.answer()[0]["code"] == 0:
                         return time.monotonic() - begun
+                time.sleep(0.1 if self.security else 0)  # brokers slow down those whom they do not know yet
             except (OSError, ConnectionError):
                 pass
             for child in self._children:
@@ -318,6 +326,14 @@ class Subject:
     def cpu_seconds(self) -> float:
         return cpu_seconds_of(self.pids)
 
+    def settle_people(self) -> None:
+        """The user who sends, if the broker wants to know who does."""
+        with Wire(self.port) as wire:
+            for code, fields, body in people() if self.security.auth else []:
+                answer = wire.call(code, fields, body)
+                if answer["code"] != 0:
+                    raise PeerError(f"{self.name} makes no user: {answer}")
+
     def create_topics(self, names: Sequence[str], queues: int = 4, budget: float = 15.0) -> float:
         """Create topics one by one (request 17, 32 in flight) and return how many a second.
 
@@ -367,13 +383,18 @@ class Apache(Subject):
                 "namesrvAddr": self.namesrv,
                 "storePathRootDir": self.store,
                 "storePathCommitLog": self.store / "commitlog",
+                **self.security.keys(),
             },
         )
+        tls = {**self.security.tls_keys(self.folder)}
+        if tls:
+            tls["tls.test.mode.enable"] = "false"
 
         def java(heap: str, main: str, file: Path) -> list[str]:
             return [
                 *("java", "-server", f"-Xms{heap}", f"-Xmx{heap}", *_G1, *_OPENINGS),
                 *("-XX:MaxDirectMemorySize=2g", f"-Duser.home={self.folder / 'home'}"),
+                *(f"-D{key}={text}" for key, text in tls.items()),
                 *("-Djava.net.preferIPv4Stack=true", "-cp", classpath, main, "-c", str(file)),
             ]
 
@@ -392,6 +413,8 @@ class Ours(Subject):
         command += ["--store", str(self.store)]
         for setting in self.settings:
             command += ["--set", setting]
+        for key, text in {**self.security.keys(), **self.security.tls_keys(self.folder)}.items():
+            command += ["--set", f"{key}={text}"]
         return [(command, {"PYTHONPATH": str(ROOT / "src")})]
 
 
@@ -472,16 +495,21 @@ def one(name: str) -> Iterator[Subject]:
 
 
 @contextmanager
-def running(names: Sequence[str]) -> Iterator[dict[str, Subject]]:
+def running(names: Sequence[str], security: Security = OPEN) -> Iterator[dict[str, Subject]]:
     """Subjects started on new folders, then all frozen: measure each inside `awake`."""
+    global _administrator
     with scratch_folder() as folder:
         subjects = {name: KINDS[name](folder / name) for name in names}
+        _administrator = security.auth
         try:
             for subject in subjects.values():
+                subject.security = security
                 subject.start()
+                subject.settle_people()
                 subject.freeze()
             yield subjects
         finally:
+            _administrator = False
             for subject in subjects.values():
                 subject.kill()
 

@@ -188,7 +188,8 @@ async def _handled() -> tuple[set[int], set[int], set[int]]:
     """Codes that a running broker, a running name server and a client have handlers for."""
     clients = Handlers()
     BrokerRequests(ClientInstance.__new__(ClientInstance)).register(clients)
-    async with LocalCluster() as cluster:
+    keeping_users = {"authenticationMetadataProvider": "any"}
+    async with LocalCluster(properties=keeping_users, namesrv_properties=keeping_users) as cluster:
         remoting = cluster.nameserver._remoting
         assert remoting is not None
         return set(cluster.broker.handlers.by_code), set(remoting._handlers.by_code), set(clients.by_code)

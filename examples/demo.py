@@ -1,6 +1,7 @@
 """GimbalMQ in a minute or two: a server, a producer, consumers that come and go, and Spark at the end.
 
-    make demo          or          python examples/demo.py
+    make demo                      or          python examples/demo.py
+    make demo ARGS=--secure        or          python examples/demo.py --secure
 
 Starts ``gimbalmq server`` on free ports in a temporary folder. First, consumers in processes of their own join
 and are killed, and a picture shows who owns which queue (demo_experiments.py). Then a steady stream of orders
@@ -9,6 +10,9 @@ begin with ``queues``: they show who reads which queue before and after each cha
 is accounted for, a Spark pipeline sums them up, and draws a page of what balancing did meanwhile.
 Without Spark (``pip install 'gimbalmq[spark]'``) the demo ends before that, and says so. At a terminal, server
 and dashboard stay up until you press Enter.
+
+With ``--secure`` the server asks everybody for keys and speaks nothing but TLS. All parts find the client file that it
+has made by the environment variable GIMBALMQ_CLIENT_FILE: clients, commands, dashboard and Spark.
 
 The group uses the STICKY strategy, which balances all of a group's queues together, its retry queue
 included, and moves as few as it can.
@@ -19,6 +23,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import socket
 import sys
@@ -32,6 +37,7 @@ from gimbalmq import Admin, ConsumeFromWhere, Message, MessageView, Producer, Pu
 
 TOPIC, GROUP, QUEUES, ORDERS = "orders", "billing", 8, 400
 COUNTRIES = ("NL", "FR", "JP", "BR", "KE")
+VARIABLE = "GIMBALMQ_CLIENT_FILE"
 PAGE = Path(tempfile.gettempdir()) / "gimbalmq-demo-report.html"
 
 SUMMED_UP = """\
@@ -78,6 +84,7 @@ class Demo:
         consumer = PushConsumer(
             GROUP,
             self.namesrv,
+            client_file=os.environ.get(VARIABLE),
             instance_name=name,
             consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
             strategy="STICKY",
@@ -121,12 +128,12 @@ def order(number: int) -> Message:
 
 async def run(namesrv: str, records: Path) -> None:
     demo = Demo(namesrv, records)
-    async with Admin(namesrv) as admin:
+    async with Admin(namesrv, client_file=os.environ.get(VARIABLE)) as admin:
         await admin.topics.create(TOPIC, queues=QUEUES)
     demo.say(f"topic {TOPIC} with {QUEUES} queues")
 
     async def produce() -> None:
-        async with Producer("shop", namesrv) as producer:
+        async with Producer("shop", namesrv, client_file=os.environ.get(VARIABLE)) as producer:
             first = await producer.send(order(0))
             demo.say(f"first order sent: queue {first.queue.queue_id}, id {first.msg_id}")
             for number in range(1, ORDERS):
@@ -220,12 +227,23 @@ async def start_dashboard(namesrv: str) -> tuple[asyncio.subprocess.Process | No
     return await start("dashboard", "--namesrv", namesrv, "--port", str(port)), f"http://127.0.0.1:{port}"
 
 
-async def main() -> int:
+def settle_environment(client_file: Path | None) -> None:
+    """The demo has a cluster of its own: what the shell says of another one does not count for it."""
+    for variable in [name for name in os.environ if name == VARIABLE or name.startswith("ROCKETMQ_")]:
+        del os.environ[variable]
+    if client_file is not None:
+        os.environ[VARIABLE] = str(client_file)
+
+
+async def main(*, secure: bool) -> int:
     with tempfile.TemporaryDirectory(prefix="gimbalmq-demo-") as name:
         folder = Path(name)
         store = str(folder / "store")
+        secured = folder / "secured"
+        settle_environment(secured / "client.toml" if secure else None)
         server = await start(
-            "server", "--namesrv-port", "0", "--port", "0", "--store", store, "--log-level", "warning"
+            *("server", "--namesrv-port", "0", "--port", "0", "--store", store, "--log-level", "warning"),
+            *(("--secure", str(secured)) if secure else ()),
         )
         assert server.stdout is not None
         dashboard = None
@@ -239,6 +257,8 @@ async def main() -> int:
                     raise SystemExit("demo: the server did not start")
                 addresses.append(found.group(1))
             namesrv, broker = addresses
+            if secure:
+                print(f"keys and TLS are asked for; {os.environ[VARIABLE]} lets the parts of the demo in")
             dashboard, page = await start_dashboard(namesrv)
             experiments = Path(__file__).with_name("demo_experiments.py")
             process = await asyncio.create_subprocess_exec(
@@ -259,8 +279,9 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--secure", action="store_true", help="with users, policies and TLS")
     try:
-        sys.exit(asyncio.run(main()))
+        sys.exit(asyncio.run(main(secure=parser.parse_args().secure)))
     except KeyboardInterrupt:  # everything was ended on the way out
         sys.exit(130)

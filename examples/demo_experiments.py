@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -24,7 +25,7 @@ EXPERIMENTS = (("sixteen", 16, 3), ("single", 1, 2), ("pair", 2, 3))
 
 
 async def run(namesrv: str) -> None:
-    async with Admin(namesrv) as admin:
+    async with Admin(namesrv, client_file=os.environ.get("GIMBALMQ_CLIENT_FILE")) as admin:
         for topic, queues, members in EXPERIMENTS:
             await experiment(admin, namesrv, topic, queues, members)
 

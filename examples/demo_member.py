@@ -6,6 +6,7 @@ python examples/demo_member.py NAMESRV GROUP TOPIC NAME
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 
@@ -14,7 +15,11 @@ from gimbalmq import ConsumeFromWhere, MessageView, PushConsumer
 
 async def main(namesrv: str, group: str, topic: str, name: str) -> None:
     consumer = PushConsumer(
-        group, namesrv, instance_name=name, consume_from_where=ConsumeFromWhere.FIRST_OFFSET
+        group,
+        namesrv,
+        client_file=os.environ.get("GIMBALMQ_CLIENT_FILE"),
+        instance_name=name,
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
     )
 
     @consumer.subscribe(topic)

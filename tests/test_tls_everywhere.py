@@ -58,7 +58,9 @@ def test_the_server_needs_nothing_but_a_certificate_to_find_itself(tmp_path: Pat
         ):
             done = gimbalmq(*words, *trusting)
             assert done.returncode == 0, (words, done.stderr)
-        assert gimbalmq("topic", "list", "--namesrv", namesrv, "--tls").returncode == 0
+        assert gimbalmq("topic", "list", "--namesrv", namesrv, "--tls-any-cert").returncode == 0
+        believing_nobody = gimbalmq("topic", "list", "--namesrv", namesrv, "--tls")
+        assert believing_nobody.returncode == 1 and "not believed" in believing_nobody.stderr
         plain = gimbalmq("topic", "list", "--namesrv", namesrv)
         assert plain.returncode == 1 and "does it want TLS?" in plain.stderr
         stranger = gimbalmq("topic", "list", "--namesrv", namesrv, "--tls-ca", "system")
@@ -149,6 +151,9 @@ def test_options_of_commands_come_from_the_environment_too(
         monkeypatch.setenv("NAMESRV_ADDR", cluster.namesrv)
         monkeypatch.setenv("ROCKETMQ_TLS", "true")
         assert environment()["ROCKETMQ_TLS"] == "true"
+        done = gimbalmq("topic", "list")
+        assert done.returncode == 1 and "not believed" in done.stderr
+        monkeypatch.setenv("ROCKETMQ_TLS_ANY_CERT", "true")
         done = gimbalmq("topic", "list")
         assert done.returncode == 1 and "certificate required" in done.stderr
         monkeypatch.setenv("ROCKETMQ_TLS_CERT", certificate.cert_path)

@@ -9,6 +9,11 @@
  *   loadgen pull  --port P [...]   pulls as a push consumer sends them (request 11, after a heartbeat 34)
  *   loadgen sink  --port P         answers every request with a canned answer: the generator's own ceiling
  *
+ * --user and --secret sign sends. A signature is over the fields that change, and signing each send would cost more than
+ * sending it. RocketMQ's signature has no time and no number in it, so 64 frames for each queue are signed beforehand
+ * and sent again and again; only their opaque, which is not signed, is patched. --tls needs the form of this program
+ * that was compiled with -DWITH_TLS -lssl -lcrypto.
+ *
  * Prints one line of JSON. Exit code 1 and {"error": ...} if the run could not be completed.
  */
 #define _GNU_SOURCE
@@ -28,6 +33,9 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef WITH_TLS
+#include <openssl/ssl.h>
+#endif
 
 enum { MAX_CONNECTIONS = 256, MAX_QUEUES = 1024, INPUT_BYTES = 4 << 20, OUTPUT_BYTES = 1 << 20, SECONDS_KEPT = 600 };
 
@@ -112,7 +120,8 @@ static double latency_us(double fraction) {
 
 static const char *host = "127.0.0.1", *topic = "bench", *group = "bench_group", *broker_name = "broker-a";
 static int port, queues = 4, connections = 1, window = 1, body_bytes = 100, topics = 1, batch = 32;
-static int with_keys, with_tags, with_id56;
+static int with_keys, with_tags, with_id56, with_tls;
+static const char *user, *secret;
 static double seconds, warmup;
 static uint64_t count;
 
@@ -122,6 +131,7 @@ static void parse_options(int argc, char **argv) {
         if (!strcmp(name, "--keys")) { with_keys = 1; continue; }
         if (!strcmp(name, "--tags")) { with_tags = 1; continue; }
         if (!strcmp(name, "--long-ids")) { with_id56 = 1; continue; }
+        if (!strcmp(name, "--tls")) { with_tls = 1; continue; }
         if (i + 1 >= argc) die("option %s needs a value", name);
         const char *value = argv[++i];
         if (!strcmp(name, "--host")) host = value;
@@ -129,6 +139,8 @@ static void parse_options(int argc, char **argv) {
         else if (!strcmp(name, "--topic")) topic = value;
         else if (!strcmp(name, "--group")) group = value;
         else if (!strcmp(name, "--broker")) broker_name = value;
+        else if (!strcmp(name, "--user")) user = value;
+        else if (!strcmp(name, "--secret")) secret = value;
         else if (!strcmp(name, "--topics")) topics = atoi(value);
         else if (!strcmp(name, "--queues")) queues = atoi(value);
         else if (!strcmp(name, "--connections")) connections = atoi(value);
@@ -145,6 +157,11 @@ static void parse_options(int argc, char **argv) {
     if (queues < 1 || queues > MAX_QUEUES) die("--queues: 1 to %d", MAX_QUEUES);
     if (body_bytes < 1 || body_bytes > 65536) die("--body: 1 to 65536");
     if (topics < 1 || topics > 100000) die("--topics: 1 to 100000");
+    if (!user != !secret) die("--user and --secret go together");
+    if (user && (topics > 1 || with_keys)) die("signed sends go to one topic and have no keys");
+#ifndef WITH_TLS
+    if (with_tls) die("this program was compiled without TLS");
+#endif
 }
 
 /* ---- connections ---- */
@@ -155,6 +172,9 @@ struct connection {
     unsigned char *input, *output;
     size_t input_used, output_start, output_used;
     uint64_t *sent_at; /* ring of send times, by opaque */
+#ifdef WITH_TLS
+    SSL *tls;
+#endif
 };
 
 static struct connection table[MAX_CONNECTIONS];
@@ -166,9 +186,50 @@ static int open_socket(void) {
     int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
     if (connect(fd, (struct sockaddr *)&address, sizeof address)) die("connect to port %d: %s", port, strerror(errno));
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    fcntl(fd, F_SETFL, O_NONBLOCK);
     return fd;
 }
+
+/* Reads or writes some bytes; -1 with errno EAGAIN if it would have to wait. */
+#ifdef WITH_TLS
+static ssize_t tls_result(struct connection *c, int n) {
+    if (n > 0) return n;
+    int why = SSL_get_error(c->tls, n);
+    if (why == SSL_ERROR_ZERO_RETURN) return 0;
+    errno = why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE ? EAGAIN : EPROTO;
+    return -1;
+}
+static ssize_t write_some(struct connection *c, const void *data, size_t length) {
+    return c->tls ? tls_result(c, SSL_write(c->tls, data, (int)length)) : send(c->fd, data, length, MSG_NOSIGNAL);
+}
+static ssize_t read_some(struct connection *c, void *data, size_t length) {
+    if (!c->tls) return recv(c->fd, data, length, 0);
+    /* All there is: what OpenSSL keeps does not wake epoll again. */
+    size_t got = 0;
+    while (got < length) {
+        ssize_t n = tls_result(c, SSL_read(c->tls, (char *)data + got, (int)(length - got)));
+        if (n <= 0) return got ? (ssize_t)got : n;
+        got += (size_t)n;
+    }
+    return (ssize_t)got;
+}
+static void secure(struct connection *c) {
+    static SSL_CTX *context;
+    if (!with_tls) return;
+    if (!context) {
+        context = SSL_CTX_new(TLS_client_method()); /* believes everybody: the broker is what is measured */
+        SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+    }
+    c->tls = SSL_new(context);
+    SSL_set_fd(c->tls, c->fd);
+    if (SSL_connect(c->tls) != 1) die("no TLS handshake with port %d", port);
+}
+#else
+static ssize_t write_some(struct connection *c, const void *data, size_t length) {
+    return send(c->fd, data, length, MSG_NOSIGNAL);
+}
+static ssize_t read_some(struct connection *c, void *data, size_t length) { return recv(c->fd, data, length, 0); }
+static void secure(struct connection *c) { (void)c; }
+#endif
 
 static void watch(struct connection *c, int operation, int writable) {
     struct epoll_event event = {.events = EPOLLIN | (writable ? EPOLLOUT : 0u), .data = {.ptr = c}};
@@ -180,12 +241,14 @@ static void start_connection(struct connection *c, int fd) {
     c->fd = fd;
     c->input = malloc(INPUT_BYTES);
     c->output = malloc(OUTPUT_BYTES);
+    secure(c);
+    fcntl(fd, F_SETFL, O_NONBLOCK);
     watch(c, EPOLL_CTL_ADD, 0);
 }
 
 static void flush_output(struct connection *c) {
     while (c->output_start < c->output_used) {
-        ssize_t n = send(c->fd, c->output + c->output_start, c->output_used - c->output_start, MSG_NOSIGNAL);
+        ssize_t n = write_some(c, c->output + c->output_start, c->output_used - c->output_start);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
             if (!c->waiting_to_write) watch(c, EPOLL_CTL_MOD, 1);
@@ -241,7 +304,7 @@ typedef void on_answer(struct connection *c, const struct answer *a, uint64_t no
 
 /* Reads what has arrived and calls back for every whole frame. */
 static void read_input(struct connection *c, on_answer *callback) {
-    ssize_t n = recv(c->fd, c->input + c->input_used, INPUT_BYTES - c->input_used, 0);
+    ssize_t n = read_some(c, c->input + c->input_used, INPUT_BYTES - c->input_used);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (n <= 0) die("the broker closed the connection (%s)", n ? strerror(errno) : "end of stream");
     c->input_used += (size_t)n;
@@ -325,11 +388,62 @@ static void print_result(const char *mode) {
     printf("]}\n");
 }
 
+/* ---- signatures: HMAC-SHA1 in Base64, made before the clock runs ---- */
+
+static uint32_t rotate(uint32_t v, int by) { return v << by | v >> (32 - by); }
+
+static void sha1_block(uint32_t *h, const unsigned char *p) {
+    uint32_t w[80], a = h[0], b = h[1], c = h[2], d = h[3], e = h[4];
+    for (int i = 0; i < 80; i++) w[i] = i < 16 ? get32(p + 4 * i) : rotate(w[i - 3] ^ w[i - 8] ^ w[i - 14] ^ w[i - 16], 1);
+    for (int i = 0; i < 80; i++) {
+        uint32_t f = i < 20 ? (b & c) | (~b & d) : i < 40 || i >= 60 ? b ^ c ^ d : (b & c) | (b & d) | (c & d);
+        uint32_t k = i < 20 ? 0x5A827999u : i < 40 ? 0x6ED9EBA1u : i < 60 ? 0x8F1BBCDCu : 0xCA62C1D6u;
+        uint32_t next = rotate(a, 5) + f + e + k + w[i];
+        e = d, d = c, c = rotate(b, 30), b = a, a = next;
+    }
+    h[0] += a, h[1] += b, h[2] += c, h[3] += d, h[4] += e;
+}
+
+static void sha1(const unsigned char *data, size_t length, unsigned char *digest) {
+    uint32_t h[5] = {0x67452301u, 0xEFCDAB89u, 0x98BADCFEu, 0x10325476u, 0xC3D2E1F0u};
+    size_t whole = length / 64 * 64, rest = length - whole;
+    for (size_t at = 0; at < whole; at += 64) sha1_block(h, data + at);
+    unsigned char last[128] = {0};
+    memcpy(last, data + whole, rest);
+    last[rest] = 0x80;
+    size_t padded = rest < 56 ? 64 : 128;
+    put32(last + padded - 8, (uint32_t)(length >> 29));
+    put32(last + padded - 4, (uint32_t)(length << 3));
+    for (size_t at = 0; at < padded; at += 64) sha1_block(h, last + at);
+    for (int i = 0; i < 5; i++) put32(digest + 4 * i, h[i]);
+}
+
+static void sign(const char *key, const unsigned char *data, size_t length, char *text) {
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    unsigned char *inner = malloc(64 + length), outer[64 + 20], digest[21] = {0};
+    if (strlen(key) > 64) die("--secret: at most 64 letters");
+    memset(inner, 0x36, 64);
+    memset(outer, 0x5C, 64);
+    for (size_t i = 0; key[i]; i++) inner[i] ^= (unsigned char)key[i], outer[i] ^= (unsigned char)key[i];
+    memcpy(inner + 64, data, length);
+    sha1(inner, 64 + length, outer + 64);
+    sha1(outer, sizeof outer, digest);
+    free(inner);
+    for (int i = 0; i < 21; i += 3, text += 4) {
+        uint32_t v = (uint32_t)digest[i] << 16 | (uint32_t)digest[i + 1] << 8 | digest[i + 2];
+        for (int j = 0; j < 4; j++) text[j] = letters[v >> (18 - 6 * j) & 63];
+    }
+    text[-1] = '=';
+    *text = 0;
+}
+
 /* ---- send ---- */
 
+enum { SIGNED_FRAMES = 64 };
 enum { FIRST_OPAQUE = 10000000, OPAQUE_WIDTH = 8, ID_COUNTER_WIDTH = 12, KEY_WIDTH = 12, TOPIC_WIDTH = 5 };
 
 static unsigned char *frame;
+static unsigned char *signed_frames; /* SIGNED_FRAMES for each queue, one behind the other */
 static size_t frame_length;
 static size_t opaque_at, born_at, id_at, queue_at, topic_at, key_at;
 static uint64_t send_ring;
@@ -340,8 +454,27 @@ static size_t position(const char *text, const char *mark, size_t after) {
     return (size_t)(at - text) + after;
 }
 
+/* What is signed: the values of the fields in the order of their names, and the body. */
+static void build_signed_frames(size_t header_length, char *id, size_t counter_at) {
+    size_t signature_at = 8 + position((char *)frame + 8, "\"Signature\":\"", 13);
+    char *text = malloc(4096 + (size_t)body_bytes), signature[32];
+    signed_frames = malloc(frame_length * SIGNED_FRAMES * (size_t)queues);
+    for (int i = 0; i < SIGNED_FRAMES * queues; i++) {
+        put_hex(frame + id_at, ID_COUNTER_WIDTH, (uint64_t)i);
+        put_hex((unsigned char *)id + counter_at, ID_COUNTER_WIDTH, (uint64_t)i);
+        frame[queue_at] = (unsigned char)('0' + i % queues);
+        int length = snprintf(text, 4096, "%s%s%sTBW1024%d0%.13s0UNIQ_KEY\001%s\002WAIT\001true\002%s0falsefalse%s", user, group,
+                              topic, i % queues, (char *)frame + born_at, id, with_tags ? "TAGS\001TagA\002" : "", broker_name);
+        memcpy(text + length, frame + 8 + header_length, (size_t)body_bytes);
+        sign(secret, (unsigned char *)text, (size_t)length + (size_t)body_bytes, signature);
+        memcpy(frame + signature_at, signature, 28);
+        memcpy(signed_frames + (size_t)i * frame_length, frame, frame_length);
+    }
+    free(text);
+}
+
 static void build_send_frame(void) {
-    char header[2048], name[300], properties[600], id[64], key[64] = "";
+    char header[2048], name[300], properties[600], id[64], key[64] = "", proof[400] = "";
     unsigned id_seed = (unsigned)getpid() & 0xFFFF;
     unsigned id_time = (unsigned)wall_ms();
     snprintf(name, sizeof name, topics > 1 ? "%s00000" : "%s", topic);
@@ -350,11 +483,12 @@ static void build_send_frame(void) {
     if (with_keys) snprintf(key, sizeof key, "KEYS\\u0001order-%012d\\u0002", 0);
     snprintf(properties, sizeof properties, "%sUNIQ_KEY\\u0001%s\\u0002WAIT\\u0001true\\u0002%s", key, id,
              with_tags ? "TAGS\\u0001TagA\\u0002" : "");
+    if (user) snprintf(proof, sizeof proof, "\"AccessKey\":\"%s\",\"Signature\":\"%028d\",", user, 0);
     snprintf(header, sizeof header,
-             "{\"code\":310,\"extFields\":{\"a\":\"%s\",\"b\":\"%s\",\"c\":\"TBW102\",\"d\":\"4\",\"e\":\"0\",\"f\":\"0\","
+             "{\"code\":310,\"extFields\":{%s\"a\":\"%s\",\"b\":\"%s\",\"c\":\"TBW102\",\"d\":\"4\",\"e\":\"0\",\"f\":\"0\","
              "\"g\":\"%013lu\",\"h\":\"0\",\"i\":\"%s\",\"j\":\"0\",\"k\":\"false\",\"m\":\"false\",\"n\":\"%s\"},\"flag\":0,"
              "\"language\":\"JAVA\",\"opaque\":%d,\"serializeTypeCurrentRPC\":\"JSON\",\"version\":513}",
-             group, name, wall_ms(), properties, broker_name, FIRST_OPAQUE);
+             proof, group, name, wall_ms(), properties, broker_name, FIRST_OPAQUE);
     size_t length = strlen(header);
     frame_length = 8 + length + (size_t)body_bytes;
     frame = malloc(frame_length);
@@ -368,6 +502,7 @@ static void build_send_frame(void) {
     id_at = 8 + position(header, "UNIQ_KEY\\u0001", 14) + strlen(id) - ID_COUNTER_WIDTH;
     topic_at = 8 + position(header, "\"b\":\"", 5) + strlen(topic);
     key_at = with_keys ? 8 + position(header, "\\u0001order-", 12) : 0;
+    if (user) build_signed_frames(length, id, strlen(id) - ID_COUNTER_WIDTH);
 }
 
 static void top_up(struct connection *c) {
@@ -376,7 +511,17 @@ static void top_up(struct connection *c) {
         if (!now) {
             now = now_ns();
             if (now >= stop_at) break;
-            put_decimal(frame + born_at, 13, wall_ms());
+            if (!user) put_decimal(frame + born_at, 13, wall_ms());
+        }
+        if (user) {
+            unsigned char *next = signed_frames + sent % (uint64_t)(SIGNED_FRAMES * queues) * frame_length;
+            put_decimal(next + opaque_at, OPAQUE_WIDTH, FIRST_OPAQUE + sent);
+            memcpy(c->output + c->output_used, next, frame_length);
+            c->output_used += frame_length;
+            c->sent_at[sent & (send_ring - 1)] = now;
+            c->in_flight++;
+            sent++;
+            continue;
         }
         put_decimal(frame + opaque_at, OPAQUE_WIDTH, FIRST_OPAQUE + sent);
         put_hex(frame + id_at, ID_COUNTER_WIDTH, sent);
@@ -595,7 +740,6 @@ static int run_sink(void) {
                 int fd = accept(listener, NULL, NULL);
                 if (fd < 0 || opened >= MAX_CONNECTIONS) die("accept");
                 setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-                fcntl(fd, F_SETFL, O_NONBLOCK);
                 start_connection(&table[opened++], fd);
                 continue;
             }

@@ -30,10 +30,11 @@ def _cached(name: str, *sources: Path) -> Path:
     return apache.cache_root() / f"{name}-{digest}"
 
 
-def build_c() -> Path:
-    """The compiled C generator; compiles it when the source has changed."""
+def build_c(tls: bool = False) -> Path:
+    """The compiled C generator; compiles it when the source has changed. TLS needs OpenSSL's headers."""
     source = HERE / "loadgen.c"
-    program = _cached("loadgen", source)
+    program = _cached("loadgen-tls" if tls else "loadgen", source)
+    libraries = ["-DWITH_TLS", "-lssl", "-lcrypto"] if tls else []
     if not program.exists():
         compiler = shutil.which("cc") or shutil.which("gcc")
         if compiler is None:
@@ -42,7 +43,7 @@ def build_c() -> Path:
         with tempfile.TemporaryDirectory(dir=program.parent, prefix=".loadgen-") as scratch:
             made = Path(scratch, "loadgen")
             done = subprocess.run(
-                [compiler, "-O2", "-o", str(made), str(source)], capture_output=True, text=True
+                [compiler, "-O2", "-o", str(made), str(source), *libraries], capture_output=True, text=True
             )
             if done.returncode != 0:
                 raise CannotMeasure(f"loadgen.c does not compile:\n{done.stderr[-2000:]}")
@@ -95,6 +96,8 @@ def read_result(text: str) -> Load:
     latency = raw.get("latency_us", {})
     cost = raw.get("generator_cpu", {})
     codes: dict[str, int] = raw.get("codes", {})
+    if "16" in codes:
+        raise LoadFailed(f"the broker did not let {codes['16']} requests in (code 16)")
     return Load(
         per_second=float(raw["per_second"]),
         mb_per_second=float(raw.get("mb_per_second", 0.0)),
@@ -122,7 +125,7 @@ def arguments(options: dict[str, object]) -> list[str]:
 
 def run_c(mode: str, *, port: int, **options: object) -> Load:
     """Run the C generator: `send` or `pull`."""
-    command = [str(build_c()), mode, *arguments({"port": port, **options})]
+    command = [str(build_c(bool(options.get("tls")))), mode, *arguments({"port": port, **options})]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     return read_result(done.stdout)
 

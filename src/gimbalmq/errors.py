@@ -40,6 +40,7 @@ alone turns them into responses.
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 
@@ -60,10 +61,42 @@ _MOST_LETTERS = 300
 """An error shows so much of a value; a path of ordinary length is shown whole."""
 
 
+_SECRET_NAME = re.compile(r"secret|pas+wo?r?d|token|credential|init_?authentication_?user", re.IGNORECASE)
+_MEANT = re.compile(r"did you mean (\S+?)\?")
+_FILE_NAME = re.compile(r"(file|path|folder|dir)$", re.IGNORECASE)
+
+
+def names_a_secret(option: str) -> bool:
+    """Whether an option of this name, spelt right or wrong, holds a secret; the file that holds one is none.
+
+    >>> names_a_secret("tls.server.keyPasword"), names_a_secret("--secret-key-file")
+    (True, False)
+    """
+    name = option.partition(" of ")[0]
+    return _SECRET_NAME.search(name) is not None and _FILE_NAME.search(name) is None
+
+
+def _is_misspelt_secret(option: str, allowed: str) -> bool:
+    """Whether the remedy says that the option was meant to be one that holds a secret."""
+    meant = _MEANT.search(allowed)
+    if meant is None or not names_a_secret(meant[1]):
+        return False
+    from difflib import SequenceMatcher  # large, and few errors need it
+
+    # It may also speak of the value, which is a name then and no secret.
+    return SequenceMatcher(None, option.lower(), meant[1].lower()).ratio() > 0.6
+
+
 class ConfigError(RocketMQError, ValueError):
-    """An option has a value that cannot be used."""
+    """An option has a value that cannot be used; one whose name says that it is secret is not shown."""
 
     def __init__(self, option: str, value: object, allowed: str) -> None:
+        if (
+            value is not None
+            and value != ""
+            and (names_a_secret(option) or _is_misspelt_secret(option, allowed))
+        ):
+            value = "..."
         text = repr(value)
         if len(text) > _MOST_LETTERS:
             text = f"{text[: _MOST_LETTERS - 20]}... ({len(text)} letters)"

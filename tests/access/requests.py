@@ -148,13 +148,13 @@ def broker_samples(place: int, half_place: int, half_offset: int, broker_name: s
 
 
 ACCOUNT_SAMPLES: dict[int, Sample] = {
-    Code.UPDATE_AND_CREATE_ACL_CONFIG: Sample({"accessKey": "account", "secretKey": "12345678"}, code=209),
-    Code.DELETE_ACL_CONFIG: Sample({"accessKey": "account"}, code=210),
-    Code.GET_BROKER_CLUSTER_ACL_INFO: Sample(code=1),
-    Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: Sample({"globalWhiteAddrs": "10.0.0.1"}, code=211),
-    Code.GET_BROKER_CLUSTER_ACL_CONFIG: Sample(code=1),
+    Code.UPDATE_AND_CREATE_ACL_CONFIG: Sample({"accessKey": "account", "secretKey": "secret-of-account"}),
+    Code.GET_BROKER_CLUSTER_ACL_INFO: Sample(),
+    Code.GET_BROKER_CLUSTER_ACL_CONFIG: Sample(),
+    Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: Sample({"globalWhiteAddrs": "10.9.9.9"}),
+    Code.DELETE_ACL_CONFIG: Sample({"accessKey": "account"}),
 }
-"""As they are answered while ``aclEnable`` is false."""
+"""While ``aclEnable`` is true; in this order: an account is made, and in the end taken away."""
 
 
 def user_samples(users: bytes, policies: bytes) -> dict[int, Sample]:

@@ -167,8 +167,9 @@ def test_an_unreadable_resource_deletes_nothing() -> None:
         desk = await _desk()
         await desk.ask(3006, _acl("clerk"), subject="User:clerk")
         for resource in ("Topik:t*", "t", "", " ", "Topic:a*b*"):
-            code, _ = await desk.refusal(3008, subject="User:clerk", resource=resource)
+            code, remark = await desk.refusal(3008, subject="User:clerk", resource=resource)
             assert code == 29
+            assert resource.strip() or "leave the field out to delete all policies of User:clerk" in remark
         code, remark = await desk.refusal(3008, subject="User:clerk", policyType="Costum")
         assert (code, "'Costum' is unknown" in remark) == (29, True)
         assert await desk.ask(3009, subject="User:clerk") == _acl("clerk")

@@ -107,6 +107,21 @@ def test_lines_are_added_and_a_slow_disk_holds_nobody(
     assert len(caplog.records) == 10, "the server's log has them all"
 
 
+def test_a_file_that_was_moved_away_is_opened_anew(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    audit = Audit(AccessConfig(audit_log_path=str(path)), ManualClock())
+    audit.note(Peer().channel, RemotingCommand(1), "before", REFUSED)
+    while not path.read_text():
+        pass
+    path.rename(tmp_path / "audit.log.1")
+    audit.note(Peer().channel, RemotingCommand(1), "after", REFUSED)
+    audit.close()
+    audit.close()  # once more does no harm
+    assert "user=before" in (tmp_path / "audit.log.1").read_text()
+    assert "user=after" in path.read_text() and "before" not in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_what_administrators_change_is_all_that_needs_rights_to_change() -> None:
     """Whoever adds a request that only an administrator may send says whether it changes anything."""
     reads = {

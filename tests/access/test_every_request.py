@@ -22,7 +22,7 @@ from gimbalmq.protocol.signing import Signer
 from gimbalmq.testing import LocalCluster
 from gimbalmq.transport.channel import Channel, Handlers
 from gimbalmq.transport.pool import ChannelPool
-from tests.access.requests import GROUP, PRODUCERS, TOPIC, Sample, broker_samples, nameserver_samples
+from tests.access.requests import CLIENT, GROUP, PRODUCERS, TOPIC, Sample, broker_samples, nameserver_samples
 from tests.broker.desk import send_fields
 from tests.support import run, until
 
@@ -143,6 +143,7 @@ class Secured:
     async def state(self) -> dict[str, object]:
         """Everything that a request might change, as text."""
         broker, nameserver = self.broker, self.nameserver
+        assert broker.access.accounts is not None
         online = [
             (group.name, [member.client_id for member in group.members.values()], repr(group.subscriptions))
             for group in broker.consumers.groups()
@@ -162,6 +163,7 @@ class Secured:
             "log": broker.store.max_commitlog_offset,
             "held pulls": len(broker.long_poll),
             "users": [repr(sorted(table.users().items())) for table in self.tables],
+            "accounts": [repr(broker.access.accounts.accounts()), broker.access.accounts.white_texts()],
             "routes": nameserver.table.cluster_info().dump(),
             "topics of routes": sorted(nameserver.table._topics),
             "permissions": repr(nameserver.table.route(TOPIC)),
@@ -176,7 +178,9 @@ def _place(answer: RemotingCommand) -> int:
 @asynccontextmanager
 async def secured(**more: str) -> AsyncIterator[Secured]:
     keys = KEYS | more
-    async with LocalCluster(properties=keys, namesrv_properties=keys) as cluster:
+    # With accounts of 4.x besides, so that the requests about them are answered.
+    accounts = {"aclEnable": "true"}
+    async with LocalCluster(properties=keys | accounts, namesrv_properties=keys) as cluster:
         found = Secured(cluster)
         try:
             await found.fill()
@@ -296,6 +300,9 @@ def test_each_right_is_needed_and_all_together_are_enough() -> None:
                 need = table.need(code)
                 if need.level is not Level.RIGHTS or code not in found.handled(address):
                     continue
+                if code == RequestCode.HEART_BEAT:
+                    # The client id of the member's producers belongs to the member's user.
+                    sample = Sample(sample.fields, sample.body.replace(CLIENT.encode(), b"c2"))
                 wanted = table.asked(need, RemotingCommand(code, sample.fields, sample.body))
                 assert wanted, code
                 for missing in wanted:

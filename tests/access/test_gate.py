@@ -8,6 +8,7 @@ import pytest
 
 from gimbalmq.access import gate as gate_module
 from gimbalmq.access.decision import decide
+from gimbalmq.access.needs import WRITES_USERS
 from gimbalmq.access.policies import Acl
 from gimbalmq.access.users import User, UserStatus
 from gimbalmq.errors import InvalidParameterError
@@ -143,6 +144,8 @@ def test_a_decision_counts_for_its_user_address_and_resource_only(guarded: Guard
     here, away = Peer("10.0.0.7"), Peer("192.168.0.1")
     guarded.allow(ANN, "Topic:T", "Pub", sources=("10.0.0.0/8",))
     assert guarded.told(send("T"), here) == ""
+    guarded.allow(ANN, "Topic:U", "Pub")
+    assert guarded.told(send("U"), away) == guarded.told(send("T"), here) == ""
     assert "from 192.168.0.1" in guarded.told(send("T"), away)
     for peer, user, topic in ((away, ANN, "T"), (here, "bob", "T"), (here, ANN, "U")):
         assert guarded.gate.sender_key(peer.channel, user, topic) is None
@@ -242,6 +245,19 @@ def test_without_authentication_a_name_is_believed_by_apaches_rule_only() -> Non
     assert guarded.told(unknown) == "User:eve not found."
 
 
+@pytest.mark.parametrize("rules", ["strict", "apache"])
+@pytest.mark.parametrize("code", sorted(WRITES_USERS))
+def test_neither_permissive_nor_a_white_list_of_addresses_makes_users(
+    code: int, rules: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    permissive = Guarded(access_mode="permissive", authorization_rules=rules)
+    listed = Guarded(authorization_rules=rules)
+    monkeypatch.setattr(listed.table, "trusts", lambda source, user: True)
+    for guarded in (permissive, listed):
+        for command in (RemotingCommand(code, {"username": "eve"}), request(code, ANN, username="eve")):
+            assert guarded.told(command) != ""
+
+
 def test_permissive_serves_and_notes_but_never_hands_out_administration(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -325,7 +341,8 @@ def test_refusals_and_changes_are_in_the_audit_log_without_secrets(
     with caplog.at_level(logging.INFO, "gimbalmq.audit"):
         guarded.told(send("T"))
         guarded.told(send("T", ROOT))
-        guarded.told(request(RequestCode.DELETE_TOPIC_IN_BROKER, ROOT, topic="old"))
+        for _ in range(2):  # each time, also if the decision is known
+            guarded.told(request(RequestCode.DELETE_TOPIC_IN_BROKER, ROOT, topic="old"))
         command = request(
             RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, ROOT, accessKey="k", secretKey="hush-hush"
         )
@@ -336,7 +353,9 @@ def test_refusals_and_changes_are_in_the_audit_log_without_secrets(
         'reason="User:ann has no permission to access Topic:T from 10.0.0.7, no matched policies."',
         "decision=allowed user=root source=10.0.0.7:50000 request=215 name=DELETE_TOPIC_IN_BROKER "
         'about="Topic:old topic=old"',
+        "decision=allowed user=root source=10.0.0.7:50000 request=215 name=DELETE_TOPIC_IN_BROKER "
+        'about="Topic:old topic=old"',
         "decision=allowed user=root source=10.0.0.7:50000 request=50 name=UPDATE_AND_CREATE_ACL_CONFIG "
         'about="accessKey=k"',
     ]
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO"]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO", "INFO"]

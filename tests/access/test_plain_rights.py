@@ -18,7 +18,7 @@ TOPIC, GROUP, CLUSTER = ResourceKind.TOPIC, ResourceKind.GROUP, ResourceKind.CLU
 def may(account: Account, kind: ResourceKind, name: str, *actions: Action) -> bool:
     if user_of(account).is_super:
         return True
-    return decide(acl_of(account), Asked(Resource(kind, name), actions), "10.0.0.1").allowed
+    return decide(acl_of(account), Asked(Resource(kind, name), frozenset(actions)), "10.0.0.1").allowed
 
 
 def account(**fields: object) -> Account:

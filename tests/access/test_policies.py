@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from gimbalmq.access.policies import (
     ANYTHING,
-    MAX_ENTRIES,
-    MAX_SOURCES,
     Acl,
     Action,
     Decision,
@@ -25,7 +23,7 @@ from gimbalmq.access.policies import (
     user_of_subject,
 )
 from gimbalmq.errors import InvalidParameterError, RemoteProtocolError
-from gimbalmq.protocol.access_bodies import AclBody, acl_of, acl_of_request
+from gimbalmq.protocol.access_bodies import MAX_ENTRIES, MAX_SOURCES, AclBody, acl_of, acl_of_request
 from tests.access import strategies
 
 
@@ -82,6 +80,21 @@ def test_whatever_is_read_as_a_resource_is_written_as_it_was_meant(text: str) ->
     assert Resource.parse(str(resource)) == resource
     stripped = text.strip()
     assert str(resource).lower() == ("*" if stripped.lower() == "any:*" else stripped.lower())
+
+
+def test_a_pattern_covers_whole_names_beginnings_or_all() -> None:
+    asked = ["Topic:a", "Topic:ab", "Topic:b", "Group:a"]
+    covered = {
+        pattern: [text for text in asked if Resource.parse(pattern).covers(Resource.parse(text))]
+        for pattern in ("Topic:a", "Topic:a*", "Topic:*", "*", "Cluster:*")
+    }
+    assert covered == {
+        "Topic:a": ["Topic:a"],
+        "Topic:a*": ["Topic:a", "Topic:ab"],
+        "Topic:*": ["Topic:a", "Topic:ab", "Topic:b"],
+        "*": asked,
+        "Cluster:*": [],
+    }
 
 
 @given(strategies.resources, strategies.questions)
@@ -289,8 +302,17 @@ def test_an_entry_replaces_those_for_the_same_resource_and_no_other() -> None:
         ),
     )
     after = before.merged([Policy(PolicyType.CUSTOM, (_entry("Topic:a", action=Action.SUB),))])
-    assert after.entries(PolicyType.CUSTOM) == (_entry("Topic:a*"), _entry("Topic:a", action=Action.SUB))
+    assert after.entries(PolicyType.CUSTOM) == (_entry("Topic:a", action=Action.SUB), _entry("Topic:a*"))
     assert after.entries(PolicyType.DEFAULT) == (_entry("Topic:a"),)
+    both = (_entry("Group:b"), _entry("Topic:a*", Decision.DENY), _entry("Topic:a*"))
+    more = after.merged([Policy(PolicyType.CUSTOM, both)])
+    assert more.entries(PolicyType.CUSTOM) == (
+        _entry("Topic:a", action=Action.SUB),
+        both[1],
+        both[2],
+        both[0],
+    )
+    assert more.merged(more.policies) == more
 
 
 def test_the_entries_of_one_resource_are_taken_away_from_one_policy() -> None:

@@ -58,11 +58,15 @@ async def _filled(folder: Path | None, **options: Any) -> AccessTable:
 
 def test_what_was_changed_is_there_after_a_restart(tmp_path: Path) -> None:
     table = run(_filled(tmp_path / "config"))
+    run(table.merge_acl(_acl("admin", "*", kind=PolicyType.DEFAULT)))
     again = _opened(tmp_path / "config")
     assert again.users() == table.users() == {"admin": ADMIN, "alice": ALICE}
-    assert again.acls() == table.acls() == {"alice": _acl("alice", "Topic:a", "Group:g*")}
+    everything = _acl("admin", "*", kind=PolicyType.DEFAULT)
+    assert (
+        again.acls() == table.acls() == {"alice": _acl("alice", "Topic:a", "Group:g*"), "admin": everything}
+    )
     assert again.user("bob") is None
-    assert again.acl("admin") is None
+    assert again.acl("bob") is None
     assert not again.trusts("127.0.0.1", "admin")
 
 
@@ -110,6 +114,22 @@ def test_a_file_that_others_could_read_is_closed(tmp_path: Path, caplog: pytest.
     _opened(tmp_path)
     assert stat.S_IMODE((tmp_path / "users.json").stat().st_mode) == 0o600
     assert "had mode 644 and holds secrets" in caplog.text
+
+
+def test_a_file_that_others_can_read_and_nobody_can_close_stops_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(_filled(tmp_path))
+    (tmp_path / "acls.json").chmod(0o640)
+
+    def refused(path: Path, mode: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chmod", refused)
+    with pytest.raises(
+        ConfigError, match=r"has mode 640.*cannot be changed: Operation not permitted; .*to 600"
+    ):
+        _opened(tmp_path)
 
 
 def test_what_a_crash_left_aside_is_replaced_and_not_written_into(tmp_path: Path) -> None:
@@ -168,6 +188,10 @@ def test_policies_of_nobody_are_not_kept_for_the_next_of_that_name(
     table = _opened(tmp_path)
     assert table.acl("alice") is None
     assert "the user alice, who does not exist" in caplog.text
+    run(table.create_user(User("alice", "another")))
+    again = _opened(tmp_path)
+    assert again.user("alice") == User("alice", "another")
+    assert again.acl("alice") is None
 
 
 def test_users_are_created_changed_and_deleted_with_their_policies() -> None:
@@ -392,17 +416,3 @@ def test_the_loop_turns_while_the_disk_is_slow(tmp_path: Path) -> None:
         assert _opened(tmp_path).users() == table.users()
 
     run(scenario())
-
-
-def test_a_writer_that_is_given_does_the_writing(tmp_path: Path) -> None:
-    class Counting:
-        runs = 0
-
-        async def run(self, work: Callable[[], None]) -> None:
-            self.runs += 1
-            await asyncio.to_thread(work)
-
-    writer = Counting()
-    run(_filled(tmp_path, writer=writer))
-    assert writer.runs == 3
-    assert _opened(tmp_path).user("alice") == ALICE

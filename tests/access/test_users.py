@@ -28,7 +28,7 @@ def test_a_user_is_normal_and_enabled_unless_told_otherwise() -> None:
         (UserBody(username="u", password=" "), "password can not be blank"),
         (UserBody(username="a b", password="p"), "has a blank, a comma"),
         (UserBody(username="a,b", password="p"), "has a blank, a comma"),
-        (UserBody(username="a\nb", password="p"), "unprintable letter"),
+        (UserBody(username="a\x07b", password="p"), "unprintable letter"),
         (UserBody(username="a" * 256, password="p"), "256 letters and may have 255"),
         (UserBody(username="u", password="p" * 1025), "1025 letters and may have 1024"),
         (UserBody(username="u", password="\ud800"), "UTF-8"),

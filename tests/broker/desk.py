@@ -17,6 +17,7 @@ from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import ConsumerData, Heartbeat, ProducerData, Subscription
 from gimbalmq.protocol.codes import OUR_VERSION, RequestCode
 from gimbalmq.protocol.command import JSON_HEADER, RemotingCommand
+from gimbalmq.protocol.signing import Signer
 from gimbalmq.testing.cluster import SMALL
 from gimbalmq.transport.channel import Channel, Handlers
 from gimbalmq.transport.pool import ChannelPool
@@ -38,7 +39,7 @@ def broker_config(folder: Path, **properties: object) -> BrokerConfig:
 class Client:
     """One connection to a broker; notes the requests the broker sends over it."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, signer: Signer | None = None) -> None:
         self._desk = desk
         self.heard: list[RemotingCommand] = []
         self.answers: dict[int, bytes] = {}
@@ -46,7 +47,7 @@ class Client:
         handlers = Handlers(answer_unknown=False)
         for code in (39, 40, 220, 221, 307, 309, 326):
             handlers.add(code, self._note)
-        self.pool = ChannelPool(handlers)
+        self.pool = ChannelPool(handlers, signer=signer)
 
     def _note(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand | None:
         self.heard.append(request)
@@ -185,8 +186,8 @@ class Desk:
         self.clients: list[Client] = []
         self.client = self.new_client()
 
-    def new_client(self) -> Client:
-        client = Client(self)
+    def new_client(self, signer: Signer | None = None) -> Client:
+        client = Client(self, signer)
         self.clients.append(client)
         return client
 

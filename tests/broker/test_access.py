@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,16 +13,18 @@ import pytest
 
 from gimbalmq.access.policies import Acl
 from gimbalmq.access.table import AccessTable
-from gimbalmq.access.users import User, UserStatus
+from gimbalmq.access.users import User, UserStatus, UserType
 from gimbalmq.broker.handlers.send_fast import FastSendHandlers
 from gimbalmq.errors import ConfigError
 from gimbalmq.protocol.access_bodies import AclBody, EntryBody, PolicyBody
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.protocol.command import BINARY_HEADER, RemotingCommand
 from gimbalmq.protocol.signing import Signer
+from gimbalmq.transport.pool import ChannelPool
+from gimbalmq.transport.tls import client_tls
 from tests.broker.desk import SECONDS, Desk, open_desk, pull_fields, send_fields, topic_fields
 from tests.support import run, until
-from tests.transport.wiring import raw_peer
+from tests.transport.wiring import Authority, raw_peer
 
 ROOT, ANN = Signer("root", "root-secret"), Signer("ann", "ann-secret")
 SEND = RequestCode.SEND_MESSAGE_V2
@@ -211,6 +214,23 @@ def test_pulls_are_gated_in_both_encodings(tmp_path: Path) -> None:
     run(work())
 
 
+def test_signed_pulls_that_were_allowed_before_are_read_in_one_go(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with secured(tmp_path) as found:
+            fields = pull_fields("T", 0, 0)
+            assert (
+                await found.ask(RequestCode.PULL_MESSAGE, fields, ANN)
+            ).code == ResponseCode.PULL_NOT_FOUND
+            plain: list[RemotingCommand] = []
+            found.desk.broker.handlers.by_code[RequestCode.PULL_MESSAGE] = lambda _, request: plain.append(
+                request
+            )
+            answer = await found.ask(RequestCode.PULL_MESSAGE, fields, ANN)
+            assert answer.code == ResponseCode.PULL_NOT_FOUND and not plain
+
+    run(work())
+
+
 def test_a_pull_that_waited_gets_nothing_if_rights_have_changed_meanwhile(tmp_path: Path) -> None:
     async def work() -> None:
         async with secured(tmp_path) as found:
@@ -227,10 +247,54 @@ def test_a_pull_that_waited_gets_nothing_if_rights_have_changed_meanwhile(tmp_pa
             pull = channel.start_call(waiting(), 30)
             await until(lambda: len(long_poll) == 1)
             await found.allow(("Topic:T", "Sub"), decision="Deny")
-            await found.ask(SEND, send_fields("T"))
+            assert (await found.ask(SEND, send_fields("T"), body=b"for others")).code == 0
             answer = await pull
             assert answer.code == ResponseCode.PULL_NOT_FOUND and not answer.body
             assert (await channel.call(waiting(), 5)).code == REFUSED
+
+    run(work())
+
+
+def test_a_user_who_is_bound_to_a_certificate_or_address_comes_with_it_only(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server, orders, others = (authority.sign(name) for name in ("server", "orders", "others"))
+    keys = {
+        "tls.server.certPath": server.cert_path,
+        "tls.server.keyPath": server.key_path,
+        "tls.server.trustCertPath": authority.certificate.cert_path,
+        "tls.server.need.client.auth": "optional",
+    }
+
+    async def told(desk: Desk, signer: Signer, context: ssl.SSLContext | None) -> str | None:
+        pool = ChannelPool(tls=context)
+        try:
+            for _ in range(2):  # the second time by what is remembered
+                answer = await pool.call(desk.broker.address, signed_send(signer), SECONDS)
+            return answer.remark
+        finally:
+            await pool.close()
+
+    async def work() -> None:
+        async with secured(tmp_path / "store", **keys) as found:
+            bound, away = Signer("bound", "bound-secret"), Signer("away", "away-secret")
+            await found.table.create_user(User("bound", "bound-secret", UserType.SUPER, certificate="orders"))
+            await found.table.create_user(
+                User("away", "away-secret", UserType.SUPER, source_ips=("10.0.0.0/8",))
+            )
+            ca = authority.certificate.cert_path
+            right = client_tls(ca, orders.cert_path, orders.key_path)
+            wrong = client_tls(ca, others.cert_path, others.key_path)
+            refused = "User:bound needs its client certificate."
+            for context, expected in (
+                (right, None),
+                (wrong, refused),
+                (None, refused),
+                (client_tls(ca), refused),
+            ):
+                assert await told(found.desk, bound, context) == expected
+            assert await told(found.desk, away, right) == "User:away is not allowed from 127.0.0.1."
+            # Who is not bound may come from anywhere, with what somebody has copied, too.
+            assert await told(found.desk, ANN, None) is None
 
     run(work())
 
@@ -288,6 +352,19 @@ def test_secrets_are_in_no_answer_and_no_option_opens_the_gate_at_run_time(tmp_p
                 answer = await found.ask(RequestCode.UPDATE_BROKER_CONFIG, {}, body=change.encode())
                 assert answer.code != 0, change
             assert (await found.desk.client.call(signed_send(None))).code == REFUSED
+
+    run(work())
+
+
+def test_what_a_handler_refuses_is_in_the_audit_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with secured(tmp_path) as found:
+            read_only = topic_fields("R", perm=4)
+            assert (await found.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, read_only)).code == 0
+            caplog.clear()
+            assert (await found.ask(SEND, send_fields("R"), body=b"x")).code == REFUSED
+            (line,) = [record.getMessage() for record in caplog.records if record.name == "gimbalmq.audit"]
+            assert "decision=refused user=root" in line and "request=310" in line
 
     run(work())
 

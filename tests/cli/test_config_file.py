@@ -122,3 +122,17 @@ def test_unusable_files_are_config_errors_with_their_name(tmp_path: Path) -> Non
     broken.write_text("a = ")
     with pytest.raises(ConfigError, match=r"broken\.toml"):
         read(broken)
+
+
+@pytest.mark.parametrize("beside", ["plain_acl.yml", "acl/team.yml"])
+def test_accounts_of_4_x_are_looked_for_beside_the_file(tmp_path: Path, beside: str) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("aclEnable=true")
+    assert read(conf) == {"aclEnable": "true"}
+    accounts = tmp_path / beside
+    accounts.parent.mkdir(exist_ok=True)
+    accounts.touch()
+    assert read(conf) == {"aclEnable": "true", "aclConfigPath": str(tmp_path)}
+    for key in ("aclConfigPath", "rocketmqHome"):
+        conf.write_text(f"{key}=elsewhere")
+        assert read(conf) == {key: "elsewhere"}

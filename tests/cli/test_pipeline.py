@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from gimbalmq import Message, sync
 from gimbalmq.cli.pipeline.checks import check_places
@@ -425,6 +425,22 @@ def test_on_a_cluster_only_an_answer_counts(cluster: ThreadCluster, tmp_path: Pa
     copy_out(template("blank"), tmp_path / "q", [("namesrv", cluster.namesrv), ("topics", "ordrs")])
     with pytest.raises(ConfigError, match="did you mean orders"):
         check_places(tmp_path / "q" / "spark-pipeline.yml", from_here=False)
+
+
+def test_the_checks_are_let_in_by_the_client_file(tmp_path: Path) -> None:
+    with LocalCluster.in_thread(secure=True) as secured:
+        with sync.Admin(**secured.client_options()) as admin:
+            admin.topics.create("orders", queues=1)
+        copy_out(template("blank"), tmp_path / "p", [("namesrv", secured.namesrv), ("topics", "ordrs")])
+        done = gimbalmq("pipeline", "run", tmp_path / "p", "--client-file", secured.client_file())
+        assert done.returncode == 2 and "did you mean orders" in done.stderr, done.stderr
+        settings = [("namesrv", secured.namesrv), ("target", secured.namesrv), ("topics", "orders")]
+        wrong = [*settings, ("targetClientFile", str(tmp_path / "nowhere.toml"))]
+        copy_out(template("mirror"), tmp_path / "q", wrong)
+        done = gimbalmq("pipeline", "run", tmp_path / "q", "--client-file", secured.client_file())
+        assert done.returncode == 2 and "nowhere.toml" in done.stderr, done.stderr
+    done = gimbalmq("pipeline", "run", tmp_path / "p", "--client-file", tmp_path / "nowhere.toml")
+    assert done.returncode == 2 and "client file=" in done.stderr, done.stderr
 
 
 _WITHOUT_PYSPARK = """

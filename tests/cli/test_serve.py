@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from gimbalmq import Message
 from gimbalmq.broker.config import BrokerConfig
 from gimbalmq.cli.serve import ServePlan, share_connections
+from gimbalmq.errors import NoPermissionError, SendFailedError
 from gimbalmq.nameserver.config import NameServerConfig
+from gimbalmq.sync import Admin, Producer
 from gimbalmq.transport.descriptors import budget
 from tests.cli.commands import gimbalmq, serving
 
@@ -209,3 +212,31 @@ def test_two_servers_of_one_process_share_its_connections(asked: int) -> None:
     parts = plan.nameserver.server_max_connections, plan.broker.server_max_connections
     assert min(parts) >= 1 and sum(parts) <= max(2, budget().connections)
     assert asked != 7 or parts == (7, 7)
+
+
+def test_apaches_conf_folder_with_accounts_is_served_as_it_is(tmp_path: Path) -> None:
+    """Nothing but aclEnable: the name server of the same process believes its broker, and nobody else."""
+    conf = tmp_path / "conf"
+    conf.mkdir()
+    (conf / "broker.conf").write_text("aclEnable=true\n")
+    (conf / "plain_acl.yml").write_text(
+        "accounts:\n"
+        "- {accessKey: administrator, secretKey: 12345678, admin: true}\n"
+        "- {accessKey: sender-only, secretKey: 12345678, topicPerms: [orders=PUB]}\n"
+    )
+    words = ("--namesrv-port", 0, "--port", 0, "--store", tmp_path / "store", "-c", conf / "broker.conf")
+    with serving("server", *words) as server:
+        namesrv = server.ready_address()
+        server.ready()
+        with Admin(namesrv, access_key="administrator", secret_key="12345678") as admin:
+            assert [broker.broker for broker in admin.clusters.brokers()] == ["broker-a"]
+            admin.topics.create("orders")
+        with Producer("senders", namesrv=namesrv, access_key="sender-only", secret_key="12345678") as sender:
+            assert sender.send(Message("orders", b"hello")).status.name == "SEND_OK"
+            with pytest.raises(SendFailedError, match="no permission to access Topic:other"):
+                sender.send(Message("other", b"hello"))
+        with Admin(namesrv) as stranger, pytest.raises(NoPermissionError, match="username cannot be null"):
+            stranger.topics.create("mine")
+        assert server.end() == 0
+    # The key of the process is no user.
+    assert not (tmp_path / "store" / "config" / "users.json").exists()

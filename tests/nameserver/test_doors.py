@@ -146,6 +146,15 @@ def test_a_stranger_takes_nothing_of_a_living_broker(
     assert table.cluster_info().dump() == before
 
 
+def test_a_stranger_cannot_move_his_own_broker_to_anothers_address() -> None:
+    table = RouteTable()
+    table.register(registration("broker-a", 0, A), now=0.0, connection=1, owner=HOST_A)
+    table.register(registration("broker-b", 0, B), now=0.0, connection=2, owner=HOST_B, may_replace=False)
+    with pytest.raises(NoPermissionError):
+        table.register(registration("broker-b", 0, A), now=1.0, connection=2, owner=HOST_B, may_replace=False)
+    assert table.members("broker-b") == {0: B}
+
+
 def test_a_stranger_with_an_older_state_cannot_make_a_slave_forgotten() -> None:
     table = RouteTable()
     table.register(registration("broker-a", 0, A, state_version=5), now=0.0, connection=1, owner=HOST_A)
@@ -264,6 +273,20 @@ def test_without_authentication_only_who_registered_a_broker_takes_it_out() -> N
             assert at.addresses == {"broker-a": {0: B}}
             assert await at.code(other, goodbye(B)) == 0
             assert at.addresses == {}
+
+    run(work())
+
+
+def test_brokers_that_do_not_sign_yet_stay_while_the_mode_is_permissive() -> None:
+    async def work() -> None:
+        async with world(CLOSED | {"accessMode": "permissive"}) as at:
+            own, other = at.pool(HOST_A), at.pool(HOST_B)
+            for request in (register_request(address=A), beat(), version_query()):
+                assert await at.code(own, request) == 0
+            assert await at.code(other, register_request(address=B, version=2)) == 0  # a promoted slave
+            assert at.addresses == {"broker-a": {0: B}}
+            pair = {"namespace": "n", "key": "k", "value": "v"}
+            assert await at.code(own, RemotingCommand(Code.PUT_KV_CONFIG, pair)) == REFUSED
 
     run(work())
 

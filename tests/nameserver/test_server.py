@@ -709,7 +709,7 @@ def test_name_server_serves_tls_and_plain_peers_on_one_port(tmp_path: Path) -> N
             tls_server_key_path=certificate.key_path,
         )
         async with NameServer(config) as server:
-            for context in (None, client_tls()):
+            for context in (None, client_tls(verify=False)):
                 pool = ChannelPool(tls=context)
                 assert (await rpc.all_topics(pool, server.address)).topic_list == []
                 await pool.close()

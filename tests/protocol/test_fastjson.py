@@ -227,6 +227,14 @@ def test_pieces_together_are_the_pretty_text(count: int) -> None:
         assert b"".join(fastjson.pretty_pieces(rows)) == fastjson.dumps_pretty(document)
 
 
+def test_so_many_rows_as_asked_for_make_a_piece() -> None:
+    table = {f"k{n}": {"a": [n]} for n in range(5)}
+    for at_once, pieces in ((1, 5), (2, 3), (5, 1), (200, 1)):
+        found = list(fastjson.pretty_pieces({"table": fastjson.Rows(table.items(), at_once=at_once)}))
+        assert b"".join(found) == fastjson.dumps_pretty({"table": table})
+        assert len(found) == pieces + 2
+
+
 _HOSTILE = {
     "bare keys": b"{" + b",".join(b"%d:1" % n for n in range(200_000)) + b"}",
     "array without end": b"[" + b"1," * 500_000,

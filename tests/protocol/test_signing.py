@@ -104,10 +104,33 @@ def test_a_query_by_unique_key_of_an_old_client_has_one_field_that_is_not_signed
     assert not verified(command, KEY)
     command.version, command.code = 399, RequestCode.PULL_MESSAGE
     assert not verified(command, KEY)
-    # Clients from 4.9.4 on sign it.
+    # Clients from 4.9.4 on sign it, and others may.
     modern = signed(RequestCode.QUERY_MESSAGE, {"topic": "T", "_UNIQUE_KEY_QUERY": "true"})
-    modern.version = 401
-    assert verified(modern, KEY)
+    for modern.version in (401, 399):
+        assert verified(modern, KEY)
+
+
+def test_a_zone_may_have_been_added_after_the_signature() -> None:
+    zone = {"__ZONE_NAME": "z", "__ZONE_MODE": "true"}
+    command = signed()
+    command.ext_fields = {**(command.ext_fields or {}), **zone}
+    assert verified(command, KEY)
+    assert verified(signed(fields={"topic": "T", **zone}), KEY)
+    command.ext_fields = {**command.ext_fields, "zone": "z"}
+    assert not verified(command, KEY)
+    # Fields without a value may be there as well.
+    command = signed(fields={"a": "1", "nothing": "null"})
+    command.ext_fields = {**(command.ext_fields or {}), **zone, "nothing": ""}
+    command.serialize_type = BINARY_HEADER
+    assert verified(received(command), KEY)
+
+
+def test_a_large_body_is_hashed_once_only() -> None:
+    for size, expected in ((1 << 22, True), ((1 << 22) + 1, False)):
+        command = signed(body=bytes(size))
+        assert verified(command, KEY)
+        command.ext_fields = {**(command.ext_fields or {}), "__ZONE_NAME": "z"}
+        assert verified(command, KEY) == expected
 
 
 def test_a_field_without_a_value_was_signed_as_nothing_or_as_null() -> None:

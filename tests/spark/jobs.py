@@ -6,12 +6,16 @@ value.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import random
 import signal
 import sys
 import time
+import traceback
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +122,96 @@ def everything(told: Arguments) -> dict[str, Any]:
         .trigger(availableNow=True)
         .start()
     )
+    spark.stop()
+    return found
+
+
+# --- secrets -------------------------------------------------------------------------------------
+
+
+TALKATIVE = """\
+rootLogger.level = info
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %p %c{1}: %m%n%ex
+logger.sql.name = org.apache.spark.sql
+logger.sql.level = debug
+"""
+"""Of Spark's SQL everything but its traces."""
+
+
+def keeping_secrets(told: Arguments) -> dict[str, Any]:
+    """Queries that are given secrets as options; every text that Spark has about them afterwards."""
+    folder = Path(told["folder"])
+    (folder / "events").mkdir()
+    logging = folder / "log4j2.properties"
+    logging.write_text(TALKATIVE)
+    spark = session(
+        told,
+        **{
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.dir": (folder / "events").as_uri(),
+            "spark.eventLog.compress": "false",
+            "spark.driver.extraJavaOptions": f"{QUICK} -Dlog4j2.configurationFile={logging.as_uri()}",
+            "spark.ui.enabled": "true",
+            "spark.ui.port": "0",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+        },
+    )
+    secrets = json.loads(Path(told["secrets"]).read_text())
+    texts: list[str] = []
+
+    def shown(frame: DataFrame) -> None:
+        for mode in ("simple", "extended", "codegen", "cost", "formatted"):
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                frame.explain(mode=mode)
+            texts.append(out.getvalue())
+
+    rows = topic(spark, told, told["topic"], **secrets)
+    shown(rows)
+    found: dict[str, Any] = {"rows": rows.count()}
+    target = {"namesrv": told["namesrv"], "topic": told["target"], **secrets}
+    rows.select("body").write.format("rocketmq").mode("append").options(**target).save()
+    rows.createOrReplaceTempView("kept")
+    shown(spark.sql("SELECT count(*) FROM kept"))
+    streamed = stream(spark, told, **secrets).select("body").writeStream.format("rocketmq").options(**target)
+    query = (
+        streamed.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+    )
+    end(query)
+    texts += [json.dumps(query.lastProgress, default=str), query._jsq.explainInternal(True)]
+    for wrong in (
+        {**secrets, "secretKye": secrets["secretKey"]},
+        {**secrets, "subscribe": "no-such-topic"},
+        {**secrets, "namesrv": "127.0.0.1:1", "fetchRetries": "0"},
+    ):
+        try:
+            topic(spark, told, told["topic"], **wrong).count()
+        except Exception as error:
+            texts.append(f"{error}\n{traceback.format_exc()}")
+        else:
+            raise AssertionError("it should have failed")
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    page = f"{spark.sparkContext.uiWebUrl}/api/v1/applications/{spark.sparkContext.applicationId}"
+    for part in (
+        "sql?details=true&planDescription=true&length=1000",
+        "environment",
+        "jobs",
+        "stages?details=true",
+    ):
+        with urllib.request.urlopen(f"{page}/{part}", timeout=30) as answer:
+            texts.append(answer.read().decode())
+    for number in range(len(json.loads(texts[-4]))):
+        with urllib.request.urlopen(
+            f"{spark.sparkContext.uiWebUrl}/SQL/execution/?id={number}", timeout=30
+        ) as answer:
+            texts.append(answer.read().decode())
+    (folder / "texts").write_text("\n".join(texts))
     spark.stop()
     return found
 
@@ -322,7 +416,7 @@ def repeating(told: Arguments) -> dict[str, Any]:
     return found
 
 
-JOBS = {job.__name__: job for job in (everything, copying, hurting, repeating)}
+JOBS = {job.__name__: job for job in (everything, keeping_secrets, copying, hurting, repeating)}
 
 if __name__ == "__main__":
     print(json.dumps(JOBS[sys.argv[1]](json.loads(sys.argv[2]))), flush=True)

@@ -74,7 +74,7 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
 ELSEWHERE = {
     *("namesrv", "subscribe", "subscribePattern", "assign", "connectTimeout"),
     *("accessKey", "secretKey", "securityToken", "tls", "tlsTrustFile", "tlsCertFile", "tlsKeyFile"),
-    *("tlsKeyPassword", "tlsCheckHost"),
+    *("tlsKeyPassword", "tlsCheckHost", "clientFile", "secretKeyFile"),
 }
 
 

@@ -144,9 +144,10 @@ def check_keys(found: list[MessageView]) -> None:
         assert [message.flag for message in messages] == numbers
 
 
-def receive(namesrv: str, topic: str, count: int) -> list[MessageView]:
+def receive(namesrv: str, topic: str, count: int, client_file: Path | None = None) -> list[MessageView]:
     found: list[MessageView] = []
-    with sync.PullConsumer("readers", namesrv, consume_from_where=ConsumeFromWhere.FIRST_OFFSET) as consumer:
+    first = ConsumeFromWhere.FIRST_OFFSET
+    with sync.PullConsumer("readers", namesrv, consume_from_where=first, client_file=client_file) as consumer:
         consumer.subscribe(topic)
         for _ in range(100):
             found += consumer.poll(1)
@@ -363,17 +364,22 @@ def _archive_batch(log: ArchiveLog, batch: int) -> None:
 def test_mirror_keeps_keys_tags_and_properties(
     brokers: ThreadCluster, remote: Remote, tmp_path: Path
 ) -> None:
+    """The cluster on the other side asks for keys and TLS, and has a client file of its own."""
     send(brokers.namesrv, "mirrored", range(20))
-    with LocalCluster.in_thread() as other:
+    with LocalCluster.in_thread(secure=True) as other:
         settings = {
             "namesrv": brokers.namesrv,
             "target": other.namesrv,
+            "targetClientFile": str(other.client_file()),
             "topics": "mirrored",
             "prefix": "eu-",
         }
         pipeline("init", "mirror", tmp_path / "p", *_set(settings))
         pipeline("run", tmp_path / "p", *remote.words)
-        found = receive(other.namesrv, "eu-mirrored", 20)
+        secret = other.client_options()["secret_key"]
+        for path in (path for path in (tmp_path / "p").rglob("*") if path.is_file()):
+            assert secret.encode() not in path.read_bytes(), path
+        found = receive(other.namesrv, "eu-mirrored", 20, other.client_file())
         check_keys(found)
         assert sorted(message.keys[0] for message in found) == sorted(f"k{n}" for n in range(20))
         for message in found:

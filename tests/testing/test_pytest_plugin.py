@@ -36,6 +36,20 @@ def test_session(gimbalmq_server, turn):
     assert len(set(map(id, seen))) == 1
 
 
+@pytest.fixture(scope="session")
+def gimbalmq_users():
+    return {"shop": {"Topic:orders": "Pub"}}
+
+
+def test_secure(gimbalmq_secure_server):
+    from gimbalmq import sync
+
+    assert gimbalmq_secure_server.broker.live.now.broker_cluster_name == "mine"
+    with sync.Admin(**gimbalmq_secure_server.client_options()) as admin:
+        assert admin.topics.names()
+    assert gimbalmq_secure_server.client_options("shop")["access_key"] == "shop"
+
+
 def test_own(gimbalmq_cluster, gimbalmq_server):
     assert gimbalmq_cluster.namesrv != gimbalmq_server.namesrv
     gimbalmq_cluster.kill_broker()
@@ -67,7 +81,7 @@ def _pytest(folder: Path, text: str) -> str:
 
 
 def test_fixtures_serve_a_foreign_suite(tmp_path: Path) -> None:
-    assert "3 passed" in _pytest(tmp_path, _SUITE)
+    assert "4 passed" in _pytest(tmp_path, _SUITE)
 
 
 def test_plugin_imports_nothing_until_asked(tmp_path: Path) -> None:

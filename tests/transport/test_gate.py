@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gimbalmq.errors import AccessRefusedError, InvalidParameterError
+from gimbalmq.errors import AccessRefusedError, InvalidParameterError, NoPermissionError
 from gimbalmq.protocol.codes import ResponseCode
 from gimbalmq.protocol.command import BINARY_HEADER, ONEWAY_FLAG, RemotingCommand
 from gimbalmq.protocol.frames import Frame
@@ -29,6 +29,10 @@ class Doorman:
     def __init__(self) -> None:
         self.seen: list[int] = []
         self.certificates: list[PeerCertificate | None] = []
+        self.told: list[str] = []
+
+    def refused(self, channel: Channel, command: RemotingCommand, remark: str) -> None:
+        self.told.append(f"{command.code} {remark}")
 
     def check(self, channel: Channel, command: RemotingCommand) -> None:
         self.seen.append(command.code)
@@ -141,6 +145,35 @@ def test_a_stranger_waits_for_a_late_refusal_with_everything_else_he_sends() -> 
     run(work())
 
 
+def test_what_a_handler_refuses_is_told_to_the_gate() -> None:
+    async def later(_channel: Channel, _request: RemotingCommand) -> RemotingCommand:
+        raise NoPermissionError("not later")
+
+    def at_once(_channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        raise InvalidParameterError("odd") if request.ext_fields else NoPermissionError("not now")
+
+    async def work() -> None:
+        handlers = Handlers()
+        handlers.add(1, at_once)
+        handlers.add(2, later)
+        handlers.add(3, lambda _channel, request: request.reply(ResponseCode.NO_PERMISSION, "not so"))
+        handlers, doorman = guarded(handlers)
+        async with wire(handlers) as line:
+            client = await line.client()
+            by_itself = ({"refuse": "0"}, {"refuse": "0.001"}, {"refuse": "0.001", "holds": ""})
+            for code, fields in (
+                (1, None),
+                (2, None),
+                (3, None),
+                (1, {"a": "b"}),
+                *((1, own) for own in by_itself),
+            ):
+                await client.call(RemotingCommand(code, fields), 5)
+        assert doorman.told == ["1 not now", "2 not later", "3 not so"]
+
+    run(work())
+
+
 def test_a_refused_one_way_request_is_not_answered() -> None:
     async def work() -> None:
         handlers, doorman = guarded()
@@ -180,6 +213,20 @@ def test_the_certificate_of_a_peer_is_known_if_it_was_verified(tmp_path: Path) -
     assert run(shown("require", *own)) == PeerCertificate("orders", hashlib.sha256(raw).hexdigest())
     assert run(shown("optional")) is None
     assert run(shown("none", *own)) is None
+
+
+def test_a_certificate_that_nobody_verified_is_none(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server = authority.sign("server")
+    config = TlsConfig(tls_server_cert_path=server.cert_path, tls_server_key_path=server.key_path)
+
+    async def seen(ca: str | None) -> PeerCertificate | None:
+        async with wire(tls=ServerTls(config), client_tls=client_tls(ca, verify=ca is not None)) as line:
+            return (await line.client()).peer_certificate
+
+    believed = run(seen(authority.certificate.cert_path))
+    assert believed is not None and believed.name == "server"
+    assert run(seen(None)) is None
 
 
 def test_a_plain_connection_has_no_certificate_and_its_host_is_its_address() -> None:

@@ -8,6 +8,10 @@ import errno
 import os
 import socket
 import ssl
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +29,7 @@ from gimbalmq.nameserver.config import NameServerConfig
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.serializers import encode_frame
 from gimbalmq.transport import channel as channel_module
+from gimbalmq.transport import tls as tls_module
 from gimbalmq.transport.channel import Channel, Handlers
 from gimbalmq.transport.network import AsyncioNetwork
 from gimbalmq.transport.tls import ServerTls, TlsMode, TlsPipe, client_tls
@@ -76,7 +81,7 @@ async def trouble(tls: ServerTls | None, client: ssl.SSLContext | None) -> str:
     ],
 )
 def test_mode_decides_who_is_served(mode: str, plain: str, tls: str, certificate: Certificate) -> None:
-    for client, expected in ((None, plain), (client_tls(), tls)):
+    for client, expected in ((None, plain), (client_tls(verify=False), tls)):
         told = run(trouble(server_tls(mode, certificate), client))
         assert told == expected if not expected else expected in told
 
@@ -84,7 +89,9 @@ def test_mode_decides_who_is_served(mode: str, plain: str, tls: str, certificate
 def test_both_directions_and_large_bodies_pass_through_tls(certificate: Certificate) -> None:
     async def work() -> None:
         tls = server_tls("enforcing", certificate)
-        async with wire(tls=tls, client_handlers=echo_handlers(), client_tls=client_tls()) as line:
+        async with wire(
+            tls=tls, client_handlers=echo_handlers(), client_tls=client_tls(verify=False)
+        ) as line:
             client, peer = await line.client(), await line.peer()
             body = bytes(range(256)) * 12_000  # 3 MB
             answers = await asyncio.gather(
@@ -130,6 +137,35 @@ def test_a_client_believes_the_authorities_it_was_told_and_for_their_addresses(
     assert "not believed: self-signed certificate" in told(certificate, client_tls("system"))
 
 
+def test_a_client_verifies_unless_it_says_otherwise(certificate: Certificate) -> None:
+    context = client_tls()
+    assert context.verify_mode is ssl.CERT_REQUIRED and context.check_hostname
+    assert "not believed: self-signed certificate" in run(
+        trouble(server_tls("enforcing", certificate), context)
+    )
+    with pytest.raises(ConfigError, match="any certificate is believed"):
+        client_tls(certificate.cert_path, verify=False)
+
+
+@pytest.mark.parametrize("mode", ["permissive", "enforcing"])
+def test_a_required_certificate_is_required_of_plain_peers_too(
+    mode: str, certificate: Certificate, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = dataclasses.replace(
+        config(mode, certificate),
+        tls_server_need_client_auth="require",
+        tls_server_trust_cert_path=certificate.cert_path,
+    )
+    tls = ServerTls(keys)
+    assert "want TLS" in run(trouble(tls, None))
+    if mode == "permissive":
+        assert "asks for a certificate, which a plain peer cannot show" in caplog.text
+    assert "certificate required (the peer wants a certificate; show one" in run(
+        trouble(tls, client_tls(certificate.cert_path))
+    )
+    assert run(trouble(tls, tls.client)) == ""  # servers of one process reach each other
+
+
 @pytest.mark.parametrize("auth", ["require", "optional"])
 def test_a_client_certificate_that_is_shown_must_be_of_the_authorities(
     auth: str, certificate: Certificate, other: Certificate, tmp_path: Path
@@ -143,7 +179,7 @@ def test_a_client_certificate_that_is_shown_must_be_of_the_authorities(
 
     def told(shown: Certificate | None) -> str:
         paths = () if shown is None else (shown.cert_path, shown.key_path)
-        return run(trouble(ServerTls(tls), client_tls(None, *paths)))
+        return run(trouble(ServerTls(tls), client_tls(None, *paths, verify=False)))
 
     assert told(authority.sign("client")) == ""
     assert told(certificate) == ""  # the server's own: servers of one process reach each other
@@ -169,6 +205,16 @@ def test_a_servers_own_connections_believe_its_certificate_and_those_it_was_told
     assert ServerTls(config("permissive", certificate)).client is None
     stranger = ServerTls(TlsConfig(tls_enable=True)).client
     assert stranger is not None and stranger.check_hostname
+
+
+def test_a_servers_own_connections_compare_addresses_if_told(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    elsewhere = authority.sign("elsewhere", "10.9.9.9")
+    keys = TlsConfig(tls_enable=True, tls_client_trust_cert_path=authority.certificate.cert_path)
+    peer = server_tls("enforcing", elsewhere)
+    assert run(trouble(peer, ServerTls(keys).client)) == ""
+    checking = dataclasses.replace(keys, tls_client_check_host=True)
+    assert "IP address mismatch" in run(trouble(peer, ServerTls(checking).client))
 
 
 def test_own_connections_believe_the_first_certificate_of_a_chain_only(tmp_path: Path) -> None:
@@ -267,6 +313,188 @@ def test_changed_files_are_loaded_when_they_have_settled(
     run(work())
 
 
+def test_changed_authorities_of_clients_are_loaded(certificate: Certificate, tmp_path: Path) -> None:
+    """And a certificate without its key is not: the pair before it stays, however long that lasts."""
+    before, after = (Authority(folder(tmp_path, name), name) for name in ("before", "after"))
+    trusted, cert, key = (tmp_path / name for name in ("trusted.pem", "cert.pem", "key.pem"))
+    trusted.write_bytes(Path(before.certificate.cert_path).read_bytes())
+    cert.write_bytes(Path(certificate.cert_path).read_bytes())
+    key.write_bytes(Path(certificate.key_path).read_bytes())
+    old, new = (authority.sign("client") for authority in (before, after))
+
+    async def work() -> None:
+        tls = ServerTls(
+            dataclasses.replace(
+                config("enforcing", Certificate(str(cert), str(key))),
+                tls_server_need_client_auth="require",
+                tls_server_trust_cert_path=str(trusted),
+            )
+        )
+
+        async def told(shown: Certificate) -> str:
+            return await trouble(tls, client_tls(certificate.cert_path, shown.cert_path, shown.key_path))
+
+        assert await told(old) == "" and "unknown ca" in await told(new)
+        trusted.write_bytes(Path(after.certificate.cert_path).read_bytes())
+        assert not await tls.reload() and await tls.reload()
+        assert await told(new) == "" and "unknown ca" in await told(old)
+        cert.write_bytes(Path(old.cert_path).read_bytes())
+        for _ in range(4):
+            assert not await tls.reload()
+        assert await told(new) == ""
+
+    run(work())
+
+
+def folder(parent: Path, name: str) -> Path:
+    made = parent / name
+    made.mkdir()
+    return made
+
+
+# -- certificates and their dates ------------------------------------------------------
+
+
+def test_an_expired_certificate_is_told_on_both_sides(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority(tmp_path)
+    ca = authority.certificate.cert_path
+    good, expired = authority.sign("good"), authority.sign("expired", days=30)
+
+    told = run(trouble(server_tls("enforcing", expired), client_tls(ca)))
+    assert "certificate is not believed: certificate has expired" in told
+    assert "has to be renewed" in told and "authority" not in told
+    said = [record.message for record in caplog.records]
+    assert any(
+        f"tls.server.certPath={expired.cert_path} expired on 2020-01-31 00:00 UTC" in text for text in said
+    )
+    assert any("the certificate that was shown to the peer has expired; renew it" in text for text in said)
+
+    caplog.clear()
+    asking = dataclasses.replace(
+        config("enforcing", good), tls_server_need_client_auth="require", tls_server_trust_cert_path=ca
+    )
+    told = run(trouble(ServerTls(asking), client_tls(ca, expired.cert_path, expired.key_path)))
+    assert "the certificate that was shown to the peer has expired; renew it" in told
+    assert "certificate has expired; it has to be renewed" in caplog.text
+
+
+class _At:
+    """A clock that shows one moment."""
+
+    def __init__(self, moment: datetime) -> None:
+        self.moment = moment
+
+    def wall_ms(self) -> int:
+        return int(self.moment.timestamp() * 1000)
+
+    def monotonic(self) -> float:
+        raise AssertionError("nobody asks for it")
+
+
+def test_a_certificate_that_soon_expires_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = Authority(tmp_path).sign("server", days=30)
+    clock = _At(datetime(2020, 1, 10, tzinfo=UTC))
+
+    async def work() -> None:
+        tls = ServerTls(config("enforcing", shown), clock=clock)
+        await tls.reload()
+        assert not caplog.records
+        clock.moment = datetime(2020, 1, 20, tzinfo=UTC)
+        await tls.reload()
+        await tls.reload()
+        assert [record.message.partition(" expire")[2] for record in caplog.records] == [
+            "s on 2020-01-31 00:00 UTC; renew it, the new one is read without a restart"
+        ]
+        clock.moment = datetime(2020, 2, 1, tzinfo=UTC)
+        await tls.reload()
+        assert "expired on 2020-01-31" in caplog.text and len(caplog.records) == 2
+
+    run(work())
+    ServerTls(config("enforcing", shown), clock=_At(datetime(2019, 12, 31, tzinfo=UTC)))
+    assert "is not valid before 2020-01-01" in caplog.text
+
+
+# -- versions and ciphers --------------------------------------------------------------
+
+
+def allow(
+    context: ssl.SSLContext,
+    ciphers: str,
+    oldest: ssl.TLSVersion,
+    newest: ssl.TLSVersion = ssl.TLSVersion.MAXIMUM_SUPPORTED,
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # those versions are why we are here
+        context.set_ciphers(ciphers)
+        context.minimum_version = oldest
+        context.maximum_version = newest
+
+
+@contextmanager
+def lax_system() -> Iterator[None]:
+    """Contexts begin as on a system whose settings allow everything."""
+    restrict = tls_module._restrict
+
+    def lax_at_first(context: ssl.SSLContext) -> None:
+        allow(context, "ALL:@SECLEVEL=0", ssl.TLSVersion.MINIMUM_SUPPORTED)
+        restrict(context)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tls_module, "_restrict", lax_at_first)
+        yield
+
+
+OLD = [
+    pytest.param("ALL:@SECLEVEL=0", ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1, id="TLS 1.1"),
+    pytest.param(
+        "ECDHE-ECDSA-AES128-SHA256:@SECLEVEL=0",
+        ssl.TLSVersion.TLSv1_2,
+        ssl.TLSVersion.TLSv1_2,
+        id="no authenticated encryption",
+    ),
+    pytest.param(
+        "AECDH-AES128-SHA:ADH-AES128-GCM-SHA256:@SECLEVEL=0",
+        ssl.TLSVersion.TLSv1_2,
+        ssl.TLSVersion.TLSv1_2,
+        id="no certificate",
+    ),
+]
+
+
+@pytest.mark.parametrize(("ciphers", "oldest", "newest"), OLD)
+def test_old_versions_and_weak_ciphers_are_refused_by_servers(
+    ciphers: str, oldest: ssl.TLSVersion, newest: ssl.TLSVersion, certificate: Certificate
+) -> None:
+    """Whatever the system allows; what a peer gets that offers nothing else, and one that offers better, too."""
+    with lax_system():
+        tls = server_tls("enforcing", certificate)
+    assert tls.context is not None and tls.context.minimum_version == ssl.TLSVersion.TLSv1_2
+    weak = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    weak.check_hostname, weak.verify_mode = False, ssl.CERT_NONE
+    allow(weak, ciphers, oldest, newest)
+    assert "TLS with" in run(trouble(tls, weak))
+    allow(weak, "ECDHE-ECDSA-AES128-GCM-SHA256:" + ciphers, oldest, ssl.TLSVersion.TLSv1_2)
+    assert run(trouble(tls, weak)) == ""
+
+
+@pytest.mark.parametrize(("ciphers", "oldest", "newest"), OLD)
+def test_old_versions_and_weak_ciphers_are_refused_by_clients(
+    ciphers: str, oldest: ssl.TLSVersion, newest: ssl.TLSVersion, certificate: Certificate
+) -> None:
+    with lax_system():
+        client = client_tls(verify=False)
+    assert client.minimum_version == ssl.TLSVersion.TLSv1_2
+    tls = server_tls("enforcing", certificate)
+    assert tls.context is not None
+    assert run(trouble(tls, client)) == ""
+    allow(tls.context, ciphers, oldest, newest)
+    assert "TLS with" in run(trouble(tls, client))
+
+
 # -- peers that misbehave --------------------------------------------------------------
 
 
@@ -276,7 +504,7 @@ def established(certificate: Certificate) -> tuple[TlsPipe, ssl.SSLObject, ssl.M
     assert context is not None
     server = TlsPipe(context, server_side=True)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = client_tls().wrap_bio(incoming, outgoing)
+    client = client_tls(verify=False).wrap_bio(incoming, outgoing)
     while not server.established:
         try:
             client.do_handshake()
@@ -310,7 +538,7 @@ def test_a_goodbye_is_answered_and_the_connection_closed(certificate: Certificat
     async def work() -> None:
         async with (
             wire(tls=server_tls("enforcing", certificate)) as line,
-            raw_peer(line.server.port, client_tls()) as peer,
+            raw_peer(line.server.port, client_tls(verify=False)) as peer,
         ):
             peer.send(RemotingCommand(ECHO, opaque=1))
             await peer.receive()
@@ -341,7 +569,9 @@ def test_a_handshake_that_is_none_closes_its_connection_and_no_other(
     data: bytes, certificate: Certificate, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
-        async with wire(tls=server_tls("permissive", certificate), client_tls=client_tls()) as line:
+        async with wire(
+            tls=server_tls("permissive", certificate), client_tls=client_tls(verify=False)
+        ) as line:
             client = await line.client()
             async with raw_peer(line.server.port) as peer:
                 peer.writer.write(data)
@@ -377,7 +607,7 @@ def test_a_handshake_that_is_never_finished_is_closed_in_time(
             wire(tls=server_tls("permissive", certificate)) as line,
             raw_peer(line.server.port) as begins,
         ):
-            hello = TlsPipe(client_tls(), server_side=False).start()
+            hello = TlsPipe(client_tls(verify=False), server_side=False).start()
             begins.writer.write(hello[: len(hello) // 2])
             assert await begins.ended()
             await until(lambda: not line.server.channels)
@@ -389,7 +619,7 @@ def test_a_handshake_that_is_never_finished_is_closed_in_time(
 def test_a_client_waits_for_a_handshake_only_so_long() -> None:
     async def work() -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
-            make = partial(Channel, Handlers(), client_tls=client_tls(), tls_host="127.0.0.1")
+            make = partial(Channel, Handlers(), client_tls=client_tls(verify=False), tls_host="127.0.0.1")
             channel = await AsyncioNetwork().connect(make, "127.0.0.1", silent.getsockname()[1], 20.0)
             assert isinstance(channel, Channel)
             with pytest.raises(ConnectError, match=r"did not finish a TLS handshake within 0\.05 s"):
@@ -403,7 +633,9 @@ def test_garbage_after_the_handshake_closes_the_connection(
     certificate: Certificate, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
-        async with wire(tls=server_tls("enforcing", certificate), client_tls=client_tls()) as line:
+        async with wire(
+            tls=server_tls("enforcing", certificate), client_tls=client_tls(verify=False)
+        ) as line:
             client = await line.client()
             assert client._transport is not None
             client._transport.write(b"\x17\x03\x03\x00\x20" + bytes(32))
@@ -422,7 +654,7 @@ def test_nobody_renegotiates(certificate: Certificate) -> None:
 def test_permissive_server_without_certificate_closes_tls_peers() -> None:
     tls = ServerTls()
     assert tls.mode is TlsMode.PERMISSIVE and tls.context is None and tls.client is None
-    assert "speak TLS" in run(trouble(tls, client_tls()))
+    assert "speak TLS" in run(trouble(tls, client_tls(verify=False)))
 
 
 # -- wrong options ---------------------------------------------------------------------
@@ -438,6 +670,29 @@ def test_permissive_server_without_certificate_closes_tls_peers() -> None:
         ({"tls_server_need_client_auth": "perhaps"}, "tls.server.need.client.auth"),
         ({"tls_server_need_client_auth": "require"}, "tls.server.trustCertPath"),
         ({"tls_server_need_client_auth": "optional"}, "tls.server.trustCertPath"),
+        (
+            {"tls_server_need_client_auth": "require", "tls_server_trust_cert_path": "/ca.pem"},
+            "tls.server.certPath",
+        ),
+        (
+            {
+                "tls_server_mode": "disabled",
+                "tls_server_need_client_auth": "require",
+                "tls_server_trust_cert_path": "/ca.pem",
+                "tls_server_cert_path": "/cert.pem",
+            },
+            "tls.server.need.client.auth",
+        ),
+        (
+            {
+                "tls_server_need_client_auth": "require",
+                "tls_server_trust_cert_path": "/ca.pem",
+                "tls_server_cert_path": "/cert.pem",
+                "tls_server_auth_client": False,
+            },
+            "tls.server.authClient",
+        ),
+        ({"tls_test_mode_enable": True}, "tls.test.mode.enable"),
         ({"tls_server_cert_path": "/nowhere/cert.pem"}, "tls.server.certPath"),
         ({"tls_enable": True, "tls_client_trust_cert_path": "/nowhere/c.pem"}, "tls.client.trustCertPath"),
         ({"tls_enable": True, "tls_client_cert_path": "/nowhere/c.pem"}, "tls.client.certPath"),
@@ -481,3 +736,64 @@ def test_both_servers_read_the_keys_and_show_no_password() -> None:
         assert "sesame" not in shown.values()
     with pytest.raises(ConfigError, match=r"tls\.server\.keyPassword"):
         LiveConfig(broker).update({"tls.server.keyPassword": "other"})
+
+
+# -- Apache's tls.properties -----------------------------------------------------------
+
+
+def test_a_certificate_that_would_not_be_checked_is_not_asked_for(certificate: Certificate) -> None:
+    keys = dataclasses.replace(
+        config("enforcing", certificate), tls_server_need_client_auth="optional", tls_server_auth_client=False
+    )
+    tls = ServerTls(keys)
+    assert tls.context is not None and tls.context.verify_mode is ssl.CERT_NONE
+    assert run(trouble(tls, client_tls(certificate.cert_path))) == ""
+
+
+def test_apaches_file_of_tls_is_read(certificate: Certificate, tmp_path: Path) -> None:
+    file = tmp_path / "tls.properties"
+    file.write_text(
+        "# as Apache's documentation has it\n"
+        "tls.test.mode.enable=false\n"
+        f"tls.server.certPath={certificate.cert_path}\n"
+        f"tls.server.keyPath={certificate.key_path}\n"
+        "tls.server.keyPassword=sesame\n"
+        "tls.server.need.client.auth=require\n"
+        "tls.server.authClient=true\n"
+        f"tls.server.trustCertPath={certificate.cert_path}\n"
+        "tls.client.authServer=true\n"
+    )
+    told = {"tls.server.mode": "enforcing", "tls.config.file": str(file)}
+    for kind in (BrokerConfig, NameServerConfig):
+        found, unknown = kind.from_properties(told)
+        assert unknown == [] and found.enforcing and found.tls_server_key_password == "sesame"
+        assert found.client_certificates == "require" and found.tls_server_cert_path == certificate.cert_path
+        assert "sesame" not in repr(found) and "sesame" not in str(found.to_properties())
+        # A running server that is sent its own keys again does not look at the file, which may have changed.
+        file.rename(tmp_path / "moved")
+        assert found.changed(found.to_properties())[0] == found
+        (tmp_path / "moved").rename(file)
+
+
+@pytest.mark.parametrize(
+    ("line", "beside", "told"),
+    [
+        ("tls.server.mode=disabled", {}, "do not read tls.server.mode"),
+        ("tls.enable=true", {}, "do not read tls.enable"),
+        ("tls.server.keyPasword=sesame", {}, "did you mean tls.server.keyPassword"),
+        ("tls.server.certPath=/a.pem", {"tls.server.certPath": "/b.pem"}, "say it in one place"),
+        ("tls.server.keyPassword=sesame", {"tls.server.keyPassword": "open"}, "say it in one place"),
+        ("tls.server.authClient=perhaps", {}, "true or false"),
+        ("tls.server.certPath=\\uXYZ", {}, "is no file of properties"),
+        (None, {}, "cannot be read: No such file"),
+    ],
+)
+def test_what_apaches_file_of_tls_may_not_say(
+    line: str | None, beside: dict[str, str], told: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "tls.properties"
+    if line is not None:
+        file.write_text(line)
+    with pytest.raises(ConfigError, match=told) as caught:
+        BrokerConfig.from_properties({**beside, "tls.config.file": str(file)})
+    assert "sesame" not in str(caught.value) and "open" not in str(caught.value)

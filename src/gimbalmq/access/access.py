@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,14 +11,14 @@ from typing import TYPE_CHECKING
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.access.admin_requests import AccessRequests
 from gimbalmq.access.audit import Audit
-from gimbalmq.access.config import AccessConfig
-from gimbalmq.access.directory import Directories, Directory
+from gimbalmq.access.config import AccessConfig, Credentials
+from gimbalmq.access.directory import Directories, Directory, OneUser
 from gimbalmq.access.failures import Failures
 from gimbalmq.access.gate import Gate
 from gimbalmq.access.needs import NeedTable
 from gimbalmq.access.plain_requests import PlainRequests, ServerNames
 from gimbalmq.access.table import AccessTable
-from gimbalmq.access.users import User
+from gimbalmq.access.users import User, UserType
 from gimbalmq.errors import ConfigError
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.store.files import Files
@@ -40,6 +41,8 @@ class Access:
         folder: where users and policies are kept unless ``authConfigPath`` says otherwise; None keeps them in memory.
         home: the folder in which ``conf`` with the accounts of 4.x is, unless ``aclConfigPath`` says otherwise; that
             above ``folder`` if it is not given.
+        one_process: both servers are in it. If ``innerClientAuthenticationCredentials`` is unset, the broker signs
+            its calls with a secret that nobody else knows and that is kept nowhere.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Access:
         *,
         clock: Clock = SYSTEM_CLOCK,
         files: Files | None = None,
+        one_process: bool = False,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -61,21 +65,33 @@ class Access:
         """None if there are no users at all."""
         self.accounts: PlainAccounts | None = None
         """Those of 4.x; None if ``aclEnable`` is false."""
+        self.inner = config.inner_credentials()
+        """What a server of this object signs its own calls with."""
+        self._process: OneUser | None = None
+        if self.inner is None and one_process:
+            self.inner = Credentials(f"process-{secrets.token_hex(8)}", secrets.token_urlsafe(32))
+            self._process = OneUser(User(self.inner.name, self.inner.secret, UserType.SUPER))
         self.failures = Failures(config, clock)
         self.audit = Audit(config, clock)
 
     def load(self) -> None:
-        """Reads what is kept; raises ConfigError if it cannot be understood."""
-        if self.table is not None:
-            self.table.load()
-        if self._config.acl_enable:
-            from gimbalmq.access.plain_accounts import PlainAccounts
+        """Reads what is kept; raises ConfigError if it cannot be understood, and is closed then."""
+        try:
+            if self.table is not None:
+                self.table.load()
+            if self._config.acl_enable:
+                from gimbalmq.access.plain_accounts import PlainAccounts
 
-            self.accounts = PlainAccounts(self._accounts_path(), clock=self._clock)
+                self.accounts = PlainAccounts(self._accounts_path(), clock=self._clock)
+        except BaseException:
+            self.audit.close()
+            raise
 
     def _accounts_path(self) -> Path:
         if self._config.acl_config_path:
             return Path(self._config.acl_config_path)
+        if self._config.rocketmq_home:
+            return Path(self._config.rocketmq_home) / "conf"
         if self._home is None:
             raise ConfigError(
                 "aclEnable",
@@ -98,9 +114,12 @@ class Access:
                 True,
                 "the server that it shares users with has none: set it there, too",
             )
-        directory: Directory = self.table
+        parts: list[Directory] = [self.table]
+        if self._process is not None:
+            parts.insert(0, self._process)
         if self.accounts is not None:
-            directory = Directories([self.table, self.accounts])
+            parts.append(self.accounts)
+        directory = parts[0] if len(parts) == 1 else Directories(parts)
         return Gate(directory, needs, config, self.failures, self.audit)
 
     def guard(

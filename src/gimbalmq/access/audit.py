@@ -198,13 +198,17 @@ def _quoted(value: str | int) -> str:
     return text if plain else json.dumps(text)
 
 
+def _open(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
 class _AuditFile:
     """A file to which a thread adds lines; readable by its owner only."""
 
     def __init__(self, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._fd = _open(path)
         except OSError as error:
             raise ConfigError("auditLogPath", str(path), f"cannot be opened: {error.strerror}") from error
         self._path = path
@@ -222,9 +226,10 @@ class _AuditFile:
             self._lost += 1
 
     def close(self) -> None:
-        self._lines.put(None)
-        self._thread.join()
-        os.close(self._fd)
+        if self._thread.is_alive():
+            self._lines.put(None)
+            self._thread.join()
+            os.close(self._fd)
 
     def _run(self) -> None:
         while (line := self._lines.get()) is not None:
@@ -244,8 +249,20 @@ class _AuditFile:
             if ended:
                 return
 
+    def _reopen(self) -> None:
+        """Opens the file anew if it was moved away, as tools that rotate logs do."""
+        try:
+            there = self._path.stat()
+        except FileNotFoundError:
+            there = None
+        ours = os.fstat(self._fd)
+        if there is None or (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
+            os.close(self._fd)
+            self._fd = _open(self._path)
+
     def _add(self, data: bytes) -> None:
         try:
+            self._reopen()
             while data:
                 data = data[os.write(self._fd, data) :]
             self._complained = False

@@ -48,7 +48,10 @@ class AccessConfig(Configuration):
         fixed=True,
     )
     authentication_whitelist: str = option(
-        "", "numbers of requests that need no signature, with commas between them", fixed=True
+        "",
+        "numbers of requests that need no signature, with commas between them; those for administrators and servers "
+        "need one all the same",
+        fixed=True,
     )
     authorization_whitelist: str = option(
         "", "numbers of requests that need no policy, with commas between them", fixed=True
@@ -91,9 +94,13 @@ class AccessConfig(Configuration):
     )
     acl_config_path: str | None = option(
         None,
-        "ours: `plain_acl.yml`, or the folder that holds it and `acl/`, Apache's `conf`; unset: `conf` in the folder "
+        "ours: `plain_acl.yml`, or the folder that holds it and `acl/`, Apache's `conf`; unset: `conf` in "
+        "`rocketmqHome`, else the folder of the file given by `-c`, if it holds one of them, else `conf` in the folder "
         "of the server's data",
         fixed=True,
+    )
+    rocketmq_home: str | None = option(
+        None, "Apache's folder; its `conf` holds `plain_acl.yml`, and nothing else of it is used", fixed=True
     )
     routes_public: bool = option(True, "ours, name server: routes are told without a signature", fixed=True)
     trusted_servers: tuple[str, ...] = option(
@@ -119,7 +126,10 @@ class AccessConfig(Configuration):
         fixed=True,
     )
     auth_failure_max_delay_millis: int = option(
-        5_000, "ours: most ms by which a refusal is delayed", between=(0, 60_000), fixed=True
+        2_000,
+        "ours: most ms by which a refusal is delayed; Java's clients wait 3,000 for an answer",
+        between=(0, 60_000),
+        fixed=True,
     )
     auth_failure_forget_seconds: int = option(
         60,

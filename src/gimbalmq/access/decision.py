@@ -1,12 +1,12 @@
 """The decision: what a user's policies say about one thing that a request asks for.
 
-Apache's order (after 5.3.3). The entries that match resource, action and address are looked for in the custom policy,
+The order is that of Apache 5.5. Entries that match resource, action and address are looked for in the custom policy,
 and only if it has none, in the default policy. The narrowest resource decides: one with a kind before ``*``, a whole
 name before a prefix, a longer prefix before a shorter one, a prefix before all names. So a Deny on a wide pattern loses
 to an Allow on a narrower one.
 
-One thing differs. If two entries for the very same resource match, which one request can bring about, Apache lets Allow
-win, although the comment in its source says Deny. Here Deny wins, unless ``authorizationRules`` is ``apache``.
+If two entries for the very same resource match, which one request can bring about, Deny wins. (In Apache 5.3 Allow
+wins, and a shorter prefix comes before a longer one.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from gimbalmq.access.policies import (
     Pattern,
     PolicyType,
     ResourceKind,
-    Rules,
 )
 from gimbalmq.access.sources import matches
 
@@ -41,21 +40,19 @@ DENIED = Verdict(False, "the decision is deny")
 _WIDTH = {Pattern.LITERAL: 0, Pattern.PREFIXED: 1, Pattern.ANY: 2}
 
 
-def decide(acl: Acl | None, asked: Asked, source: str, *, rules: str = Rules.STRICT) -> Verdict:
+def decide(acl: Acl | None, asked: Asked, source: str) -> Verdict:
     """What the policies of a normal user say.
 
     Args:
         acl: the user's policies; None if there are none.
         source: the address that the request comes from, without a port.
-        rules: see ``Rules``.
     """
     if acl is None:
         return NO_MATCHED_POLICIES
     for kind in PolicyType:  # Custom, then Default
         found = [entry for entry in acl.entries(kind) if _applies(entry, asked, source)]
         if found:
-            decision = _narrowest(found, Decision.ALLOW if rules == Rules.APACHE else Decision.DENY)
-            return ALLOWED if decision == Decision.ALLOW else DENIED
+            return ALLOWED if _narrowest(found) == Decision.ALLOW else DENIED
     return NO_MATCHED_POLICIES
 
 
@@ -68,15 +65,17 @@ def _applies(entry: Entry, asked: Asked, source: str) -> bool:
     return not entry.sources or matches(entry.sources, source)
 
 
-def _narrowest(entries: list[Entry], wins: Decision) -> Decision:
-    """The decision of the narrowest entry; ``wins`` if there are several that do not agree."""
-    ranks = [_rank(entry) for entry in entries]
-    first = min(ranks)
-    decisions = {entry.decision for entry, rank in zip(entries, ranks, strict=True) if rank == first}
-    return wins if len(decisions) > 1 else decisions.pop()
+def _narrowest(entries: list[Entry]) -> Decision:
+    return min(entries, key=_rank).decision
 
 
-def _rank(entry: Entry) -> tuple[bool, int, int]:
+def _rank(entry: Entry) -> tuple[bool, int, int, bool]:
+    """The smallest one decides."""
     resource = entry.resource
     length = len(resource.name) if resource.pattern == Pattern.PREFIXED else 0
-    return resource.kind == ResourceKind.ANY, _WIDTH[resource.pattern], -length
+    return (
+        resource.kind == ResourceKind.ANY,
+        _WIDTH[resource.pattern],
+        -length,
+        entry.decision == Decision.ALLOW,
+    )

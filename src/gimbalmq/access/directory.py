@@ -35,6 +35,24 @@ class Directory(Protocol):
         ...
 
 
+class OneUser:
+    """A single user, who never changes: what the servers of one process know each other by."""
+
+    revision = 0
+
+    def __init__(self, user: User) -> None:
+        self._user = user
+
+    def user(self, name: str) -> User | None:
+        return self._user if name == self._user.name else None
+
+    def acl(self, name: str) -> Acl | None:
+        return None
+
+    def trusts(self, source: str, user: str | None) -> bool:
+        return False
+
+
 class Directories:
     """Several as one; a user is known by the first that knows the name, and has that one's policies only."""
 

@@ -27,8 +27,8 @@ from gimbalmq.access.decision import decide
 from gimbalmq.access.directory import Directory
 from gimbalmq.access.failures import Failures
 from gimbalmq.access.named import Group, Topic
-from gimbalmq.access.needs import Level, Need, NeedTable
-from gimbalmq.access.policies import Asked, Rules
+from gimbalmq.access.needs import WRITES_USERS, Level, Need, NeedTable
+from gimbalmq.access.policies import Asked
 from gimbalmq.access.users import User
 from gimbalmq.errors import AccessRefusedError, RocketMQError
 from gimbalmq.model.topics import RETRY_PREFIX
@@ -48,7 +48,7 @@ _NAME_LETTERS = 255
 _TOLD_RESOURCES = 10
 
 _ALWAYS_CLOSED = (Level.SERVER, Level.SUPER_ONLY)
-"""Also if authorisation is off, and while the mode is permissive."""
+"""Also if authorisation is off."""
 
 _SEND = int(RequestCode.SEND_MESSAGE_V2)
 
@@ -103,14 +103,25 @@ class Gate:
         Raises:
             ResponseError, ProtocolError: it does not say what it is about.
         """
+        if not self.knows(channel, command):
+            self._check_slowly(channel, command, (command.ext_fields or {}).get(ACCESS_KEY))
+
+    def knows(self, channel: Channel, command: RemotingCommand) -> bool:
+        """Whether the request is signed, and one like it was let in before; if not, ``check`` has to be asked.
+
+        Nothing is noted, so whoever is not known may be asked about again.
+        """
         if self._seen_revision != self._directory.revision:
             self._forget()
         fields = command.ext_fields or {}
         name = fields.get(ACCESS_KEY)
         key = None if name is None else self._keys.get((name, channel.host, channel.peer_certificate))
-        if key is not None and self._remembered(channel, command, fields) and verified(command, key):
-            return
-        self._check_slowly(channel, command, name)
+        return key is not None and self._remembered(channel, command, fields) and verified(command, key)
+
+    def refused(self, channel: Channel, command: RemotingCommand, remark: str) -> None:
+        """Notes what a handler refused: one that looks at more than users and policies."""
+        name = (command.ext_fields or {}).get(ACCESS_KEY)
+        self._audit.note(channel, command, name, events.REFUSED, reason=remark)
 
     def sender_key(self, channel: Channel, name: str, topic: str) -> SecretKey | None:
         """The key that a send (310) must be signed with if this user's sends to this topic are known to pass.
@@ -133,9 +144,14 @@ class Gate:
         return user
 
     @property
+    def is_permissive(self) -> bool:
+        """Whether what should be refused is only noted."""
+        return self._permissive
+
+    @property
     def is_strict(self) -> bool:
         """Whether our rules count, and what they forbid is refused."""
-        return self._rules == Rules.STRICT and not self._permissive
+        return not self._believes and not self._permissive
 
     def allows(self, channel: Channel, name: str | None, wanted: Asked) -> bool:
         """Whether the user of this name, who has proved it on the connection, has a right.
@@ -166,7 +182,8 @@ class Gate:
         need = self._needs.need(command.code)
         if need.level is Level.OPEN:
             return
-        if self._directory.trusts(channel.host, name):
+        # Who may use an address of a white list today must not become an administrator for ever.
+        if not _administers(need, command.code) and self._directory.trusts(channel.host, name):
             self._note_change(channel, command, name, need)
             return
         if need.level is Level.SERVER and self._trusts_server(channel):
@@ -258,7 +275,7 @@ class Gate:
         key = (name, wanted, host)
         known = self._decisions.get(key)
         if known is None:
-            verdict = decide(self._directory.acl(name), wanted, host, rules=self._rules)
+            verdict = decide(self._directory.acl(name), wanted, host)
             known = (verdict.allowed, verdict.reason)
             if len(wanted.resource.name) <= _LONGEST_KEPT:
                 if len(self._decisions) >= _KEPT:
@@ -270,8 +287,9 @@ class Gate:
         self, channel: Channel, command: RemotingCommand, need: Need, name: str | None, why: _Refused
     ) -> None:
         wanted = [f"{one.resource}" for one in why.wanted[:_TOLD_RESOURCES]]
-        # Who may only watch must not be able to make users, however long the change to signed requests takes.
-        if self._permissive and need.level not in _ALWAYS_CLOSED:
+        # Who may only watch must not be able to make users, by any rules and however long the change to signed requests
+        # takes. Brokers that do not sign yet stay registered meanwhile.
+        if self._permissive and not _administers(need, command.code):
             self._audit.note(channel, command, name, events.TOLERATED, wanted=wanted, reason=why.remark)
             return
         self._audit.note(channel, command, name, events.REFUSED, wanted=wanted, reason=why.remark)
@@ -327,9 +345,14 @@ class Gate:
     def _reader(self, code: int) -> Callable[[Mapping[str, str]], tuple[str, ...]] | None:
         if code not in self._needs.rows:
             return None  # no handler has it; and there are more numbers than anybody wants to keep
-        kept = code not in CHANGES and code not in self._unsigned
-        read = self._keyed[code] = _field_reader(self._needs.need(code)) if kept else None
+        # Every change is noted, so none of them takes the short way.
+        read = self._keyed[code] = None if code in CHANGES else _field_reader(self._needs.need(code))
         return read
+
+
+def _administers(need: Need, code: int) -> bool:
+    """Whether a request is for administrators; those that make users are, by any rules."""
+    return need.level is Level.SUPER_ONLY or code in WRITES_USERS
 
 
 def _field_reader(need: Need) -> Callable[[Mapping[str, str]], tuple[str, ...]] | None:

@@ -181,7 +181,7 @@ _EITHER: Mapping[int, Need] = {
 }
 """Requests to a broker of which both rules say the same."""
 
-_WRITES_USERS = (
+WRITES_USERS = (
     Code.AUTH_CREATE_USER,
     Code.AUTH_UPDATE_USER,
     Code.AUTH_DELETE_USER,
@@ -233,7 +233,7 @@ _STRICT: Mapping[int, Need] = {
     Code.SET_MESSAGE_REQUEST_MODE: _CLUSTER_UPDATE,
     Code.GET_BROKER_HA_STATUS: _CLUSTER_GET,
     # Who may write policies may give himself every right.
-    **dict.fromkeys(_WRITES_USERS, SUPER_ONLY),
+    **dict.fromkeys(WRITES_USERS, SUPER_ONLY),
     **dict.fromkeys(_READS_USERS, _CLUSTER_GET),
 }
 """Our rules where Apache's differ."""
@@ -280,7 +280,7 @@ _APACHE: Mapping[int, Need] = {
         ),
         SIGNED,
     ),
-    **dict.fromkeys(_WRITES_USERS, rights(Cluster(_UPDATE, as_named=True))),
+    **dict.fromkeys(WRITES_USERS, rights(Cluster(_UPDATE, as_named=True))),
     **dict.fromkeys(_READS_USERS, rights(Cluster(_GET, as_named=True))),
 }
 """Apache's rules where ours differ."""
@@ -314,7 +314,7 @@ _NAMESERVER: Mapping[int, Need] = {
     Code.UPDATE_NAMESRV_CONFIG: SUPER_ONLY,
     Code.GET_NAMESRV_CONFIG: SUPER_ONLY,
     **dict.fromkeys(_LISTS, SIGNED),
-    **dict.fromkeys(_WRITES_USERS, SUPER_ONLY),
+    **dict.fromkeys(WRITES_USERS, SUPER_ONLY),
     **dict.fromkeys(_READS_USERS, _CLUSTER_GET),
     Code.UPDATE_AND_CREATE_ACL_CONFIG: SUPER_ONLY,
     Code.DELETE_ACL_CONFIG: SUPER_ONLY,

@@ -196,11 +196,11 @@ def _default(field: Field | None) -> Perm:
     return Perm.DENY if field is None else read_perm(field.text(), field.where)
 
 
-def read_perm(text: str, option: str) -> Perm:
-    """The right that a word stands for; raises ConfigError."""
+def read_perm(text: str, option: str, shown: str | None = None) -> Perm:
+    """The right that a word stands for; raises ConfigError, which shows ``shown`` if the word is only a part of it."""
     perm = _WORDS.get(text.strip())
     if perm is None:
-        raise ConfigError(option, text, f"use {', '.join(_WORDS)}, in capital letters")
+        raise ConfigError(option, shown or text, f"use {', '.join(_WORDS)}, in capital letters")
     return perm
 
 
@@ -234,7 +234,7 @@ def _read_rights(
             raise ConfigError(
                 option, text, f"{wrong} Names have no wildcards here; for all other names use {default}"
             )
-        perm = read_perm(word, option)
+        perm = read_perm(word, option, text)
         # Apache's broker takes the last. Nobody can have meant both.
         if found.get(name, perm) != perm:
             raise ConfigError(option, text, f"{name} has the right {found[name].value} as well: remove one")

@@ -1,9 +1,7 @@
 """Requests 50 to 54: accounts of 4.x asked for and changed (mqadmin updateAclConfig, deleteAclConfig and others).
 
-They are for Super users only. The table of needs says so, and the gate sees to it; here it is seen to once more,
-because the gate lets everything pass that comes from an address of a white list, and who may use such an address today
-must not become an administrator for ever. In Apache's 4.x every account may make itself one. Request 54 tells no
-secrets here, whoever asks.
+They are for Super users only: in Apache's 4.x every account may make itself an administrator with them. The gate sees
+to it, also for addresses of white lists, and it is seen to once more here. Request 54 tells no secrets, whoever asks.
 """
 
 from __future__ import annotations
@@ -131,9 +129,7 @@ class PlainRequests:
             )
         user = self._who(request)
         if user is None or not user.is_super:
-            raise NoPermissionError(
-                f"request {request.code} needs the signature of a Super user, also from an address of a white list"
-            )
+            raise NoPermissionError(f"request {request.code} needs the signature of a Super user")
         return self._accounts
 
 

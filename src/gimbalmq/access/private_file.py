@@ -49,17 +49,22 @@ class PrivateFile:
 
     def _hide(self) -> None:
         mode = stat.S_IMODE(self.path.stat().st_mode)
-        if mode & 0o077:
+        if not mode & 0o077:
+            return
+        try:
             os.chmod(self.path, 0o600)
-            log.warning("%s had mode %03o and holds secrets; it has mode 600 now", self.path, mode)
+        except OSError as error:
+            raise self.broken(
+                f"has mode {mode:03o}, so others may read its secrets, and that cannot be changed: {error.strerror}",
+                "have its owner change the mode to 600",
+            ) from error
+        log.warning("%s had mode %03o and holds secrets; it has mode 600 now", self.path, mode)
 
-    def broken(self, why: str) -> ConfigError:
-        """The error for a file whose content cannot be used."""
-        return ConfigError(
-            "authConfigPath",
-            str(self.path),
-            f"the file {why}; mend it, or move it away and create its users anew",
-        )
+    def broken(
+        self, why: str, remedy: str = "mend it, or move it away and create its users anew"
+    ) -> ConfigError:
+        """The error for a file that cannot be used."""
+        return ConfigError("authConfigPath", str(self.path), f"the file {why}; {remedy}")
 
     def save(self, document: Mapping[str, object]) -> None:
         """Durable when it returns. It takes long; a thread should do it.

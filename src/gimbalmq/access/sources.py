@@ -1,7 +1,8 @@
 """Addresses that requests may come from: single ones and ranges (CIDR), of both versions of IP.
 
 An address is compared as a number, so each spelling of an IPv6 address is the same one. (Apache's broker compares plain
-addresses as texts.) An IPv4 address that arrives inside an IPv6 one counts as the IPv4 address.
+addresses as texts.) An IPv4 address that arrives inside an IPv6 one counts as the IPv4 address. ``::/0`` holds every
+address of both versions, as with Apache's broker; any other range those of its own version only.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from gimbalmq.errors import InvalidParameterError
 
 _Network = IPv4Network | IPv6Network
 
+_EVERYTHING = IPv6Network("::/0")
 _MAPPED_BITS = 96
 """So many lead an IPv4 address inside an IPv6 one."""
 _MOST_LETTERS = 64
@@ -47,7 +49,7 @@ def matches(patterns: tuple[str, ...], ip: str) -> bool:
     address = _address(ip)
     if address is None:
         return False
-    return any(address in network for network in _networks(patterns))
+    return any(address in network or network == _EVERYTHING for network in _networks(patterns))
 
 
 @lru_cache(maxsize=4096)

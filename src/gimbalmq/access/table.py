@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -37,12 +37,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Writer(Protocol):
-    """Runs work in a thread, one piece after the other; a broker has one for its tables."""
-
-    async def run(self, work: Callable[[], None]) -> None: ...
-
-
 class AccessTable:
     """Users and what they may do (Java: AuthenticationMetadataManager, AuthorizationMetadataManager).
 
@@ -54,7 +48,6 @@ class AccessTable:
         self,
         folder: Path | None,
         *,
-        writer: Writer | None = None,
         files: Files | None = None,
         max_users: int = 10_000,
         max_entries: int = 100_000,
@@ -62,19 +55,19 @@ class AccessTable:
         """
         Args:
             folder: of ``users.json`` and ``acls.json``; None keeps the table in memory only.
-            writer: whose thread writes the files; None means a thread of the event loop's own.
             max_users: ``create_user`` adds no more.
             max_entries: entries of all users' policies together.
         """
         self.revision = 0
         self.max_users = max_users
         self.max_entries = max_entries
-        self._writer = writer
         self._users_file = None if folder is None else PrivateFile(folder / "users.json", files)
         self._acls_file = None if folder is None else PrivateFile(folder / "acls.json", files)
         self._users: dict[str, User] = {}
         self._acls: dict[str, Acl] = {}
         self._entries = 0
+        self._has_orphans = False
+        """The file has policies of users who do not exist; it is written before a user can get such a name."""
         self._changing = asyncio.Lock()
 
     # -- reading -----------------------------------------------------------------------
@@ -116,6 +109,7 @@ class AccessTable:
                 name,
             )
             del acls[name]
+            self._has_orphans = True
         self._take(users, acls)
 
     async def _write(self, users: dict[str, User], acls: dict[str, Acl]) -> None:
@@ -123,9 +117,12 @@ class AccessTable:
         await _uninterrupted(self._save(users, acls))
 
     async def _save(self, users: dict[str, User], acls: dict[str, Acl]) -> None:
-        if acls is not self._acls:
-            acl_rows = Rows((acls[name].subject, _row_of_acl(acls[name])) for name in sorted(acls))
+        if acls is not self._acls or self._has_orphans:
+            acl_rows = Rows(
+                ((acls[name].subject, _row_of_acl(acls[name])) for name in sorted(acls)), at_once=1
+            )
             await self._save_file(self._acls_file, {"acls": acl_rows})
+            self._has_orphans = False
             self._take(self._users, acls)
         if users is not self._users:
             user_rows = Rows((name, _row_of_user(users[name])) for name in sorted(users))
@@ -133,11 +130,7 @@ class AccessTable:
             self._take(users, acls)
 
     async def _save_file(self, file: PrivateFile | None, document: Mapping[str, object]) -> None:
-        if file is None:
-            return
-        if self._writer is not None:
-            await self._writer.run(lambda: file.save(document))
-        else:
+        if file is not None:
             await asyncio.to_thread(file.save, document)
 
     def _take(self, users: dict[str, User], acls: dict[str, Acl]) -> None:
@@ -162,9 +155,7 @@ class AccessTable:
                 raise TableFullError(
                     f"{user.name} is not created: there are {len(self._users)} users; delete some"
                 )
-            # Policies of that name cannot be there, but if they were, a new user must not get them.
-            acls = self._acls if user.name not in self._acls else _without(self._acls, user.name)
-            await self._write({**self._users, user.name: user}, acls)
+            await self._write({**self._users, user.name: user}, self._acls)
 
     async def change_user(self, name: str, change: Callable[[User], User]) -> None:
         """Puts what ``change`` makes of a user in its place; an error of ``change`` leaves the user as it is.

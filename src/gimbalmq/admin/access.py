@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gimbalmq.access.policies import Acl, subject_of_user, user_of_subject
 from gimbalmq.access.users import User, check_name
 from gimbalmq.admin.access_servers import AccessServers
 from gimbalmq.admin.connection import AdminConnection
 from gimbalmq.admin.views import AccessChange, AclEntryView, AclView, UserView
-from gimbalmq.errors import ConfigError, NoPermissionError, QueryNotFoundError, ResponseError
+from gimbalmq.errors import (
+    ConfigError,
+    NoPermissionError,
+    QueryNotFoundError,
+    ResponseError,
+    RocketMQError,
+)
 from gimbalmq.protocol.access_bodies import AclBody, EntryBody, PolicyBody, UserBody
 from gimbalmq.rpc import access
 from gimbalmq.rpc.call import Caller
+
+if TYPE_CHECKING:
+    from gimbalmq.access.plain_import import ImportPlan
+    from gimbalmq.admin.accounts import AccountImport
 
 B = TypeVar("B")
 _PutAcl = Callable[[Caller, str, AclBody], Awaitable[None]]
@@ -73,7 +83,11 @@ class UserAdmin:
 
         async def create(caller: Caller, address: str) -> None:
             await access.create_user(caller, address, body)
-            await _check_binding(caller, address, body)
+            try:
+                await _check_binding(caller, address, body)
+            except RocketMQError:
+                await access.delete_user(caller, address, name)  # nobody must come from everywhere meanwhile
+                raise
 
         return await self._servers.change(create, broker=broker, cluster=cluster, done_already=is_there)
 
@@ -307,6 +321,17 @@ class AclAdmin:
             (await self._servers.change(put, broker=target)).raise_problems()
         return [user_of_subject(body.subject) for body in bodies]
 
+    async def import_accounts(
+        self, plan: ImportPlan, *, broker: str | None = None, cluster: str | None = None
+    ) -> list[AccountImport]:
+        """Makes the users and policies that accounts of 4.x become; see ``access.plain_import``.
+
+        What is there already stays as it is, also if it differs; the answer says so for each server.
+        """
+        from gimbalmq.admin.accounts import import_accounts  # it brings the reader of YAML along
+
+        return await import_accounts(self._servers, plan, broker=broker, cluster=cluster)
+
 
 # -- values -----------------------------------------------------------------------------
 
@@ -334,7 +359,8 @@ async def _check_binding(caller: Caller, address: str, body: UserBody) -> None:
         or (body.certificate and not found.certificate)
     ):
         raise NoPermissionError(
-            f"{body.username} may come from everywhere: this server does not bind users to addresses or certificates",
+            f"this server does not bind {body.username} to addresses or certificates, as Apache's brokers do not; leave"
+            " that out, and give the sources in policies",
             address=address,
         )
 

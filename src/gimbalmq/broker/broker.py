@@ -138,7 +138,11 @@ class Broker:
             # Until then everybody is refused.
             await self.access.start()
             if config.metrics_prom_exporter_port:
-                await self.metrics.start(config.bind_address, config.metrics_prom_exporter_port)
+                await self.metrics.start(
+                    config.metrics_bind_address,
+                    config.metrics_prom_exporter_port,
+                    token=config.read_metrics_token(),
+                )
             await self._start_fast_port(config)
             self._schedule()
             await self._registration.start(self.address)
@@ -185,10 +189,11 @@ class Broker:
             gate = self.access.gate(needs, config)
             if gate is not None:
                 self.transactions.may_see = partial(_may_see, gate, needs)
+                self.timers.only_own_topic = gate.is_strict
         except BaseException:
             self.store.close()
             raise
-        inner = config.inner_credentials()
+        inner = self.access.inner
         signer = None if inner is None else Signer(inner.name, inner.secret)
         self._pool = ChannelPool(network=self._network, tls=self._tls.client, signer=signer)
         self._registration = Registrar(self._pool, self.topics, live, self._tasks)

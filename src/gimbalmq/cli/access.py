@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gimbalmq.cli.acl_import import import_verb
 from gimbalmq.cli.asking import (
     ABSENT,
     FAILED,
@@ -209,6 +210,7 @@ def _acl_verbs() -> list[Verb]:
                 "copyAcl -f IP:10911 -t IP:20911 -s User:alice",
             ),
         ),
+        import_verb(),
     ]
 
 
@@ -310,9 +312,11 @@ async def _create_user(admin: Admin, args: argparse.Namespace) -> Shown:
     )
     if file is not None:
         _write_client_file(args, file, name, password)
-    more = "" if file is None else f" {file} lets it in: gimbalmq topic list --client-file {file}"
     shown = _changed(done, f"User {name} was made", {"user": name})
-    shown.text += more
+    if file is not None:
+        shown.text += f" {file} lets it in."
+    if args.type.lower() == "normal":
+        shown.text += f"\nIt may do nothing yet: gimbalmq acl allow {name} Topic:NAME --actions Pub"
     return shown
 
 
@@ -327,8 +331,9 @@ def _write_client_file(args: argparse.Namespace, file: Path, name: str, password
         told["tls_ca"] = ca if ca == "system" else str(Path(ca).absolute())
     elif args.tls or (own is not None and own.speaks_tls):
         told["tls"] = True
-    if args.tls_any_host or (own is not None and own.tls_any_host):
-        told["tls_any_host"] = True
+    for name in ("tls_any_host", "tls_any_cert"):
+        if getattr(args, name) or (own is not None and getattr(own, name)):
+            told[name] = True
     try:
         write_client_file(file, told)
     except OSError as error:

@@ -184,7 +184,7 @@ def tls_options(group: argparse._ArgumentGroup) -> None:
     add(
         "--tls",
         action="store_true",
-        help="speak TLS (default: $ROCKETMQ_TLS); without --tls-ca any certificate is believed",
+        help="speak TLS (default: $ROCKETMQ_TLS) with servers that the system's authorities vouch for",
     )
     add(
         "--tls-ca",
@@ -197,6 +197,12 @@ def tls_options(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="with --tls-ca: a certificate need not be for the address it is met at "
         "(default: $ROCKETMQ_TLS_ANY_HOST)",
+    )
+    add(
+        "--tls-any-cert",
+        action="store_true",
+        help="speak TLS and believe any certificate, so that anybody may stand in for a server "
+        "(default: $ROCKETMQ_TLS_ANY_CERT)",
     )
     add(
         "--tls-cert",
@@ -279,7 +285,8 @@ def _tls(args: argparse.Namespace) -> SSLContext | None:
     key = args.tls_key or environment.get("ROCKETMQ_TLS_KEY") or None
     if args.tls_key and not cert:
         raise ConfigError("--tls-key", args.tls_key, "give --tls-cert too")
-    if not (args.tls or _said("ROCKETMQ_TLS") or ca or cert):
+    any_cert = args.tls_any_cert or (not ca and _said("ROCKETMQ_TLS_ANY_CERT"))
+    if not (args.tls or _said("ROCKETMQ_TLS") or ca or cert or any_cert):
         return None
     from gimbalmq.transport.tls import client_tls
 
@@ -288,6 +295,7 @@ def _tls(args: argparse.Namespace) -> SSLContext | None:
         cert,
         key,
         environment.get("ROCKETMQ_TLS_KEY_PASSWORD"),
+        verify=not any_cert,
         check_host=not (args.tls_any_host or _said("ROCKETMQ_TLS_ANY_HOST")),
         options=("--tls-ca", "--tls-cert", "$ROCKETMQ_TLS_KEY_PASSWORD"),
     )
@@ -295,15 +303,21 @@ def _tls(args: argparse.Namespace) -> SSLContext | None:
 
 def _tls_of_file(args: argparse.Namespace, file: ClientFile) -> SSLContext:
     """What the file says of TLS with what flags say instead; variables, which may say less, do not count."""
-    own = (args.tls_cert, args.tls_key) if args.tls_cert else (file.tls_cert, args.tls_key or file.tls_key)
-    if args.tls_key and not own[0]:
+    cert, key = args.tls_cert, args.tls_key
+    if not cert:
+        cert, key = file.tls_cert, key or file.tls_key
+    if args.tls_key and not cert:
         raise ConfigError("--tls-key", args.tls_key, "give --tls-cert too")
+    any_cert = args.tls_any_cert or (file.tls_any_cert and not args.tls_ca)
+    ca = args.tls_ca or (None if args.tls_any_cert else file.tls_ca)
     from gimbalmq.transport.tls import client_tls
 
     return client_tls(
-        args.tls_ca or file.tls_ca,
-        *own,
+        ca,
+        cert,
+        key,
         file.tls_key_password or os.environ.get("ROCKETMQ_TLS_KEY_PASSWORD"),
+        verify=not any_cert,
         check_host=not (args.tls_any_host or file.tls_any_host),
         options=("tls_ca of the client file", "tls_cert of the client file", "its tls_key_password"),
     )

@@ -25,9 +25,14 @@ def read(path: Path) -> dict[str, str]:
     except UnicodeDecodeError as error:
         raise ConfigError("-c", str(path), f"byte {error.start} is not UTF-8") from error
     try:
-        return parse_toml(text) if path.suffix == ".toml" else properties_text.loads(text)
+        found = parse_toml(text) if path.suffix == ".toml" else properties_text.loads(text)
     except ValueError as error:
         raise ConfigError("-c", str(path), str(error)) from error
+    folder = path.absolute().parent
+    if "rocketmqHome" not in found and ((folder / "plain_acl.yml").is_file() or (folder / "acl").is_dir()):
+        # Apache's conf folder holds the configuration and the accounts side by side.
+        found.setdefault("aclConfigPath", str(folder))
+    return found
 
 
 def parse_toml(text: str) -> dict[str, str]:

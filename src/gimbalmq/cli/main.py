@@ -22,6 +22,7 @@ from gimbalmq.errors import ConfigError, RocketMQError
 
 if TYPE_CHECKING:
     from gimbalmq.broker.config import BrokerConfig
+    from gimbalmq.cli.secure import Secured
     from gimbalmq.cli.serve import ServePlan
     from gimbalmq.nameserver.config import NameServerConfig
 
@@ -38,6 +39,7 @@ _EXAMPLES = """\
 examples:
   gimbalmq server                        name server on 9876 and broker on 10911, for this machine only
   gimbalmq server --store ./data         the same, messages kept in ./data
+  gimbalmq server --secure ./data        with users, policies and TLS; tells how to go on
   gimbalmq namesrv --host 0.0.0.0        a name server that other machines reach
   gimbalmq broker --host 10.0.0.5 --namesrv '10.0.0.1:9876;10.0.0.2:9876' -c broker.properties
   gimbalmq topic create orders --queues 16
@@ -62,6 +64,10 @@ examples:
   gimbalmq server
   gimbalmq server --namesrv-port 19876 --port 20911 --store ./data --sync-flush
   gimbalmq server -c broker.properties --set autoCreateTopicEnable=false
+  gimbalmq server --secure ./data
+
+--secure DIR starts with authentication, authorisation and TLS on. The first start makes certificates, an administrator
+and DIR/client.toml, which lets commands and clients in; later ones use them again. Messages are in DIR/store.
 
 In the file, keys that begin with namesrv. are for the name server (namesrv.listenPort).
 
@@ -139,6 +145,12 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     )
     server.add_argument(
         "--data", type=Path, metavar="DIR", help="folder of the name server's files (default: STORE/namesrv)"
+    )
+    server.add_argument(
+        "--secure",
+        type=Path,
+        metavar="DIR",
+        help="ask for users and speak TLS only; what that needs is made in DIR, or used again",
     )
     _broker_options(server, namesrv_help="further name servers to register with, separated by ;")
 
@@ -277,7 +289,9 @@ def _pass_over(unknown: Mapping[str, str], typed: Sequence[tuple[str, str]], kno
     """
     from gimbalmq._options import did_you_mean, misspelt
 
-    for key, text in unknown.items():
+    for key, value in unknown.items():
+        # Credentials are JSON. An unknown key may be theirs, misspelt, so that an error must not show them.
+        text = "..." if value.lstrip().startswith("{") else value
         if key in dict(typed):
             remedy = did_you_mean(key, known) or "; leave it out (docs/running.md lists them all)"
             raise ConfigError(key, text, f"there is no such option here{remedy}")
@@ -328,8 +342,12 @@ def broker_plan(args: argparse.Namespace) -> ServePlan:
     return ServePlan(broker=config, debug=args.debug)
 
 
-_FOR_BOTH = ("bindAddress", "tls.")
-"""In the file of `gimbalmq server` these reach both; other keys both know are the broker's."""
+def _reaches_both(key: str) -> bool:
+    """Whether a key in the file of `gimbalmq server` is for both servers; other keys both know are the broker's."""
+    from gimbalmq._options import options_by_key
+    from gimbalmq.access.config import AccessConfig
+
+    return key == "bindAddress" or key.startswith("tls.") or key in options_by_key(AccessConfig)
 
 
 def server_plan(args: argparse.Namespace) -> ServePlan:
@@ -339,12 +357,15 @@ def server_plan(args: argparse.Namespace) -> ServePlan:
     from gimbalmq.nameserver.config import NameServerConfig
 
     keys = {**_file_keys(args), **dict(args.set)}
+    secured = _secured(args, keys)
+    if secured is not None:
+        keys = secured.keys
     of_broker, of_nameserver = options_by_key(BrokerConfig), options_by_key(NameServerConfig)
     known = [*of_broker, *of_nameserver, *(f"namesrv.{key}" for key in of_nameserver)]
     _pass_over({key: text for key, text in keys.items() if key not in known}, args.set, known)
     own = {key.removeprefix("namesrv."): keys.pop(key) for key in list(keys) if key.startswith("namesrv.")}
     for_broker, _ = broker_config({**keys, **_broker_flags(args)})
-    wanted = {key: text for key, text in keys.items() if key not in of_broker or key.startswith(_FOR_BOTH)}
+    wanted = {key: text for key, text in keys.items() if key not in of_broker or _reaches_both(key)}
     if args.host is not None:
         wanted["bindAddress"] = args.host
     wanted |= own
@@ -353,7 +374,24 @@ def server_plan(args: argparse.Namespace) -> ServePlan:
     store = Path(for_broker.store_path_root_dir)
     for_nameserver, _ = nameserver_config(wanted, args.data or store / "namesrv")
     _usable(for_broker.store_path_root_dir, "--store")
-    return ServePlan(nameserver=for_nameserver, broker=for_broker, debug=args.debug)
+    return ServePlan(nameserver=for_nameserver, broker=for_broker, secured=secured, debug=args.debug)
+
+
+def _secured(args: argparse.Namespace, given: Mapping[str, str]) -> Secured | None:
+    """What --secure makes or finds; the store is in its folder unless another is named."""
+    if args.secure is None:
+        return None
+    from gimbalmq.cli.secure import secure
+    from gimbalmq.cli.serve import WILDCARDS
+
+    if args.store is None and "storePathRootDir" not in given:
+        args.store = args.secure / "store"
+    store = Path(str(args.store or given["storePathRootDir"])).expanduser()
+    users = Path(given.get("authConfigPath") or store / "config") / "users.json"
+    named = (args.host or given.get("bindAddress"), args.advertise or given.get("brokerIP1"))
+    hosts = [host for host in named if host and host not in WILDCARDS]
+    port = args.namesrv_port or given.get("namesrv.listenPort", "")
+    return secure(args.secure, given, hosts, users, int(port) if port.isdecimal() else 9876)
 
 
 _PLANS = {"server": server_plan, "broker": broker_plan, "namesrv": namesrv_plan}

@@ -16,7 +16,7 @@ NOUNS = {
     "message": ("messages", "messages: send, find, tail, print, export, import"),
     "deadletter": ("dead_letters", "dead letters: list, show, redrive"),
     "user": ("access", "users: create, update, delete, show, list, copy"),
-    "acl": ("access", "what users may do: allow, deny, delete, show, list, copy"),
+    "acl": ("access", "what users may do: allow, deny, delete, show, list, copy, import"),
     "balance": ("balance", "preview and simulate who owns which queue"),
     "pipeline": ("pipeline", "Spark pipelines: list, init, run, compact"),
     "cert": ("cert", "a private authority and certificates for TLS, in a folder"),

@@ -9,9 +9,11 @@ from pathlib import Path
 from gimbalmq.errors import (
     ConnectError,
     ConsumerNotOnlineError,
+    NoPermissionError,
     NoWritableQueueError,
     RequestTimeoutError,
     ResponseError,
+    SendFailedError,
     StoreLockedError,
     SubscriptionGroupNotExistError,
     TopicNotExistError,
@@ -31,6 +33,13 @@ _REMEDIES: dict[type[Exception], str] = {
     ConnectError: "gimbalmq server starts one, --namesrv HOST:PORT asks another",
 }
 """What a person may do next, if the error itself cannot know that a command was typed."""
+
+_REFUSALS = {
+    "username cannot be null": "it asks who you are: --client-file FILE, or --access-key and --secret-key-file",
+    "check signature failed": "the secret key is not that user's",
+    "no matched policies": "an administrator allows it by gimbalmq acl allow USER RESOURCE --actions ACTION",
+}
+"""The same for servers that refuse, by a part of what they say; their code has other meanings besides."""
 
 
 class LogLines(logging.Formatter):
@@ -77,4 +86,6 @@ def _sentence(error: Exception) -> str:
     """What went wrong and what to do; without the code of an answer if nobody has answered."""
     text = error.remark if isinstance(error, ResponseError) and not error.address else str(error)
     remedy = next((remedy for kind, remedy in _REMEDIES.items() if isinstance(error, kind)), None)
+    if isinstance(error, NoPermissionError | SendFailedError):
+        remedy = next((remedy for part, remedy in _REFUSALS.items() if part in text), None)
     return text if remedy is None else f"{text}; {remedy}"

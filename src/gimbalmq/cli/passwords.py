@@ -26,8 +26,9 @@ def password_options(parser: argparse.ArgumentParser) -> None:
         "--password-file",
         type=Path,
         metavar="FILE",
-        help=f"file whose first line it is, or - for standard input (default: ${VARIABLE} itself)",
+        help="file whose first line it is, or - for standard input",
     )
+    group.add_argument("--password-env", action="store_true", help=f"it is in the variable {VARIABLE}")
     group.add_argument(
         *("-p", "--password"),
         metavar="PASSWORD",
@@ -36,16 +37,21 @@ def password_options(parser: argparse.ArgumentParser) -> None:
 
 
 def given_password(args: argparse.Namespace, *, needed: bool) -> str | None:
-    """The password, from the one place that was named, else from the environment, else from a prompt if it is needed.
+    """The password, from the one place that was named.
+
+    Args:
+        needed: if no place was named, look for the variable, and else ask. A command that only may change a password
+            does not look: a variable that is still set would change it in passing.
 
     Raises:
-        ConfigError: two places were named, or none and it is needed; never with the password in it.
+        ConfigError: two places were named, or there is none and it is needed; never with the password in it.
     """
     named = [
         option
         for option, value in (
             ("--ask-password", args.ask_password),
             ("--password-file", args.password_file),
+            ("--password-env", args.password_env),
             ("--password", args.password),
         )
         if value
@@ -62,9 +68,13 @@ def given_password(args: argparse.Namespace, *, needed: bool) -> str | None:
         return _from_file(args.password_file)
     if args.ask_password:
         return _asked()
+    if not needed and not args.password_env:
+        return None
     found = os.environ.get(VARIABLE)
-    if found or not needed:
-        return found or None
+    if found:
+        return found
+    if args.password_env:
+        raise ConfigError("--password-env", None, f"set ${VARIABLE} to the password")
     if not sys.stdin.isatty():
         raise ConfigError(
             "--password-file",

@@ -11,9 +11,11 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -24,8 +26,10 @@ from gimbalmq.transport.limits import MOST_CONNECTIONS
 from gimbalmq.transport.watchdog import LoopWatchdog
 
 if TYPE_CHECKING:
+    from gimbalmq.access.access import Access
     from gimbalmq.broker.broker import Broker
     from gimbalmq.broker.config import BrokerConfig
+    from gimbalmq.cli.secure import Secured
     from gimbalmq.nameserver.config import NameServerConfig
 
 log = logging.getLogger(__name__)
@@ -41,10 +45,15 @@ WILDCARDS = frozenset({"", "0.0.0.0", "::", "*"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServePlan:
-    """What one process is to run: a name server, a broker, or a broker that uses the name server."""
+    """What one process is to run: a name server, a broker, or a broker that uses the name server.
+
+    Attributes:
+        secured: of ``--secure``; it has more to say when both are ready.
+    """
 
     nameserver: NameServerConfig | None = None
     broker: BrokerConfig | None = None
+    secured: Secured | None = None
     debug: bool = False
 
 
@@ -120,30 +129,50 @@ async def _serve(plan: ServePlan) -> None:
         plan = share_connections(plan)
         broker_config = plan.broker
         watchdog = _watchdog(broker_config)
+        access = await _shared_access(plan, stack)
+        port = 0
         if plan.nameserver is not None:
             from gimbalmq.nameserver.server import NameServer
 
-            nameserver = NameServer(plan.nameserver)
+            nameserver = NameServer(plan.nameserver, access=access)
             stack.push_async_callback(nameserver.close)
             await nameserver.start()
             announce(f"name server ready on {nameserver.address}")
+            port = nameserver.port
             if broker_config is not None:
-                own = f"{_reachable(plan.nameserver.bind_address)}:{nameserver.port}"
+                own = f"{_reachable(plan.nameserver.bind_address)}:{port}"
                 known = [own, *broker_config.namesrv_addresses]
                 broker_config = replace(broker_config, namesrv_addr=";".join(dict.fromkeys(known)))
         if broker_config is not None:
             from gimbalmq.broker.broker import Broker
 
-            broker = Broker(broker_config, watchdog=watchdog)
+            broker = Broker(broker_config, watchdog=watchdog, access=access)
             begun = SYSTEM_CLOCK.monotonic()
             stack.push_async_callback(broker.close)
             await broker.start()
             announce(_broker_ready(broker, broker_config.broker_name, SYSTEM_CLOCK.monotonic() - begun))
             _tell_room(broker_config.broker_name, broker.load.most_connections)
+        if plan.secured is not None:
+            for line in plan.secured.ready(port, show_secret=sys.stdout.isatty()):
+                announce(line)
         _keep_collections_short(stack)
         watchdog.start()  # only now: reading modules and the store takes long, and nobody is served yet
         stack.callback(watchdog.close)
         await asyncio.get_running_loop().create_future()
+
+
+async def _shared_access(plan: ServePlan, stack: AsyncExitStack) -> Access | None:
+    """One table of users for both servers of a process; None if one of them is not there, or keeps none."""
+    nameserver, broker = plan.nameserver, plan.broker
+    if nameserver is None or broker is None or not (nameserver.keeps_users and broker.keeps_users):
+        return None
+    from gimbalmq.access.access import Access
+
+    access = Access(broker, Path(broker.store_path_root_dir) / "config", one_process=True)
+    stack.push_async_callback(access.close)
+    access.load()
+    await access.start()
+    return access
 
 
 def share_connections(plan: ServePlan) -> ServePlan:

@@ -48,9 +48,11 @@ class ClientFile:
         namesrv: name servers, ``host:port;host:port``.
         access_key, secret_key, security_token: who asks; both keys or none.
         tls: whether to speak TLS; a file that names authorities or a certificate need not say it.
-        tls_ca: authorities of the servers to believe, a file of PEM, or ``system``.
+        tls_ca: authorities of the servers to believe, a file of PEM; without it, or with ``system``, those of the
+            operating system.
         tls_cert, tls_key, tls_key_password: the client's own certificate.
         tls_any_host: whether a certificate need not be for the address it is met at.
+        tls_any_cert: whether any certificate is believed, so that anybody may stand in for a server.
     """
 
     path: str
@@ -64,10 +66,11 @@ class ClientFile:
     tls_key: str | None = None
     tls_key_password: str | None = field(default=None, repr=False)
     tls_any_host: bool = False
+    tls_any_cert: bool = False
 
     @property
     def speaks_tls(self) -> bool:
-        return bool(self.tls or (self.tls is None and (self.tls_ca or self.tls_cert)))
+        return bool(self.tls or self.tls_ca or self.tls_cert or self.tls_any_cert)
 
     def options(self) -> dict[str, Any]:
         """The options of a client that it stands for.
@@ -88,6 +91,7 @@ class ClientFile:
                 self.tls_cert,
                 self.tls_key,
                 self.tls_key_password,
+                verify=not self.tls_any_cert,
                 check_host=not self.tls_any_host,
                 options=(
                     f"tls_ca of {self.path}",
@@ -162,14 +166,19 @@ def read_client_file(path: str | os.PathLike[str]) -> ClientFile:
         tls_key_password=made.text("tls_key_password"),
         tls=made.switch("tls"),
         tls_any_host=bool(made.switch("tls_any_host")),
+        tls_any_cert=bool(made.switch("tls_any_cert")),
     )
     if (found.access_key is None) != (found.secret_key is None):
         missing = "access_key" if found.access_key is None else "secret_key"
         raise ConfigError(f"{missing} of {file}", None, "give access_key and secret_key together")
     if found.tls_key and not found.tls_cert:
         raise ConfigError(f"tls_cert of {file}", None, "name the certificate of tls_key as well")
-    if found.tls is False and (found.tls_ca or found.tls_cert):
-        raise ConfigError(f"tls of {file}", False, "leave it out, or leave tls_ca and tls_cert out")
+    if found.tls is False and found.speaks_tls:
+        raise ConfigError(f"tls of {file}", False, "leave it out, or the other keys of TLS")
+    if found.tls_any_cert and found.tls_ca:
+        raise ConfigError(
+            f"tls_any_cert of {file}", True, "leave it out, or tls_ca, which would count for nothing"
+        )
     return found
 
 
@@ -259,7 +268,7 @@ def _meant(name: str, known: set[str]) -> str:
 
 
 class _Reader:
-    """Values of one file, each checked; an error never shows the value of a secret."""
+    """Values of one file, each checked; ConfigError does not show secrets, which it knows by their names."""
 
     def __init__(self, file: Path, told: Mapping[str, object]) -> None:
         self._file = file
@@ -297,5 +306,4 @@ class _Reader:
         return value
 
     def _refused(self, name: str, allowed: str) -> ConfigError:
-        shown = "..." if name in _SECRETS else self._told[name]
-        return ConfigError(f"{name} of {self._file}", shown, f"use {allowed}")
+        return ConfigError(f"{name} of {self._file}", self._told[name], f"use {allowed}")

@@ -89,13 +89,20 @@ class NameServer:
         config = self.config
         kv = KvStore(config.kv_config_path)
         kv.load()
+        try:
+            await self._start(config, kv)
+        except BaseException:
+            await self._close_access()
+            raise
+
+    async def _start(self, config: NameServerConfig, kv: KvStore) -> None:
         handlers = Handlers()
         access = await self._open_access(config)
         needs = NeedTable.of_nameserver(
             routes_public=config.routes_public, rules=Rules(config.authorization_rules)
         )
         gate = access.gate(needs, config)
-        proven = None if gate is None else partial(_proven, gate)
+        proven = None if gate is None or gate.is_permissive else partial(_proven, gate)
         requests = NameServerRequests(self.table, kv, self._settings, self._clock, proven)
         requests.install(handlers)
         handlers.closed = requests.disconnected
@@ -131,6 +138,9 @@ class NameServer:
         await self._tasks.close()
         if self._remoting is not None:
             await self._remoting.close()
+        await self._close_access()
+
+    async def _close_access(self) -> None:
         if self.access is not None and self._shared_access is None:
             await self.access.close()
 

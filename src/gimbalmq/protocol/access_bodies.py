@@ -15,6 +15,12 @@ from gimbalmq.protocol.bodies import Body, check_length
 
 REQUEST_BYTES = 256 * 1024
 """Most bytes of such a body in a request."""
+MAX_ENTRIES = 1000
+"""Of one user's policies; each decision that is not remembered looks at all of them."""
+MAX_SOURCES = 1000
+"""Of one user's policies together."""
+_MAX_POLICIES = 10
+_MAX_ACTIONS = 50
 
 
 class UserBody(Body):
@@ -74,13 +80,39 @@ def user_of(raw: Any) -> UserBody:
 
 
 def acl_of(raw: Any) -> AclBody:
-    """The same of an Acl."""
+    """The same of an Acl.
+
+    Its parts are counted before anything is made of them: by references (``$ref``), which the tools of 5.3 use, a short
+    text can stand for millions of entries.
+    """
     _check_fields(raw, AclBody, "Acl")
+    if len(_items(raw, "policies")) > _MAX_POLICIES:
+        raise InvalidParameterError(f"the Acl has more than {_MAX_POLICIES} policies; there are two types")
+    entries = sources = 0
     for policy in _items(raw, "policies"):
         _check_fields(policy, PolicyBody, "policy")
+        entries += len(_items(policy, "entries"))
+        check_count(entries, sources)
         for entry in _items(policy, "entries"):
             _check_fields(entry, EntryBody, "policy's entry")
+            if len(_items(entry, "actions")) > _MAX_ACTIONS:
+                raise InvalidParameterError(f"the policy's entry has more than {_MAX_ACTIONS} actions")
+            sources += len(_items(entry, "sourceIps"))
+    check_count(entries, sources)
     return AclBody.of(raw)
+
+
+def check_count(entries: int, sources: int) -> None:
+    """Raises InvalidParameterError if a user cannot have so many entries and source addresses."""
+    if entries > MAX_ENTRIES:
+        raise InvalidParameterError(
+            f"a user would have {entries} policy entries and may have {MAX_ENTRIES}: use prefixes such as Topic:a*"
+        )
+    if sources > MAX_SOURCES:
+        raise InvalidParameterError(
+            f"a user's policies would have {sources} source addresses and may have {MAX_SOURCES}: "
+            "use ranges such as 10.0.0.0/8"
+        )
 
 
 def _loaded(data: bytes | bytearray | memoryview) -> Any:

@@ -146,12 +146,13 @@ def dumps_pretty(value: Any) -> bytes:
 
 
 class Rows:
-    """A table of a document, row by row, for ``pretty_pieces``."""
+    """A table of a document, row by row, for ``pretty_pieces``; of large rows fewer go into one piece."""
 
-    __slots__ = ("rows",)
+    __slots__ = ("at_once", "rows")
 
-    def __init__(self, rows: Iterable[tuple[str, object]]) -> None:
+    def __init__(self, rows: Iterable[tuple[str, object]], *, at_once: int = _ROWS_AT_ONCE) -> None:
         self.rows = rows
+        self.at_once = at_once
 
 
 def pretty_pieces(document: Mapping[str, object]) -> Iterator[bytes]:
@@ -165,7 +166,7 @@ def pretty_pieces(document: Mapping[str, object]) -> Iterator[bytes]:
             continue
         rows = iter(value.rows)
         separator = f"{start}{{\n".encode()
-        while chunk := dict(islice(rows, _ROWS_AT_ONCE)):
+        while chunk := dict(islice(rows, value.at_once)):
             # One level deeper than it is, so that its lines are indented; that level's own lines are cut off.
             text = dumps_pretty([chunk])
             yield separator + text[len(b"[\n  {\n") : -len(b"\n  }\n]")]

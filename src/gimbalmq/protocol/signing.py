@@ -28,6 +28,12 @@ _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 
 _V4_9_3 = 399
 
+_ZONE = ("__ZONE_NAME", "__ZONE_MODE")
+"""Java's clients since 5.0 add them after they have signed; they mean nothing here."""
+
+_MOST_BYTES_AGAIN = 4 << 20
+"""A body of more is hashed once only, because the event loop would wait for it."""
+
 _BLOCK_BYTES = 64
 _ORDERS_KEPT = 512
 _FIELDS_KEPT = 64
@@ -122,23 +128,29 @@ def text_verified(text: str, body: bytes | bytearray | memoryview, given: str, k
 def verified(command: RemotingCommand, key: SecretKey) -> bool:
     """Whether a request carries the signature that this key gives it, by the rules of every client since 4.4.
 
-    A request by unique key (12) of a client up to 4.9.3 has one field that is not signed. A field without a value in
-    RocketMQ's own header may have been signed as nothing, or as the four letters that Java writes for no value.
+    Some clients add fields after they have signed: ``_UNIQUE_KEY_QUERY`` of request 12 up to 4.9.3, and their zone
+    since 5.0; such a field counts or does not. A field without a value in RocketMQ's own header may have been signed as
+    nothing, or as the four letters that Java writes for no value.
     """
     fields = command.ext_fields
     if not fields or SIGNATURE not in fields:
         return False
+    if fields_verified(fields, command.body, key):
+        return True
+    late = {name for name in _ZONE if name in fields}
     if (
         command.code == RequestCode.QUERY_MESSAGE
         and command.version <= _V4_9_3
         and _UNIQUE_KEY_QUERY in fields
     ):
-        fields = {name: value for name, value in fields.items() if name != _UNIQUE_KEY_QUERY}
-    if fields_verified(fields, command.body, key):
-        return True
-    if not command.empty_fields:
+        late.add(_UNIQUE_KEY_QUERY)
+    if not (late or command.empty_fields) or len(command.body) > _MOST_BYTES_AGAIN:
         return False
-    return fields_verified({**dict.fromkeys(command.empty_fields, "null"), **fields}, command.body, key)
+    signed = {name: value for name, value in fields.items() if name not in late}
+    return (bool(late) and fields_verified(signed, command.body, key)) or (
+        bool(command.empty_fields)
+        and fields_verified({**dict.fromkeys(command.empty_fields, "null"), **signed}, command.body, key)
+    )
 
 
 class Signer:

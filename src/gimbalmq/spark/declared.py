@@ -162,6 +162,7 @@ class Given:
 
     def __init__(self, options: Mapping[str, str], declared: Sequence[Option[Any]], *, what: str) -> None:
         own = {name.lower(): each.name.lower() for each in declared for name in (each.name, *each.aliases)}
+        secret = {each.name.lower() for each in declared if each.secret}
         self._values: dict[str, str] = {}
         said: dict[str, str] = {}
         for name, value in options.items():
@@ -171,10 +172,14 @@ class Given:
                 raise ConfigError("option", name, f"{what} has no such option; {_hint(name, declared)}")
             meant, text = own[name.lower()], str(value)
             if meant in self._values and self._values[meant] != text:
-                raise ConfigError(
-                    name, text, f"{said[meant]}={self._values[meant]!r} says the same thing; give one of them"
-                )
+                other = said[meant] if meant in secret else f"{said[meant]}={self._values[meant]!r}"
+                raise ConfigError(name, text, f"{other} says the same thing; give one of them")
             self._values[meant], said[meant] = text, name
+
+    def otherwise(self, name: str, text: str | None) -> None:
+        """Says what an option is if the user has said nothing, or only blanks."""
+        if text and not self._values.get(name.lower(), "").strip():
+            self._values[name.lower()] = text
 
     def __contains__(self, declared: Option[Any]) -> bool:
         return declared.name.lower() in self._values

@@ -86,6 +86,7 @@ class Sender:
 
     def __init__(self, settings: SinkSettings) -> None:
         self.settings = settings
+        self._stamp = settings.connection.stamp()
         self._thread = loop_thread()
         self.loop = self._thread.loop
         self._free_rules = rules_of(settings, Place.SAME_ID)
@@ -102,7 +103,12 @@ class Sender:
         """The sender of these settings for one task; made on first use."""
         with cls._lock:
             found = cls._shared.get(settings)
-            if found is None or found._thread is not loop_thread():
+            if (
+                found is None
+                or found._thread is not loop_thread()
+                or found._stamp != settings.connection.stamp()
+            ):
+                # One that was there before, with another secret, leaves when its tasks have ended.
                 found = cls._shared[settings] = cls(settings)
             found._tasks += 1
         try:
@@ -122,11 +128,13 @@ class Sender:
 
     def _leave(self) -> None:
         with self._lock:
-            if self._tasks or self._shared.get(self.settings) is not self:
+            if self._tasks:
                 return
-            del self._shared[self.settings]
-        if self._started is not None:
-            self._goodbye = self.loop.create_task(self._started.close())
+            if self._shared.get(self.settings) is self:
+                del self._shared[self.settings]
+        started, self._started = self._started, None
+        if started is not None:
+            self._goodbye = self.loop.create_task(started.close())
 
     async def _start(self) -> Producer:
         settings = self.settings
@@ -150,8 +158,9 @@ class Sender:
         with self._lock:
             if self._shared.get(self.settings) is self:
                 del self._shared[self.settings]
-        if self._started is not None:
-            self._thread.run(self._started.close())
+        started, self._started = self._started, None
+        if started is not None:
+            self._thread.run(started.close())
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         """The queues of a topic, in the order of its route."""

@@ -32,6 +32,7 @@ from gimbalmq.protocol.serializers import decode_command, encode_frame
 from gimbalmq.protocol.signing import Signer
 from gimbalmq.spark.connection import Connection
 from gimbalmq.transport.network import split_address
+from gimbalmq.transport.tls import tls_trouble
 
 T = TypeVar("T")
 
@@ -98,7 +99,7 @@ class Link:
                 self._socket = context.wrap_socket(plain, server_hostname=host)
             except OSError as error:
                 plain.close()
-                raise ConnectError(f"TLS with {address} failed: {error}") from error
+                raise ConnectError(f"TLS with {address} failed: {_why(error)}") from error
         # The kernel keeps the time limits, so that one call waits for a whole answer.
         self._plain = context is None
         self._whole = socket.MSG_WAITALL if self._plain else 0
@@ -124,7 +125,7 @@ class Link:
         try:
             self._socket.sendall(data)
         except OSError as error:
-            raise ConnectionLostError(f"the connection to {self.address} broke: {error}") from error
+            raise ConnectionLostError(f"the connection to {self.address} broke: {_why(error)}") from error
 
     def receive(self, deadline: float) -> RemotingCommand:
         """The next answer; what the peer asks of us meanwhile is passed over.
@@ -191,7 +192,7 @@ class Link:
         except (BlockingIOError, TimeoutError, ssl.SSLWantReadError):
             raise RequestTimeoutError(f"{self.address} gave no answer in time") from None
         except OSError as error:
-            raise ConnectionLostError(f"the connection to {self.address} broke: {error}") from error
+            raise ConnectionLostError(f"the connection to {self.address} broke: {_why(error)}") from error
         if count == 0:
             hint = "" if self._heard or not self._plain else " without a word; does it want TLS?"
             raise ConnectionLostError(f"{self.address} closed the connection{hint}")
@@ -210,6 +211,12 @@ class Link:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, ssl.SSLEOFError):
+        return "it hung up in the middle; does it speak TLS?"
+    return tls_trouble(error) if isinstance(error, ssl.SSLError) else str(error)
 
 
 class _Asked:
@@ -231,10 +238,12 @@ class Wire:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._tls: ssl.SSLContext | None = connection.client_options()["tls"]
+        told = connection.client_options()
+        self._tls: ssl.SSLContext | None = told["tls"]
+        access, secret = told["access_key"], told["secret_key"]
         self._signer = (
-            Signer(connection.access_key, connection.secret_key, connection.security_token)
-            if connection.access_key is not None and connection.secret_key is not None
+            Signer(access, secret, told["security_token"])
+            if access is not None and secret is not None
             else None
         )
         self.buffers = Buffers()
@@ -372,22 +381,26 @@ class _Gathering:
             self._throw(index, error)
 
 
-_wires: dict[tuple[int, Connection], Wire] = {}
+_wires: dict[tuple[int, Connection], tuple[object, Wire]] = {}
 
 
 def process_wire(connection: Connection) -> Wire:
     """The wire of this process for these settings: Spark uses a Python worker for many tasks."""
     key = (os.getpid(), connection)  # a forked child must not speak on its parent's sockets
-    wire = _wires.get(key)
-    if wire is None:
-        wire = _wires[key] = Wire(connection)
+    stamp = connection.stamp()  # a secret that was changed counts from the next task on
+    known, wire = _wires.get(key, (None, None))
+    if wire is None or known != stamp:
+        if wire is not None:
+            wire.close()
+        wire = Wire(connection)
+        _wires[key] = stamp, wire
     return wire
 
 
 @atexit.register
 def close_process_wires() -> None:
     """Closes what ``process_wire`` made; the next task makes new connections."""
-    for (process, _), wire in list(_wires.items()):
+    for (process, _), (_, wire) in list(_wires.items()):
         if process == os.getpid():
             wire.close()
     _wires.clear()

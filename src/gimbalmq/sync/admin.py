@@ -99,6 +99,7 @@ class _Acls(_Part):
     get = blocking(AclAdmin.get)
     all = blocking(AclAdmin.all)
     copy = blocking(AclAdmin.copy)
+    import_accounts = blocking(AclAdmin.import_accounts)
 
 
 class Admin:

@@ -20,12 +20,14 @@ from typing import Any, Self, TypeVar
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq._options import Configuration, did_you_mean, options_by_key
+from gimbalmq.access.access import Access
 from gimbalmq.broker.broker import Broker
 from gimbalmq.broker.config import BrokerConfig
 from gimbalmq.errors import ConfigError, StateError
 from gimbalmq.nameserver.config import NameServerConfig
 from gimbalmq.nameserver.server import NameServer
 from gimbalmq.testing.network import MemoryNetwork
+from gimbalmq.testing.security import ADMIN, ClusterSecurity
 
 T = TypeVar("T")
 
@@ -79,6 +81,10 @@ class LocalCluster:
         properties: RocketMQ's broker keys, for all of them; ``tls.*`` reach the name server too.
         namesrv_properties: RocketMQ's name server keys.
         store: a folder that is kept; without it everything is deleted at the end.
+        secure: whether it asks for users and their policies, and speaks nothing but TLS; ``client_options`` and
+            ``client_file`` let clients in.
+        users: names of ordinary users and what each may do, actions by resource, such as
+            ``{"shop": {"Topic:orders": "Pub"}}``; a secure cluster has an administrator, ``admin``, besides.
         network: run in memory; with a VirtualClock and its loop, in virtual time.
         clock: what the servers read the time from.
     """
@@ -90,6 +96,8 @@ class LocalCluster:
         properties: Mapping[str, object] | None = None,
         namesrv_properties: Mapping[str, object] | None = None,
         store: Path | None = None,
+        secure: bool = False,
+        users: Mapping[str, Mapping[str, str]] | None = None,
         network: MemoryNetwork | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -100,6 +108,12 @@ class LocalCluster:
         )
         if not 1 <= len(names) <= 26 or len(set(names)) < len(names):
             raise ConfigError("brokers", brokers, "use 1 to 26, or as many different names")
+        if users and not secure:
+            raise ConfigError("users", ", ".join(users), "only a secure cluster has users: say secure=True")
+        self._secure = secure
+        self._users = dict(users or {})
+        self._security: ClusterSecurity | None = None
+        self._access: Access | None = None
         self._properties = _texts(properties)
         self._namesrv_properties = _texts(namesrv_properties)
         self._names = tuple(names)
@@ -148,6 +162,25 @@ class LocalCluster:
             raise StateError("the cluster is not running")
         return self._folder
 
+    def client_options(self, user: str | None = None) -> dict[str, Any]:
+        """Options that any client is given: name servers and, if the cluster is secure, who asks and whom to believe.
+
+        Args:
+            user: of a secure cluster; its administrator by default.
+        """
+        if self._security is None and user is None:
+            return {"namesrv": self.namesrv}
+        return self._secured().client_options(user or ADMIN, self.namesrv)
+
+    def client_file(self, user: str | None = None) -> Path:
+        """The same as a client file of a secure cluster, for commands and for Spark."""
+        return self._secured().client_file(user or ADMIN, self.namesrv)
+
+    def _secured(self) -> ClusterSecurity:
+        if self._security is None:
+            raise StateError("the cluster has no users: make it with secure=True")
+        return self._security
+
     # -- life ------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
@@ -171,19 +204,35 @@ class LocalCluster:
     async def _start_all(self) -> None:
         host = HOST if self._network is None else NAMESERVER_HOST
         shared = {key: text for key, text in self._properties.items() if key.startswith("tls.")}
+        if self._secure:
+            hosts = () if self._network is None else (host, *map(self._host_of, range(len(self._names))))
+            self._security = ClusterSecurity(self.folder / "security", self._users, hosts)
+            shared = self._security.properties | shared
         keys = {"bindAddress": host, "listenPort": "0", **shared, **self._namesrv_properties}
         config, unknown = NameServerConfig.from_properties(keys)
         _refuse(unknown, NameServerConfig)
+        if self._security is not None:
+            # One table for all servers, in memory: a new cluster has new users.
+            self._access = Access(config, None, clock=self._clock)
+            self._access.load()
+            await self._access.start()
+            await self._security.make_users(self._access)
         self._nameserver = NameServer(
-            config, network=None if self._network is None else self._network.host(host), clock=self._clock
+            config,
+            network=None if self._network is None else self._network.host(host),
+            clock=self._clock,
+            access=self._access,
         )
         await self._nameserver.start()
         for index, name in enumerate(self._names):
             self._slots.append(_Slot(self._broker_config(index, name)))
             await self.start_broker(index)
 
+    def _host_of(self, index: int) -> str:
+        return HOST if self._network is None else f"10.0.0.{11 + index}"
+
     def _broker_config(self, index: int, name: str) -> BrokerConfig:
-        host = HOST if self._network is None else f"10.0.0.{11 + index}"
+        host = self._host_of(index)
         keys = {
             "brokerName": name,
             "bindAddress": host,
@@ -193,6 +242,7 @@ class LocalCluster:
             "namesrvAddr": self.namesrv,
             "storePathRootDir": str(self.folder / name),
             **SMALL,
+            **({} if self._security is None else self._security.properties),
             **self._properties,
         }
         config, unknown = BrokerConfig.from_properties(keys)
@@ -209,6 +259,10 @@ class LocalCluster:
         nameserver, self._nameserver = self._nameserver, None
         if nameserver is not None:
             await nameserver.close()
+        access, self._access = self._access, None
+        if access is not None:
+            await access.close()
+        self._security = None
         self._slots.clear()
         folder, self._folder = self._folder, None
         if folder is not None and self._kept is None:
@@ -231,7 +285,7 @@ class LocalCluster:
 
     def _new_broker(self, index: int, config: BrokerConfig) -> Broker:
         network = None if self._network is None else self._network.host(config.bind_address)
-        return Broker(config, network=network, clock=self._clock)
+        return Broker(config, network=network, clock=self._clock, access=self._access)
 
     async def stop_broker(self, index: int = 0) -> None:
         """Closes a broker cleanly."""
@@ -302,6 +356,14 @@ class ThreadCluster:
     @property
     def folder(self) -> Path:
         return self._cluster.folder
+
+    def client_options(self, user: str | None = None) -> dict[str, Any]:
+        """See LocalCluster."""
+        return self._cluster.client_options(user)
+
+    def client_file(self, user: str | None = None) -> Path:
+        """See LocalCluster."""
+        return self._cluster.client_file(user)
 
     def start(self) -> None:
         if self._thread is not None:

@@ -29,6 +29,23 @@ def gimbalmq_server(gimbalmq_options: dict[str, Any]) -> Iterator[ThreadCluster]
         yield cluster
 
 
+@pytest.fixture(scope="session")
+def gimbalmq_users() -> dict[str, dict[str, str]]:
+    """Users of gimbalmq_secure_server and what each may do; override it in your conftest.py."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def gimbalmq_secure_server(
+    gimbalmq_options: dict[str, Any], gimbalmq_users: dict[str, dict[str, str]]
+) -> Iterator[ThreadCluster]:
+    """The same with users and TLS; its client_options() and client_file() let clients in."""
+    from gimbalmq.testing.cluster import LocalCluster
+
+    with LocalCluster.in_thread(**gimbalmq_options | {"secure": True, "users": gimbalmq_users}) as cluster:
+        yield cluster
+
+
 @pytest.fixture
 def gimbalmq_cluster(gimbalmq_options: dict[str, Any]) -> Iterator[ThreadCluster]:
     """A name server and broker of this test's own; it may stop, kill and restart them."""

@@ -11,14 +11,16 @@ import asyncio
 import hashlib
 import logging
 import os
-import re
 import ssl
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.errors import ConfigError, RemoteProtocolError
+from gimbalmq.transport.certificate_dates import FIRST_CERTIFICATE, dates_of, trouble_with_dates
 from gimbalmq.transport.tls_config import TlsConfig
 
 log = logging.getLogger(__name__)
@@ -37,14 +39,36 @@ SYSTEM = "system"
 _MAX_HANDSHAKE_BYTES = 262_144
 """A handshake longer than this is no handshake; OpenSSL takes certificates of 100 KB."""
 
+CIPHERS = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Of TLS 1.2: forward secrecy and authenticated encryption only, which every Java since 8 has. Those of TLS 1.3 are
+all of this kind. The level refuses short keys and signatures by SHA-1, whatever the system's own settings say."""
+
+_WARN_BEFORE = timedelta(days=14)
+"""So long before a server's certificate expires its log says so."""
+
+_EXPIRED = 10
+_NOT_YET_VALID = 9
 _HOST_MISMATCHES = frozenset({62, 63, 64})
 """OpenSSL's codes for a certificate of another host name, mail address or IP address."""
 _HOST_REMEDY = (
     "; have it made for this address, or say check_host=False, --tls-any-host or tlsCheckHost=false"
 )
 _TRUST_REMEDY = "; name its authority by client_tls(ca), --tls-ca, tlsTrustFile or tls.client.trustCertPath"
+_DATE_REMEDY = "; it has to be renewed, unless a clock is wrong"
 
-_FIRST_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_REMEDIES = {
+    "alert certificate expired": "the certificate that was shown to the peer has expired; renew it",
+    "alert certificate required": (
+        "the peer wants a certificate; show one by client_tls(ca, cert, key), --tls-cert, tlsCertFile or "
+        "tls.client.certPath"
+    ),
+    "alert unknown ca": "the peer does not know the authority of the certificate that was shown to it",
+    "alert protocol version": "TLS 1.2 is the oldest that is spoken here",
+    "unsupported protocol": "TLS 1.2 is the oldest that is spoken here",
+    "no shared cipher": "the peer offers no cipher of TLS 1.2 with forward secrecy and authenticated encryption",
+    "alert handshake failure": "the peer accepts none of the ciphers of TLS 1.2 and 1.3 that are spoken here",
+}
+"""What the ends of OpenSSL's reasons mean."""
 
 
 class TlsMode(Enum):
@@ -62,17 +86,41 @@ class ServerTls:
         mode: who is served.
         context: for peers that connect to it; without one every TLS peer is closed.
         client: for connections the server makes itself; None if those are plain.
+        plain_trouble: why a plain peer is refused; "" if it is served.
     """
 
-    __slots__ = ("_complained", "_config", "_loaded", "_seen", "client", "context", "mode")
+    __slots__ = (
+        "_clock",
+        "_complained",
+        "_config",
+        "_dates",
+        "_dates_told",
+        "_loaded",
+        "_seen",
+        "client",
+        "context",
+        "mode",
+        "plain_trouble",
+    )
 
-    def __init__(self, config: TlsConfig | None = None) -> None:
+    def __init__(self, config: TlsConfig | None = None, *, clock: Clock = SYSTEM_CLOCK) -> None:
         """Reads the files; raises ConfigError naming the key that is wrong."""
         self._config = config = config or TlsConfig()
+        self._clock = clock
         self.mode = TlsMode(config.tls_server_mode)
+        self.plain_trouble = (
+            "this server serves TLS peers only"
+            if config.enforcing
+            else "this server asks for a certificate, which a plain peer cannot show"
+            if config.refuses_plain
+            else ""
+        )
         self._loaded = self._seen = self._stamps()
         self._complained: tuple[tuple[int, int, int] | None, ...] | None = None
         self.context, self.client = _contexts(config)
+        self._dates = self._read_dates()
+        self._dates_told = ""
+        self._tell_dates()
 
     async def reload(self) -> bool:
         """Reads the files again if they have changed; whether they had. To be called every RELOAD_SECONDS.
@@ -87,6 +135,7 @@ class ServerTls:
         # A certificate and its key are replaced one after the other: wait until nothing moves.
         seen, self._seen = self._seen, stamps
         if stamps == self._loaded or stamps != seen:
+            self._tell_dates()
             return False
         try:
             self.context, self.client = await asyncio.to_thread(_contexts, self._config)
@@ -98,7 +147,25 @@ class ServerTls:
             return False
         self._loaded = stamps
         log.info("changed certificates were loaded; new connections use them")
+        self._dates = await asyncio.to_thread(self._read_dates)
+        self._tell_dates()
         return True
+
+    def _read_dates(self) -> tuple[datetime, datetime] | None:
+        try:
+            return dates_of(Path(self._config.tls_server_cert_path or "").read_text("ascii", "replace"))
+        except OSError:
+            return None
+
+    def _tell_dates(self) -> None:
+        """Says once what is wrong with the dates of the server's certificate, or soon will be."""
+        now = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC)
+        trouble = trouble_with_dates(self._dates, now, _WARN_BEFORE)
+        if trouble and trouble != self._dates_told:
+            log.warning(
+                "the certificate tls.server.certPath=%s %s", self._config.tls_server_cert_path, trouble
+            )
+        self._dates_told = trouble
 
     def _stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
         config = self._config
@@ -132,7 +199,8 @@ def _server_context(config: TlsConfig) -> ssl.SSLContext | None:
     if not config.tls_server_cert_path:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.options |= ssl.OP_NO_RENEGOTIATION
+    _restrict(context)
+    context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     _load_chain(
         context,
         config.tls_server_cert_path,
@@ -150,8 +218,15 @@ def _server_context(config: TlsConfig) -> ssl.SSLContext | None:
         "none": ssl.CERT_NONE,
         "optional": ssl.CERT_OPTIONAL,
         "require": ssl.CERT_REQUIRED,
-    }[config.tls_server_need_client_auth]
+    }[config.client_certificates]
     return context
+
+
+def _restrict(context: ssl.SSLContext) -> None:
+    """What both sides refuse, said here because the system's own settings may allow it."""
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(CIPHERS)
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
 
 
 def _own_client_context(config: TlsConfig) -> ssl.SSLContext:
@@ -167,16 +242,18 @@ def _own_client_context(config: TlsConfig) -> ssl.SSLContext:
         if config.tls_client_cert_path
         else (own, config.tls_server_key_path, config.tls_server_key_password)
     )
-    known = trusted or own
-    context = client_tls(
-        None if config.tls_client_auth_server is False else trusted or (None if own else SYSTEM),
+    verify = config.tls_client_auth_server is not False
+    checks = config.tls_client_check_host
+    context = _client_context(
+        # A server with a certificate and no authorities believes its own and no other.
+        trusted or (None if own else SYSTEM),
         *shown,
-        check_host=not known,
+        verify=verify,
+        check_host=not (trusted or own) if checks is None else checks,
         options=("tls.client.trustCertPath", "tls.client.certPath", "tls.client.keyPassword"),
     )
-    if own and config.tls_client_auth_server is not False:
+    if own and verify:
         _trust_first_of(context, own)
-        context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
@@ -186,27 +263,47 @@ def client_tls(
     key: str | None = None,
     key_password: str | None = None,
     *,
+    verify: bool = True,
     check_host: bool = True,
     options: tuple[str, str, str] = ("ca", "cert", "key_password"),
 ) -> ssl.SSLContext:
     """A client's context; raises ConfigError for a file that cannot be used.
 
     Args:
-        ca: authorities of the servers to believe, a file of PEM, or ``system``; without them any
-            certificate is believed, as RocketMQ's Java client does by default.
+        ca: authorities of the servers to believe, a file of PEM; ``system``, or none, for those that the operating
+            system trusts.
         cert, key, key_password: the client's own, for servers that ask for one.
-        check_host: whether the certificate must be for the name or address that was connected to;
-            of no meaning without ``ca``.
+        verify: ``False`` believes any certificate, as RocketMQ's Java client does by default: whoever can redirect a
+            connection then reads and changes everything.
+        check_host: whether the certificate must be for the name or address that was connected to.
         options: what ``ca``, ``cert`` and ``key_password`` are called in errors.
     """
+    if ca is not None and not verify:
+        raise ConfigError(options[0], ca, "there is nothing to check it for if any certificate is believed")
+    return _client_context(
+        ca or SYSTEM, cert, key, key_password, verify=verify, check_host=check_host, options=options
+    )
+
+
+def _client_context(
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
+    key_password: str | None,
+    *,
+    verify: bool,
+    check_host: bool,
+    options: tuple[str, str, str],
+) -> ssl.SSLContext:
+    """As ``client_tls``; without ``ca`` nobody is believed yet."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.options |= ssl.OP_NO_RENEGOTIATION
-    context.check_hostname = check_host and ca is not None
-    if ca is None:
+    _restrict(context)
+    context.check_hostname = verify and check_host
+    if not verify:
         context.verify_mode = ssl.CERT_NONE
     elif ca == SYSTEM:
         context.load_default_certs()
-    else:
+    elif ca is not None:
         _trust(context, ca, options[0])
     if cert:
         _load_chain(context, cert, key, key_password, options[1], options[2])
@@ -249,7 +346,7 @@ def _trust_first_of(context: ssl.SSLContext, path: str) -> None:
     """Believes one certificate; not those behind it in the file, which would vouch for strangers too."""
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
-        found = _FIRST_CERTIFICATE.search(Path(path).read_text("ascii", "replace"))
+        found = FIRST_CERTIFICATE.search(Path(path).read_text("ascii", "replace"))
         if found is not None:
             context.load_verify_locations(cadata=found[0])
     except (OSError, ssl.SSLError) as error:
@@ -260,6 +357,20 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.lower().replace("_", " ")
     return str(getattr(error, "strerror", None) or error)
+
+
+def tls_trouble(error: Exception, *, server_side: bool = False) -> str:
+    """What went wrong with TLS, and what helps, in words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = f"the peer's certificate is not believed: {error.verify_message}"
+        if error.verify_code in (_EXPIRED, _NOT_YET_VALID):
+            return why + _DATE_REMEDY
+        if server_side:
+            return why
+        return why + (_HOST_REMEDY if error.verify_code in _HOST_MISMATCHES else _TRUST_REMEDY)
+    reason = _reason(error)
+    meaning = next((words for end, words in _REMEDIES.items() if reason.endswith(end)), "")
+    return f"TLS failed: {reason} ({meaning})" if meaning else f"TLS failed: {reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +435,7 @@ class TlsPipe:
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
-            raise RemoteProtocolError(f"TLS failed: {_reason(error)}") from error
+            raise RemoteProtocolError(self._trouble(error)) from error
         return plain[0] if len(plain) == 1 else b"".join(plain), self._outgoing.read()
 
     def send(self, data: bytes) -> bytes:
@@ -333,7 +444,7 @@ class TlsPipe:
         try:
             sent = self._object.write(data)
         except ssl.SSLError as error:
-            raise RemoteProtocolError(f"TLS failed: {_reason(error)}") from error
+            raise RemoteProtocolError(self._trouble(error)) from error
         assert sent == len(data), "a memory buffer takes everything"
         return self._outgoing.read()
 
@@ -364,11 +475,9 @@ class TlsPipe:
             self._object.do_handshake()
         except ssl.SSLWantReadError:
             return
-        except ssl.SSLCertVerificationError as error:
-            why = f"the peer's certificate is not believed: {error.verify_message}"
-            if not self._object.server_side:
-                why += _HOST_REMEDY if error.verify_code in _HOST_MISMATCHES else _TRUST_REMEDY
-            raise RemoteProtocolError(why) from error
         except ssl.SSLError as error:
-            raise RemoteProtocolError(f"TLS handshake failed: {_reason(error)}") from error
+            raise RemoteProtocolError(self._trouble(error)) from error
         self.established = True
+
+    def _trouble(self, error: ssl.SSLError) -> str:
+        return tls_trouble(error, server_side=bool(self._object.server_side))

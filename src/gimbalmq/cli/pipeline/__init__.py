@@ -141,6 +141,9 @@ def _add_run(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     where.add_argument("--remote", metavar="sc://HOST:PORT", help="a Spark Connect server that is running")
     add("--conf", type=_pair, action="append", default=[], metavar="KEY=VALUE",
         help="a setting of Spark's that must be known before it starts; repeatable")  # fmt: skip
+    add("--client-file", metavar="FILE",
+        help="file with keys and TLS of the cluster (default: $GIMBALMQ_CLIENT_FILE); Spark's machines read it "
+             "at the same place")  # fmt: skip
     add("--log", type=Path, metavar="FILE", help=f"where Spark's log goes (default: DIR/{LOG_NAME})")
     _common(parser, "run", "run", needs_spark=True)
 

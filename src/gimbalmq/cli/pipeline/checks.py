@@ -10,11 +10,12 @@ import contextlib
 import difflib
 import logging
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gimbalmq.admin.admin import Admin
 from gimbalmq.cli.asking import environment_options
 from gimbalmq.cli.output import announce
+from gimbalmq.client.client_file import client_options
 from gimbalmq.errors import (
     ConfigError,
     ConnectError,
@@ -24,6 +25,7 @@ from gimbalmq.errors import (
 )
 from gimbalmq.model.topics import dlq_topic
 from gimbalmq.spark.archive.log import ArchiveLog, NotLocalError, local_folder
+from gimbalmq.spark.connection import NO_FILE
 from gimbalmq.spark.pipelines import values_in, with_value
 from gimbalmq.spark.pipelines.schema import SAMPLE, infer
 
@@ -62,7 +64,8 @@ def check_places(spec: Path, *, from_here: bool) -> None:
         topics = _listed(told.get("topics", "")) if name == "namesrv" else []
         reads_letters = name == "namesrv" and "topics" not in told and "archive" not in told
         try:
-            asyncio.run(_look(spec, told[name], topics, told.get("group") if reads_letters else None))
+            group = told.get("group") if reads_letters else None
+            asyncio.run(_look(spec, told[name], topics, group, _options(name, told)))
         except ConnectError as error:
             if from_here:
                 raise ConfigError(
@@ -75,8 +78,18 @@ def check_places(spec: Path, *, from_here: bool) -> None:
             log.info("%s did not tell whether the topics are there: %s", told[name], error)
 
 
-async def _look(spec: Path, namesrv: str, topics: list[str], group: str | None) -> None:
-    async with Admin(namesrv, **environment_options()) as admin:
+def _options(name: str, told: dict[str, str]) -> dict[str, Any]:
+    """How a cluster is reached: the one that is written to may have a client file of its own."""
+    own = told.get("targetClientFile", "") if name == "target" else ""
+    if not own:
+        return environment_options()
+    return {} if own == NO_FILE else client_options(own) | {"namesrv": told[name]}
+
+
+async def _look(
+    spec: Path, namesrv: str, topics: list[str], group: str | None, options: dict[str, Any]
+) -> None:
+    async with Admin(**{"namesrv": namesrv} | options) as admin:
         names = await admin.topics.names()
         for topic in topics:
             if topic in names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from gimbalmq.cli.pipeline.checks import check_places, infer_schema
 from gimbalmq.cli.pipeline.progress import Progress
 from gimbalmq.cli.pipeline.reasons import explain
 from gimbalmq.cli.pipeline.spark import command, environment, run_spark, runs_here
+from gimbalmq.client.client_file import VARIABLE, named_client_file, read_client_file
 from gimbalmq.errors import ConfigError
 from gimbalmq.spark.pipelines import AFTER, DEFAULTS, find_spec
 
@@ -37,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run and (args.full_refresh_all or args.full_refresh or args.refresh):
         raise ConfigError("--dry-run", True, "it moves nothing; leave the --refresh options out")
     spec = find_spec(args.folder.expanduser().absolute())
+    _settle_client_file(args.client_file)
     variables = environment(args, spec.parent)
     check_places(spec, from_here=runs_here(args, variables))
     infer_schema(spec)
@@ -67,6 +70,14 @@ def run(args: argparse.Namespace) -> int:
         if not args.dry_run and (spec.parent / AFTER).is_file():
             return _run_after(spec.parent, variables)
     return 0
+
+
+def _settle_client_file(named: str | None) -> None:
+    """Has the checks, Spark and its workers find the file, whose name may be relative to this folder."""
+    named = named or named_client_file()
+    if named:
+        read_client_file(named)  # what is wrong with it is told now, and not by Spark in half a minute
+        os.environ[VARIABLE] = str(Path(named).expanduser().absolute())
 
 
 def _run_after(folder: Path, variables: dict[str, str]) -> int:

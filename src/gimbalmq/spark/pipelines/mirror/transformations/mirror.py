@@ -17,6 +17,7 @@ dp.create_sink(
     "rocketmq",
     {
         "namesrv": spark.conf.get("gimbalmq.target"),
+        "clientFile": spark.conf.get("gimbalmq.targetClientFile"),
         "reservedProperties": "drop",  # those of the first sending: ids, retries, delays
     },
 )
