@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gimbalmq.access.users import MAX_NAME_LETTERS
 from gimbalmq.dashboard import login_limits as module
 from gimbalmq.dashboard.login_limits import (
     FORGET_SECONDS,
@@ -110,4 +111,4 @@ def test_the_tables_are_bounded_and_names_cannot_push_addresses_out(
         limits.was_right(HOME, f"user-{number}")
     assert len(limits._homes) == 20
     limits.begin("203.0.113.1", "x" * 10_000)
-    assert max(map(len, limits._users._tries)) == module.MOST_LETTERS
+    assert max(map(len, limits._users._tries)) == MAX_NAME_LETTERS
