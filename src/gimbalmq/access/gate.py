@@ -1,8 +1,8 @@
 """The one place that every request of a server passes: who sent it, and may they do that?
 
 Authentication: the request names a user and carries the signature that the user's secret gives it; the user is
-enabled, and comes from where, and with the certificate, that it is bound to. Authorisation: ``needs`` says which rights
-the request wants, and the user's policies whether they are given. Super users have all rights.
+enabled, and if it is bound to addresses or a certificate, comes from there and with that. Authorisation: ``needs`` says
+which rights the request wants, and the user's policies whether they are given. Super users have all rights.
 
 A signature says nothing of when it was made (see ``protocol.signing``): whoever has seen a request can send it again,
 from wherever the user may come from. Nothing here can tell the two apart.

@@ -111,8 +111,8 @@ _SEND = rights(Topic("topic", _PUB, of_retry=_SUB))
 _SEND_V2 = rights(Topic("b", _PUB, of_retry=_SUB))
 
 _EITHER: Mapping[int, Need] = {
-    # Whose retry topic it is says its name. What the sender calls himself proves nothing, and Java's consumers call
-    # themselves CLIENT_INNER_PRODUCER there. (Apache's brokers before 5.5 believed it.)
+    # The name of a retry topic says whose it is. What senders call themselves proves nothing, and Java's consumers
+    # call themselves CLIENT_INNER_PRODUCER there. (Apache's brokers before 5.5 believed it.)
     Code.SEND_MESSAGE: _SEND,
     Code.SEND_MESSAGE_V2: _SEND_V2,
     Code.SEND_BATCH_MESSAGE: _SEND_V2,
@@ -217,7 +217,7 @@ _STRICT: Mapping[int, Need] = {
     **dict.fromkeys(WRITES_USERS, SUPER_ONLY),
     **dict.fromkeys(_READS_USERS, _CLUSTER_GET),
 }
-"""Our rules where Apache's differ."""
+"""Our rules for requests of which Apache's say something else."""
 
 
 def _but_retry(actions: Actions) -> Need:
@@ -264,7 +264,7 @@ _APACHE: Mapping[int, Need] = {
     **dict.fromkeys(WRITES_USERS, rights(Cluster(_UPDATE, as_named=True))),
     **dict.fromkeys(_READS_USERS, rights(Cluster(_GET, as_named=True))),
 }
-"""Apache's rules where ours differ."""
+"""Apache's rules for requests of which ours say something else."""
 
 
 # Clients that read topics by a pattern ask for them.

@@ -26,9 +26,10 @@ from gimbalmq.rpc.call import ask
 log = logging.getLogger(__name__)
 
 REFUSAL_SECONDS = 15.0
-"""The longest that a broker is waited for which may refuse a login."""
+"""How long a broker that may refuse a login is waited for."""
 PATIENCE_SECONDS = 8.0
-"""And one that may refuse to tell something; brokers delay refusals by up to 2 seconds unless told otherwise."""
+"""How long a broker that may refuse to tell something is waited for; by default they delay refusals by
+up to 2 seconds."""
 
 
 class WrongLoginError(Exception):
