@@ -62,11 +62,10 @@ class Guarded:
         values: dict[str, object] = {"authentication_enabled": True, "authorization_enabled": True, **options}
         self.config = AccessConfig(**values)  # type: ignore[arg-type]
         self.access = Access(self.config, None, clock=clock or ManualClock())
-        rules = Rules(self.config.authorization_rules)
         if nameserver:
-            needs = NeedTable.of_nameserver(routes_public=self.config.routes_public, rules=rules)
+            needs = NeedTable.of_nameserver(routes_public=self.config.routes_public)
         else:
-            needs = NeedTable.of_broker(rules, "DefaultCluster")
+            needs = NeedTable.of_broker(Rules(self.config.authorization_rules), "DefaultCluster")
         gate = self.access.gate(needs, self.config)
         assert gate is not None
         self.gate: Gate = gate

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from gimbalmq.access.access import Access
 from gimbalmq.access.config import AccessConfig
@@ -15,21 +13,8 @@ from gimbalmq.access.policies import Rules
 from gimbalmq.errors import AccessRefusedError
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.signing import Signer
-from gimbalmq.transport.channel import Channel
-from gimbalmq.transport.tls import PeerCertificate
+from tests.access.peers import Peer
 from tests.support import ManualClock
-
-
-@dataclass
-class _Peer:
-    """What the gate sees of a connection."""
-
-    host: str
-    peer_certificate: PeerCertificate | None = None
-
-    @property
-    def address(self) -> str:
-        return f"{self.host}:50000"
 
 
 class PlainGate:
@@ -48,7 +33,7 @@ class PlainGate:
     def told(self, command: RemotingCommand, host: str = "10.0.0.7") -> str:
         """What the peer is told; "" if the request passes."""
         try:
-            self.gate.check(cast(Channel, _Peer(host)), command)
+            self.gate.check(Peer(host).channel, command)
         except AccessRefusedError as refusal:
             return refusal.remark
         return ""

@@ -27,7 +27,7 @@ class Senders:
     def __init__(self, table: AccessTable) -> None:
         self._table = table
 
-    def who(self, command: RemotingCommand) -> User | None:
+    def who(self, channel: Channel, command: RemotingCommand) -> User | None:
         return self._table.user((command.ext_fields or {}).get("AccessKey", ""))
 
 

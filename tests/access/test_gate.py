@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import pytest
 
@@ -109,15 +110,21 @@ def test_a_user_may_be_bound_to_a_certificate(guarded: Guarded) -> None:
 
 
 def test_handlers_are_told_who_signed(guarded: Guarded) -> None:
-    who = guarded.gate.who
+    who = partial(guarded.gate.who, Peer().channel)
     signer = who(send("T", ROOT))
     assert signer is not None and signer.name == ROOT
     for nobody in (send("T", None), send("T", ROOT, "wrong"), send("T", "eve", "x")):
         assert who(nobody) is None
     claimed = RemotingCommand(RequestCode.SEND_MESSAGE_V2, {"AccessKey": ROOT})
     assert who(claimed) is None
+    assert who(send("T", ANN)) is not None
     guarded.change(ANN, status=UserStatus.DISABLE)
     assert who(send("T", ANN)) is None
+    guarded.change(ROOT, source_ips=("10.1.0.0/16",))
+    assert who(send("T", ROOT)) is None
+    assert guarded.gate.who(Peer("10.1.0.1").channel, send("T", ROOT)) is not None
+    guarded.change(ROOT, source_ips=(), certificate="c")
+    assert who(send("T", ROOT)) is None
 
 
 # -- what is remembered ------------------------------------------------------------------
@@ -243,6 +250,14 @@ def test_without_authentication_a_name_is_believed_by_apaches_rule_only() -> Non
     )
     unknown = RemotingCommand(RequestCode.SEND_MESSAGE_V2, {"b": "T", "AccessKey": "eve"})
     assert guarded.told(unknown) == "User:eve not found."
+
+
+@pytest.mark.parametrize("rules", ["strict", "apache"])
+@pytest.mark.parametrize("code", [RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, RequestCode.AUTH_CREATE_USER])
+def test_no_list_of_numbers_makes_a_name_an_administrator(code: int, rules: str) -> None:
+    guarded = Guarded(authentication_whitelist=f"{code}", authorization_rules=rules)
+    assert guarded.told(RemotingCommand(code, {"username": "eve", "AccessKey": ROOT})) != ""
+    assert guarded.told(request(code, ROOT, username="eve")) == ""
 
 
 @pytest.mark.parametrize("rules", ["strict", "apache"])

@@ -114,7 +114,7 @@ def test_without_any_file_nobody_is_known_and_the_log_says_so(
 
 def test_a_broken_file_refuses_the_start(conf: Path) -> None:
     put(conf / "plain_acl.yml", one("somebody", "defaultTopicPerm: ALLOW"))
-    with pytest.raises(ConfigError, match=r"plain_acl\.yml line 5: defaultTopicPerm='ALLOW'"):
+    with pytest.raises(ConfigError, match=r"defaultTopicPerm of .*plain_acl\.yml line 5='ALLOW'"):
         PlainAccounts(conf)
 
 

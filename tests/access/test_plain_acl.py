@@ -96,7 +96,7 @@ def test_every_right_is_known(word: str) -> None:
 @pytest.mark.parametrize("key", ["defaultTopicPerm", "defaultGroupPerm", "topicPerms", "groupPerms"])
 def test_an_unknown_right_is_refused_and_never_taken_for_any_other(key: str, word: str) -> None:
     lines = (f"{key}: {word}",) if key.startswith("default") else (f"{key}:", f'- "a={word}"')
-    with pytest.raises(ConfigError, match=rf"plain_acl.yml line \d: {key}=.*use DENY, PUB, SUB, PUB\|SUB"):
+    with pytest.raises(ConfigError, match=rf"{key} of plain_acl.yml line \d=.*use DENY, PUB, SUB, PUB\|SUB"):
         account(*lines)
 
 
@@ -135,7 +135,7 @@ WRONG = {
     "a secret that is an alias": f"accounts:\n- accessKey: somebody\n  secretKey: *{SECRET}\n",
     "a mapping where a text is": f"accounts:\n- accessKey: somebody\n  secretKey: {SECRET}: {SECRET}\n",
     "two documents": "accounts: []\n---\naccounts: []\n",
-    "too deep": "[" * 1500,
+    "too deep": "[" * 500,
     "control letters": "accounts: \x01",
 }
 
@@ -148,7 +148,7 @@ def test_a_file_that_cannot_be_understood_is_refused_without_telling_secrets(tex
 
 
 def test_an_error_names_the_line_and_what_may_be_meant() -> None:
-    with pytest.raises(ConfigError, match=r"line 4: admim='admim' .*did you mean admin\?"):
+    with pytest.raises(ConfigError, match=r"admim of .* line 4='admim' .*did you mean admin\?"):
         account("admim: true")
 
 

@@ -127,7 +127,7 @@ def test_accounts_are_made_changed_and_deleted_at_once(tmp_path: Path) -> None:
 
 
 WRONG = [
-    ({"accessKey": "newcomer"}, "secretKey='...' cannot be used: it has 0 letters"),
+    ({"accessKey": "newcomer"}, "secretKey='' cannot be used: it has 0 letters"),
     ({"accessKey": "newcomer", "secretKey": "short6"}, "secretKey='...'"),
     ({"accessKey": "short6", "secretKey": "secret-of-new"}, "accessKey='short6'"),
     (

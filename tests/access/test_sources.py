@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gimbalmq.access.sources import check_source, check_sources, matches
+from gimbalmq.access.sources import check_source, check_sources, matches, place_of
 from gimbalmq.errors import InvalidParameterError
 
 
@@ -100,3 +100,10 @@ def test_a_range_of_ipv6_compares_the_leading_bits(base: IPv6Address, length: in
         return
     shift = 128 - length
     assert matches((f"{base}/{length}",), str(IPv6Address(number))) == (int(base) >> shift == number >> shift)
+
+
+def test_who_counts_as_one() -> None:
+    assert place_of("2001:db8:1:2::1") == place_of("2001:db8:1:2:ffff::") != place_of("2001:db8:1:3::1")
+    assert place_of("::ffff:192.0.2.1") == "192.0.2.1"
+    assert place_of("fe80::1%eth0") == "fe80::/64"
+    assert place_of("nowhere") == "nowhere"

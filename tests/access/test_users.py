@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gimbalmq.access.users import User, UserStatus, UserType, check_certificate
 from gimbalmq.errors import InvalidParameterError, NoPermissionError, ResponseError
 from gimbalmq.protocol.access_bodies import UserBody, user_of_request
+from gimbalmq.transport.tls import PeerCertificate
 
 FINGERPRINT = "0123456789abcdef" * 4
 
@@ -108,14 +109,14 @@ def test_a_user_is_bound_to_its_certificate() -> None:
         User("u", "p", certificate="c"),
         User("u", "p", certificate=FINGERPRINT),
     )
-    assert free.may_present(None, None)
-    assert named.may_present("c", FINGERPRINT)
-    assert not named.may_present(None, None)
-    assert not named.may_present("d", FINGERPRINT)
-    assert printed.may_present("c", FINGERPRINT.upper())
-    assert not printed.may_present(None, None)
+    assert free.may_present(None)
+    assert named.may_present(PeerCertificate("c", FINGERPRINT))
+    assert not named.may_present(None)
+    assert not named.may_present(PeerCertificate("d", FINGERPRINT))
+    assert printed.may_present(PeerCertificate("c", FINGERPRINT))
+    assert not printed.may_present(None)
     # A certificate whose owner chose the other's fingerprint for a name.
-    assert not printed.may_present(FINGERPRINT, "f" * 64)
+    assert not printed.may_present(PeerCertificate(FINGERPRINT, "f" * 64))
 
 
 def test_a_user_is_bound_to_its_addresses() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,30 +16,18 @@ from gimbalmq.sync import Admin
 from gimbalmq.testing import LocalCluster
 from gimbalmq.testing.cluster import ThreadCluster
 from gimbalmq.transport.channel import Channel, Handlers
+from tests.guarded_cluster import SECRET, servers
 from tests.support import run
 from tests.transport.wiring import wire
 
-SECRET = "root-secret"
-KEYS = {
-    "authenticationEnabled": "true",
-    "authorizationEnabled": "true",
-    "initAuthenticationUser": json.dumps({"username": "root", "password": SECRET}),
-    "innerClientAuthenticationCredentials": json.dumps({"accessKey": "inner", "secretKey": "inner-secret"}),
-}
+pytest_plugins = ["tests.guarded_fixtures"]
 
 _numbers = iter(range(10_000))
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[ThreadCluster]:
-    """Two brokers and a name server, each with users of its own."""
-    with LocalCluster.in_thread(brokers=2, properties=KEYS, namesrv_properties=KEYS) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def admin(cluster: ThreadCluster) -> Iterator[Admin]:
-    with Admin(cluster.namesrv, access_key="root", secret_key=SECRET) as admin:
+def admin(guarded_cluster: ThreadCluster) -> Iterator[Admin]:
+    with Admin(guarded_cluster.namesrv, access_key="root", secret_key=SECRET) as admin:
         yield admin
 
 
@@ -49,38 +36,36 @@ def name() -> str:
     return f"user-{next(_numbers)}"
 
 
-def servers(cluster: ThreadCluster) -> list[str]:
-    return [*(broker.address for broker in cluster.brokers), cluster.namesrv]
-
-
-def everywhere(cluster: ThreadCluster, admin: Admin, name: str) -> list[tuple[object, ...] | None]:
-    found = [admin.users.get(name, broker=server) for server in servers(cluster)]
+def everywhere(guarded_cluster: ThreadCluster, admin: Admin, name: str) -> list[tuple[object, ...] | None]:
+    found = [admin.users.get(name, broker=server) for server in servers(guarded_cluster)]
     return [None if user is None else (user.password, user.status, user.source_ips) for user in found]
 
 
 def test_a_user_is_made_changed_and_deleted_on_every_server(
-    cluster: ThreadCluster, admin: Admin, name: str
+    guarded_cluster: ThreadCluster, admin: Admin, name: str
 ) -> None:
     done = admin.users.create(name, "one", source_ips=["10.0.0.0/8"])
-    assert sorted(done.servers) == sorted(servers(cluster))
+    assert sorted(done.servers) == sorted(servers(guarded_cluster))
     assert not done.problems and not done.without
-    assert everywhere(cluster, admin, name) == [("one", "enable", ("10.0.0.0/8",))] * 3
+    assert everywhere(guarded_cluster, admin, name) == [("one", "enable", ("10.0.0.0/8",))] * 3
     admin.users.update(name, password="two", status="disable", source_ips=[])
-    assert everywhere(cluster, admin, name) == [("two", "disable", ())] * 3
+    assert everywhere(guarded_cluster, admin, name) == [("two", "disable", ())] * 3
     admin.users.delete(name)
-    assert everywhere(cluster, admin, name) == [None] * 3
+    assert everywhere(guarded_cluster, admin, name) == [None] * 3
 
 
-def test_a_user_of_one_broker_only(cluster: ThreadCluster, admin: Admin, name: str) -> None:
-    assert admin.users.create(name, "one", broker="broker-b").servers == (cluster.brokers[1].address,)
+def test_a_user_of_one_broker_only(guarded_cluster: ThreadCluster, admin: Admin, name: str) -> None:
+    assert admin.users.create(name, "one", broker="broker-b").servers == (guarded_cluster.brokers[1].address,)
     assert admin.users.get(name) is None
     assert admin.users.get(name, broker="broker-b") is not None
-    done = admin.users.create(name, "one", broker=cluster.namesrv)  # an address need not be a broker's
-    assert done.servers == (cluster.namesrv,)
+    done = admin.users.create(
+        name, "one", broker=guarded_cluster.namesrv
+    )  # an address need not be a broker's
+    assert done.servers == (guarded_cluster.namesrv,)
 
 
 def test_a_user_that_is_there_already_is_not_made_again(
-    cluster: ThreadCluster, admin: Admin, name: str
+    guarded_cluster: ThreadCluster, admin: Admin, name: str
 ) -> None:
     admin.users.create(name, "one", broker="broker-a")
     with pytest.raises(NoPermissionError, match="existed"):
@@ -88,16 +73,16 @@ def test_a_user_that_is_there_already_is_not_made_again(
     assert admin.users.get(name, broker="broker-b") is None
 
 
-def test_what_later_servers_say_is_gathered(cluster: ThreadCluster, admin: Admin, name: str) -> None:
-    other = cluster.brokers[1].address
+def test_what_later_servers_say_is_gathered(guarded_cluster: ThreadCluster, admin: Admin, name: str) -> None:
+    other = guarded_cluster.brokers[1].address
     admin.users.create(name, "another", broker="broker-b")
     done = admin.users.create(name, "one")
     assert list(done.problems) == [other] and "existed" in done.problems[other]
-    assert sorted(done.servers) == sorted({*servers(cluster)} - {other})
+    assert sorted(done.servers) == sorted({*servers(guarded_cluster)} - {other})
 
 
 def test_a_server_that_has_the_very_user_is_no_problem(
-    cluster: ThreadCluster, admin: Admin, name: str
+    guarded_cluster: ThreadCluster, admin: Admin, name: str
 ) -> None:
     """So it is with the name server and the broker of one process, which share their users."""
     admin.users.create(name, "one", broker="broker-b")
@@ -105,12 +90,14 @@ def test_a_server_that_has_the_very_user_is_no_problem(
     assert not done.problems and len(done.servers) == 3
 
 
-def test_passwords_are_told_to_super_users_only(cluster: ThreadCluster, admin: Admin, name: str) -> None:
+def test_passwords_are_told_to_super_users_only(
+    guarded_cluster: ThreadCluster, admin: Admin, name: str
+) -> None:
     admin.users.create(name, "one")
     admin.acls.create(name, ["Cluster:*"], ["Get"])
     found = admin.users.get(name)
     assert found is not None and found.password == "one" and repr("one") not in repr(found)
-    with Admin(cluster.namesrv, access_key=name, secret_key="one") as normal:
+    with Admin(guarded_cluster.namesrv, access_key=name, secret_key="one") as normal:
         (seen,) = normal.users.all(name)
         assert (seen.name, seen.password) == (name, None)
         with pytest.raises(NoPermissionError, match="rank Super only"):
@@ -119,12 +106,12 @@ def test_passwords_are_told_to_super_users_only(cluster: ThreadCluster, admin: A
             normal.users.delete(name)
 
 
-def test_users_and_policies_are_copied(cluster: ThreadCluster, admin: Admin, name: str) -> None:
+def test_users_and_policies_are_copied(guarded_cluster: ThreadCluster, admin: Admin, name: str) -> None:
     admin.users.create(name, "one", broker="broker-a", certificate="CN=me")
     admin.acls.create(name, ["Topic:a*", "Group:g"], ["Sub", "Get"], broker="broker-a")
     assert admin.users.copy("broker-a", "broker-b", [name]) == [name]
-    assert admin.acls.copy("broker-a", cluster.brokers[1].address, [name]) == [name]
-    table = cluster.brokers[1].access.table
+    assert admin.acls.copy("broker-a", guarded_cluster.brokers[1].address, [name]) == [name]
+    table = guarded_cluster.brokers[1].access.table
     assert table is not None
     user, acl = table.user(name), table.acl(name)
     assert user is not None and user.password == "one" and (user.certificate or "").endswith("me")
@@ -138,7 +125,9 @@ def test_users_and_policies_are_copied(cluster: ThreadCluster, admin: Admin, nam
             copy("broker-a", "broker-b", ["nobody"])
 
 
-def test_policies_are_made_replaced_and_deleted(cluster: ThreadCluster, admin: Admin, name: str) -> None:
+def test_policies_are_made_replaced_and_deleted(
+    guarded_cluster: ThreadCluster, admin: Admin, name: str
+) -> None:
     admin.users.create(name, "one")
     done = admin.acls.create(f"User:{name}", ["Topic:a", "topic:B*"], ["pub"], source_ips=["10.0.0.1"])
     assert len(done.servers) == 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,51 +11,18 @@ import pytest
 from gimbalmq.cli import passwords
 from gimbalmq.cli.main import main
 from gimbalmq.client.client_file import read_client_file
-from gimbalmq.testing import LocalCluster
 from gimbalmq.testing.cluster import ThreadCluster
+from tests.guarded_cluster import Run, servers
 
-Run = Callable[..., str]
-
-SECRET = "root-secret"
-KEYS = {
-    "authenticationEnabled": "true",
-    "authorizationEnabled": "true",
-    "initAuthenticationUser": json.dumps({"username": "root", "password": SECRET}),
-    "innerClientAuthenticationCredentials": json.dumps({"accessKey": "inner", "secretKey": "inner-secret"}),
-}
+pytest_plugins = ["tests.guarded_fixtures"]
 
 _numbers = iter(range(10_000))
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ThreadCluster]:
-    with LocalCluster.in_thread(brokers=2, properties=KEYS, namesrv_properties=KEYS) as cluster:
-        yield cluster
-
-
 @pytest.fixture
-def run(
-    cluster: ThreadCluster,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Run:
-    """Runs a command in this process as the administrator; its output, and the exit code checked."""
-    file = tmp_path / "root.toml"
-    file.write_text(f'namesrv = "{cluster.namesrv}"\naccess_key = "root"\nsecret_key = "{SECRET}"\n')
-    file.chmod(0o600)
-    monkeypatch.setenv("GIMBALMQ_CLIENT_FILE", str(file))
+def run(run_as_root: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv(passwords.VARIABLE, "from-variable")
-
-    def run(*words: object, code: int = 0, error: str | None = None) -> str:
-        found = main([str(word) for word in words])
-        shown = capsys.readouterr()
-        assert found == code, shown.out + shown.err
-        if error is not None:
-            assert re.search(error, shown.err), shown.err
-        return shown.out
-
-    return run
+    return run_as_root
 
 
 @pytest.fixture
@@ -72,9 +38,9 @@ def secret_of(run: Run, name: str) -> str:
 # -- users -----------------------------------------------------------------------------
 
 
-def test_users_by_our_names(run: Run, name: str, cluster: ThreadCluster) -> None:
+def test_users_by_our_names(run: Run, name: str, guarded_cluster: ThreadCluster) -> None:
     out = run("user", "create", name, "--sources", "10.0.0.0/8, fd00::/8")
-    assert all(server in out for server in (cluster.namesrv, *(broker.address for broker in cluster.brokers)))
+    assert all(server in out for server in servers(guarded_cluster))
     assert secret_of(run, name) == "from-variable"
     run("user", "update", name, "--status", "disable", "--type", "Super", "--sources", "")
     shown = json.loads(run("user", "show", name, "--json"))
@@ -92,9 +58,9 @@ def test_users_by_our_names(run: Run, name: str, cluster: ThreadCluster) -> None
     assert f"no user {name}" in run("user", "show", name, code=3)
 
 
-def test_users_by_mqadmin_s_names_and_flags(run: Run, name: str, cluster: ThreadCluster) -> None:
-    place = ("-n", cluster.namesrv, "-c", "DefaultCluster")
-    address = cluster.brokers[0].address
+def test_users_by_mqadmin_s_names_and_flags(run: Run, name: str, guarded_cluster: ThreadCluster) -> None:
+    place = ("-n", guarded_cluster.namesrv, "-c", "DefaultCluster")
+    address = guarded_cluster.brokers[0].address
     run("createUser", *place, "-u", name, "-p", "by-argument", "-t", "Normal", error="list of processes")
     run("updateUser", *place, "-u", name, "-s", "disable")
     run("updateUser", *place, "--username", name, "--userType", "Super")
@@ -102,7 +68,7 @@ def test_users_by_mqadmin_s_names_and_flags(run: Run, name: str, cluster: Thread
     listed = run("listUser", "-c", "DefaultCluster", "-f", name)
     assert "Super" in listed and "disable" in listed
     run("deleteUser", "--brokerAddr", address, "-u", name)
-    run("copyUser", "-f", cluster.brokers[1].address, "-t", address, "-u", name)
+    run("copyUser", "-f", guarded_cluster.brokers[1].address, "-t", address, "-u", name)
     assert secret_of(run, name) == "by-argument"
     run("deleteUser", *place, "-u", name)
 
@@ -116,12 +82,12 @@ def test_passwords_are_shown_only_if_that_is_asked_for(run: Run, name: str) -> N
 
 
 def test_a_client_file_lets_a_new_user_in(
-    run: Run, name: str, tmp_path: Path, cluster: ThreadCluster
+    run: Run, name: str, tmp_path: Path, guarded_cluster: ThreadCluster
 ) -> None:
     file = tmp_path / "alice.toml"
     out = run("user", "create", name, "--new-client-file", file)
     made = read_client_file(file)
-    assert (made.namesrv, made.access_key) == (cluster.namesrv, name)
+    assert (made.namesrv, made.access_key) == (guarded_cluster.namesrv, name)
     assert made.secret_key is not None and len(made.secret_key) >= 32 and made.secret_key not in out
     assert file.stat().st_mode & 0o777 == 0o600
     mine = ("--client-file", file)
@@ -133,8 +99,8 @@ def test_a_client_file_lets_a_new_user_in(
     run("user", "create", "another", "--new-client-file", file, code=2, error="there is such a file")
 
 
-def test_refusals_tell_what_to_do(run: Run, cluster: ThreadCluster, tmp_path: Path) -> None:
-    (tmp_path / "plain.toml").write_text(f'namesrv = "{cluster.namesrv}"\n')
+def test_refusals_tell_what_to_do(run: Run, guarded_cluster: ThreadCluster, tmp_path: Path) -> None:
+    (tmp_path / "plain.toml").write_text(f'namesrv = "{guarded_cluster.namesrv}"\n')
     wrong = tmp_path / "wrong"
     wrong.write_text("not-the-secret")
     run("user", "list", "--client-file", tmp_path / "plain.toml", code=1, error="it asks who you are")
@@ -145,9 +111,9 @@ def test_refusals_tell_what_to_do(run: Run, cluster: ThreadCluster, tmp_path: Pa
     run("user", "list", "-b", "broker-a", "-c", "DefaultCluster", code=2, error="not both")
 
 
-def test_a_server_that_did_not_follow_is_told_of(run: Run, name: str, cluster: ThreadCluster) -> None:
+def test_a_server_that_did_not_follow_is_told_of(run: Run, name: str, guarded_cluster: ThreadCluster) -> None:
     run("user", "create", name, "-b", "broker-b", "-p", "another")
-    run("user", "create", name, code=1, error=f"not at {cluster.brokers[1].address}: .*existed")
+    run("user", "create", name, code=1, error=f"not at {guarded_cluster.brokers[1].address}: .*existed")
 
 
 # -- policies --------------------------------------------------------------------------
@@ -175,7 +141,7 @@ def test_policies_by_our_names(run: Run, name: str) -> None:
     assert "No policies." in run("acl", "list", name)
 
 
-def test_policies_by_mqadmin_s_names_and_flags(run: Run, name: str, cluster: ThreadCluster) -> None:
+def test_policies_by_mqadmin_s_names_and_flags(run: Run, name: str, guarded_cluster: ThreadCluster) -> None:
     place = ("-c", "DefaultCluster")
     run("user", "create", name)
     subject = ("-s", f"User:{name}")
@@ -186,7 +152,7 @@ def test_policies_by_mqadmin_s_names_and_flags(run: Run, name: str, cluster: Thr
     assert re.search(r"Topic:a +Deny +Pub +-", out)
     assert re.search(r"Group:g +Allow +Pub,Sub +10.0.0.1,10.0.1.0/24", out)
     assert "Group:g" in run("listAcl", *place, "-s", name, "-r", "Group")
-    address, other = (broker.address for broker in cluster.brokers)
+    address, other = (broker.address for broker in guarded_cluster.brokers)
     run("deleteAcl", "-b", other, *subject)
     run("copyAcl", "-f", address, "-t", other, *subject)
     assert "Group:g" in run("getAcl", "-b", other, *subject)
@@ -244,7 +210,7 @@ def test_without_a_password_the_ways_are_told(
 
 
 def test_help_and_errors_never_show_a_password(
-    run: Run, capsys: pytest.CaptureFixture[str], cluster: ThreadCluster
+    run: Run, capsys: pytest.CaptureFixture[str], guarded_cluster: ThreadCluster
 ) -> None:
     for command in ("createUser", "updateUser", "getUser"):
         with pytest.raises(SystemExit):

@@ -22,7 +22,7 @@ from gimbalmq.access.users import User, UserType
 from gimbalmq.errors import ConfigError
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.store.files import Files
-from gimbalmq.transport.channel import Handlers
+from gimbalmq.transport.channel import Channel, Handlers
 from gimbalmq.transport.tasks import Tasks
 
 if TYPE_CHECKING:  # a server without such accounts does not load the reader of YAML
@@ -188,5 +188,5 @@ class Access:
         self.audit.close()
 
 
-def _nobody(_request: RemotingCommand) -> User | None:
+def _nobody(_channel: Channel, _request: RemotingCommand) -> User | None:
     return None

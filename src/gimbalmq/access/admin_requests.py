@@ -34,8 +34,8 @@ _ONLY_SUPER_UPDATES = "The super user can only be update by super user"
 class Callers(Protocol):
     """Who sends requests; the gate is one."""
 
-    def who(self, command: RemotingCommand) -> User | None:
-        """The user whose signature of this request was found right; None if there is none."""
+    def who(self, channel: Channel, command: RemotingCommand) -> User | None:
+        """The user who has proved to have sent it; None if nobody has."""
         ...
 
 
@@ -63,10 +63,10 @@ class AccessRequests:
         handlers.add(RequestCode.AUTH_GET_ACL, self.get_acl)
         handlers.add(RequestCode.AUTH_LIST_ACL, self.list_acls, large=True)
 
-    def _by_super(self, request: RemotingCommand) -> bool:
+    def _by_super(self, channel: Channel, request: RemotingCommand) -> bool:
         if self._callers is None:
             return True
-        caller = self._callers.who(request)
+        caller = self._callers.who(channel, request)
         return caller is not None and caller.is_super
 
     # -- users -------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class AccessRequests:
     async def create_user(self, channel: Channel, request: RemotingCommand) -> Answer:
         name = _username(request)
         user = User.of(user_of_request(request.body), name)
-        if user.is_super and not self._by_super(request):
+        if user.is_super and not self._by_super(channel, request):
             raise NoPermissionError(_ONLY_SUPER_CREATES, code=ResponseCode.SYSTEM_ERROR)
         await self._table.create_user(user)
         return request.reply()
@@ -82,7 +82,7 @@ class AccessRequests:
     async def update_user(self, channel: Channel, request: RemotingCommand) -> Answer:
         name = _username(request)
         body = user_of_request(request.body)
-        by_super = self._by_super(request)
+        by_super = self._by_super(channel, request)
 
         def change(user: User) -> User:
             after = user.changed(body)
@@ -97,7 +97,7 @@ class AccessRequests:
 
     async def delete_user(self, channel: Channel, request: RemotingCommand) -> Answer:
         name = _username(request)
-        by_super = self._by_super(request)
+        by_super = self._by_super(channel, request)
 
         def check(user: User) -> None:
             if user.is_super and not by_super:
@@ -110,11 +110,11 @@ class AccessRequests:
         user = self._table.user(_username(request))
         if user is None:
             return request.reply()
-        return request.reply(body=user.body(with_password=self._by_super(request)).dump())
+        return request.reply(body=user.body(with_password=self._by_super(channel, request)).dump())
 
     async def list_users(self, channel: Channel, request: RemotingCommand) -> Answer:
         wanted = ListUsers.from_ext(request.ext_fields).filter or ""
-        with_passwords = self._by_super(request)
+        with_passwords = self._by_super(channel, request)
         users = self._table.users()
         names = sorted(name for name in users if not wanted.strip() or wanted in name)
         rows = (users[name].body(with_password=with_passwords).dump() for name in names)

@@ -26,7 +26,7 @@ class Directory(Protocol):
         ...
 
     def trusts(self, source: str, user: str | None) -> bool:
-        """Whether requests from this address are served unseen (white lists of 4.x).
+        """Whether requests from this address are served without a check (white lists of 4.x).
 
         Args:
             source: the peer's address, without the port.

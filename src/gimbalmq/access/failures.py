@@ -10,12 +10,13 @@ from collections import OrderedDict
 
 from gimbalmq._clock import Clock
 from gimbalmq.access.config import AccessConfig
+from gimbalmq.access.sources import place_of
 
 _MOST_DOUBLINGS = 30
 
 
 class Failures:
-    """Refusals by address; of IPv6, where a machine has a whole network to choose from, by its first four groups."""
+    """Refusals by place, see ``sources.place_of``."""
 
     def __init__(self, config: AccessConfig, clock: Clock) -> None:
         self._free = config.auth_failures_free
@@ -33,7 +34,7 @@ class Failures:
     def failed(self, host: str) -> float:
         """Notes a refusal; seconds by which its answer is delayed."""
         now = self._clock.monotonic()
-        key = _network(host)
+        key = place_of(host)
         count, last = self._seen.pop(key, (0, now))
         if now - last > self._forget:
             count = 0
@@ -45,14 +46,3 @@ class Failures:
         if over <= 0 or not self._first_delay:
             return 0.0
         return min(self._longest, self._first_delay * (1 << min(over - 1, _MOST_DOUBLINGS)))
-
-
-def _network(host: str) -> str:
-    if ":" not in host:
-        return host
-    head, gap, tail = host.partition("::")
-    groups = head.split(":") if head else []
-    if gap:
-        rest = tail.split(":") if tail else []
-        groups += ["0"] * (8 - len(groups) - len(rest)) + rest
-    return ":".join(groups[:4])

@@ -1,8 +1,8 @@
 """The one place that every request of a server passes: who sent it, and may they do that?
 
 Authentication: the request names a user and carries the signature that the user's secret gives it; the user is
-enabled, and comes from where, and with the certificate, that it is bound to. Authorisation: ``needs`` says which rights
-the request wants, and the user's policies whether they are given. Super users have all rights.
+enabled, and if it is bound to addresses or a certificate, comes from there and with that. Authorisation: ``needs`` says
+which rights the request wants, and the user's policies whether they are given. Super users have all rights.
 
 A signature says nothing of when it was made (see ``protocol.signing``): whoever has seen a request can send it again,
 from wherever the user may come from. Nothing here can tell the two apart.
@@ -23,13 +23,13 @@ from typing import Any
 from gimbalmq.access import audit as events
 from gimbalmq.access.audit import CHANGES, Audit
 from gimbalmq.access.config import AccessConfig
-from gimbalmq.access.decision import decide
+from gimbalmq.access.decision import Verdict, decide
 from gimbalmq.access.directory import Directory
 from gimbalmq.access.failures import Failures
 from gimbalmq.access.named import Group, Topic
 from gimbalmq.access.needs import WRITES_USERS, Level, Need, NeedTable
-from gimbalmq.access.policies import Asked
-from gimbalmq.access.users import User
+from gimbalmq.access.policies import Asked, Rules
+from gimbalmq.access.users import MAX_NAME_LETTERS, User
 from gimbalmq.errors import AccessRefusedError, RocketMQError
 from gimbalmq.model.topics import RETRY_PREFIX
 from gimbalmq.protocol.codes import RequestCode
@@ -44,7 +44,6 @@ _KEPT = 10_000
 """So many users' keys and so many decisions are remembered; then they are worked out anew."""
 _LONGEST_KEPT = 600
 """Letters of the names in a decision that is remembered; longer ones seldom repeat."""
-_NAME_LETTERS = 255
 _TOLD_RESOURCES = 10
 
 _ALWAYS_CLOSED = (Level.SERVER, Level.SUPER_ONLY)
@@ -78,8 +77,7 @@ class Gate:
         self.authenticates = config.authenticates
         self._authorizes = config.authorizes
         self._permissive = config.access_mode == "permissive"
-        self._rules = config.authorization_rules
-        self._believes = config.authorization_rules == "apache"
+        self._believes = config.authorization_rules == Rules.APACHE
         self._unsigned = config.unsigned_codes()
         self._unchecked = config.unchecked_codes()
         self._trusted = config.trusted()
@@ -87,7 +85,7 @@ class Gate:
         self._keys: dict[_Identity, SecretKey] = {}
         self._allowed: set[tuple[object, ...]] = set()
         self._senders: dict[tuple[str, str, str, PeerCertificate | None], SecretKey] = {}
-        self._decisions: dict[tuple[str, Asked, str], tuple[bool, str]] = {}
+        self._decisions: dict[tuple[str, Asked, str], Verdict] = {}
         self._keyed: dict[int, Callable[[Mapping[str, str]], tuple[str, ...]] | None] = {}
 
     # -- for the transport and the handlers ------------------------------------------
@@ -132,16 +130,17 @@ class Gate:
             self._forget()
         return self._senders.get((name, topic, channel.host, channel.peer_certificate))
 
-    def who(self, command: RemotingCommand) -> User | None:
-        """The user whose signature a request carries; None if it has none that is good.
+    def who(self, channel: Channel, command: RemotingCommand) -> User | None:
+        """The user who has proved to have sent a request; None if nobody has.
 
-        Requests of white lists and of trusted servers reach their handlers without one.
+        Requests of white lists and of trusted servers reach their handlers without a proof.
         """
-        name = (command.ext_fields or {}).get(ACCESS_KEY)
-        user = None if name is None else self._directory.user(name)
-        if user is None or not user.is_enabled or not verified(command, SecretKey(user.password)):
+        if self._seen_revision != self._directory.revision:
+            self._forget()
+        try:
+            return self._proved(channel, command, (command.ext_fields or {}).get(ACCESS_KEY))
+        except _Refused:
             return None
-        return user
 
     @property
     def is_permissive(self) -> bool:
@@ -167,7 +166,7 @@ class Gate:
             return False
         if self._seen_revision != self._directory.revision:
             self._forget()
-        return user.is_super or self._decide(user.name, wanted, channel.host)[0]
+        return user.is_super or self._decide(user.name, wanted, channel.host).allowed
 
     # -- inside ----------------------------------------------------------------------
 
@@ -189,7 +188,7 @@ class Gate:
         if need.level is Level.SERVER and self._trusts_server(channel):
             return
         try:
-            user = self._authenticate(channel, command, name)
+            user = self._authenticate(channel, command, need, name)
             self._authorize(channel, command, need, user, name)
         except _Refused as refused:
             self._refuse(channel, command, need, name, refused)
@@ -201,9 +200,12 @@ class Gate:
     def _trusts_server(self, channel: Channel) -> bool:
         return bool(self._trusted) and self._trusted.includes(channel.host, channel.peer_certificate)
 
-    def _authenticate(self, channel: Channel, command: RemotingCommand, name: str | None) -> User | None:
+    def _authenticate(
+        self, channel: Channel, command: RemotingCommand, need: Need, name: str | None
+    ) -> User | None:
         """Who sent it. None if nobody has proved to be anybody, and need not."""
-        if self.authenticates and command.code not in self._unsigned:
+        is_closed = need.level is Level.SERVER or _administers(need, command.code)
+        if self.authenticates and (is_closed or command.code not in self._unsigned):
             return self._proved(channel, command, name)
         user = None if name is None else self._directory.user(name)
         if user is None or self._believes:
@@ -219,7 +221,7 @@ class Gate:
             raise _Refused("username cannot be null.", unknown=True)
         user = self._directory.user(name)
         if user is None:
-            raise _Refused(f"User:{name[:_NAME_LETTERS]} is not found.", unknown=True)
+            raise _Refused(f"User:{name[:MAX_NAME_LETTERS]} is not found.", unknown=True)
         if not user.is_enabled:
             raise _Refused(f"User:{name} is disabled.", unknown=True)
         certificate = channel.peer_certificate
@@ -230,8 +232,7 @@ class Gate:
         # Who does not have the secret does not learn what the user is bound to.
         if not user.may_come_from(channel.host):
             raise _Refused(f"User:{name} is not allowed from {channel.host}.", unknown=True)
-        shown = (None, None) if certificate is None else (certificate.name, certificate.fingerprint)
-        if not user.may_present(*shown):
+        if not user.may_present(certificate):
             raise _Refused(f"User:{name} needs its client certificate.", unknown=True)
         if len(self._keys) >= _KEPT:
             self._keys.clear()
@@ -244,7 +245,7 @@ class Gate:
         if user is not None and user.is_super:
             return
         if need.level in _ALWAYS_CLOSED:
-            who = "nobody" if name is None else f"User:{name[:_NAME_LETTERS]}"
+            who = "nobody" if name is None else f"User:{name[:MAX_NAME_LETTERS]}"
             whom = "a Super user" if need.level is Level.SUPER_ONLY else "a server or a Super user"
             raise _Refused(
                 f"{who} has no permission to send request {command.code} from {channel.host}, it needs {whom}.",
@@ -259,7 +260,7 @@ class Gate:
             raise _Refused(
                 "Authorization failed. Please verify your access rights and try again."
                 if name is None
-                else f"User:{name[:_NAME_LETTERS]} not found.",
+                else f"User:{name[:MAX_NAME_LETTERS]} not found.",
                 wanted,
                 unknown=True,
             )
@@ -271,12 +272,11 @@ class Gate:
                     [one],
                 )
 
-    def _decide(self, name: str, wanted: Asked, host: str) -> tuple[bool, str]:
+    def _decide(self, name: str, wanted: Asked, host: str) -> Verdict:
         key = (name, wanted, host)
         known = self._decisions.get(key)
         if known is None:
-            verdict = decide(self._directory.acl(name), wanted, host)
-            known = (verdict.allowed, verdict.reason)
+            known = decide(self._directory.acl(name), wanted, host)
             if len(wanted.resource.name) <= _LONGEST_KEPT:
                 if len(self._decisions) >= _KEPT:
                     self._decisions.clear()

@@ -196,7 +196,7 @@ class Cluster:
 
 
 class Routed:
-    """The topic whose route is asked for. Every producer asks for that of TBW102, which is in its name only a topic."""
+    """The topic whose route is asked for. Every producer asks for that of TBW102, so any user may."""
 
     words = "Topic `topic`: Pub, Sub, Get (retry topic: its Group: Sub, Get; `TBW102`: any user)"
 

@@ -25,14 +25,12 @@ from gimbalmq.access.named import (
     Stored,
     Topic,
     ended,
-    group_asked,
     handed_over,
     sent_back,
     topic_asked,
     viewed,
 )
 from gimbalmq.access.policies import Action, Asked, ResourceKind, Rules
-from gimbalmq.model.topics import RETRY_PREFIX
 from gimbalmq.protocol.codes import RequestCode as Code
 from gimbalmq.protocol.command import RemotingCommand
 
@@ -76,27 +74,6 @@ def rights(*pieces: Piece) -> Need:
     return Need(Level.RIGHTS, pieces)
 
 
-def asked(
-    need: Need,
-    command: RemotingCommand,
-    cluster: str,
-    topic_at: Callable[[int], str | None] | None = None,
-) -> list[Asked]:
-    """The rights that one request wants, each once; a user must have all of them.
-
-    Args:
-        cluster: name of the cluster that the server belongs to.
-        topic_at: the topic of the message at an offset of the commit log, for requests that name messages by place.
-
-    Raises:
-        InvalidParameterError, RemoteProtocolError: the request does not say what it is about.
-    """
-    if not need.pieces:
-        return []
-    about = About(command, cluster, topic_at)
-    return list(dict.fromkeys(wanted for piece in need.pieces for wanted in piece.asked(about)))
-
-
 _PUB, _SUB, _CREATE, _UPDATE, _DELETE, _GET = (
     frozenset({action})
     for action in (Action.PUB, Action.SUB, Action.CREATE, Action.UPDATE, Action.DELETE, Action.GET)
@@ -121,12 +98,21 @@ SENT_TO_CLIENTS = (
 )
 """Requests of brokers to their clients. A server that gets one says that it does not know it."""
 
+_ACCOUNTS = (
+    Code.UPDATE_AND_CREATE_ACL_CONFIG,
+    Code.DELETE_ACL_CONFIG,
+    Code.GET_BROKER_CLUSTER_ACL_INFO,
+    Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
+    Code.GET_BROKER_CLUSTER_ACL_CONFIG,
+)
+"""About accounts of 4.x. Apache's 4.x lets every account send them, and so become an administrator."""
+
 _SEND = rights(Topic("topic", _PUB, of_retry=_SUB))
 _SEND_V2 = rights(Topic("b", _PUB, of_retry=_SUB))
 
 _EITHER: Mapping[int, Need] = {
-    # Whose retry topic it is says its name. What the sender calls himself proves nothing, and Java's consumers call
-    # themselves CLIENT_INNER_PRODUCER there. (Apache's brokers before 5.5 believed it.)
+    # The name of a retry topic says whose it is. What senders call themselves proves nothing, and Java's consumers
+    # call themselves CLIENT_INNER_PRODUCER there. (Apache's brokers before 5.5 believed it.)
     Code.SEND_MESSAGE: _SEND,
     Code.SEND_MESSAGE_V2: _SEND_V2,
     Code.SEND_BATCH_MESSAGE: _SEND_V2,
@@ -171,12 +157,7 @@ _EITHER: Mapping[int, Need] = {
     Code.GET_ALL_PRODUCER_INFO: _CLUSTER_GET,
     # It says whether an expression can be read, and nothing of this broker.
     Code.CHECK_CLIENT_CONFIG: SIGNED,
-    # Apache's 4.x lets every account send these, and so become an administrator.
-    Code.UPDATE_AND_CREATE_ACL_CONFIG: SUPER_ONLY,
-    Code.DELETE_ACL_CONFIG: SUPER_ONLY,
-    Code.GET_BROKER_CLUSTER_ACL_INFO: SUPER_ONLY,
-    Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: SUPER_ONLY,
-    Code.GET_BROKER_CLUSTER_ACL_CONFIG: SUPER_ONLY,
+    **dict.fromkeys(_ACCOUNTS, SUPER_ONLY),
     **dict.fromkeys(SENT_TO_CLIENTS, SIGNED),
 }
 """Requests to a broker of which both rules say the same."""
@@ -236,7 +217,7 @@ _STRICT: Mapping[int, Need] = {
     **dict.fromkeys(WRITES_USERS, SUPER_ONLY),
     **dict.fromkeys(_READS_USERS, _CLUSTER_GET),
 }
-"""Our rules where Apache's differ."""
+"""Our rules for requests of which Apache's say something else."""
 
 
 def _but_retry(actions: Actions) -> Need:
@@ -283,7 +264,7 @@ _APACHE: Mapping[int, Need] = {
     **dict.fromkeys(WRITES_USERS, rights(Cluster(_UPDATE, as_named=True))),
     **dict.fromkeys(_READS_USERS, rights(Cluster(_GET, as_named=True))),
 }
-"""Apache's rules where ours differ."""
+"""Apache's rules for requests of which ours say something else."""
 
 
 # Clients that read topics by a pattern ask for them.
@@ -316,11 +297,7 @@ _NAMESERVER: Mapping[int, Need] = {
     **dict.fromkeys(_LISTS, SIGNED),
     **dict.fromkeys(WRITES_USERS, SUPER_ONLY),
     **dict.fromkeys(_READS_USERS, _CLUSTER_GET),
-    Code.UPDATE_AND_CREATE_ACL_CONFIG: SUPER_ONLY,
-    Code.DELETE_ACL_CONFIG: SUPER_ONLY,
-    Code.GET_BROKER_CLUSTER_ACL_INFO: SUPER_ONLY,
-    Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: SUPER_ONLY,
-    Code.GET_BROKER_CLUSTER_ACL_CONFIG: SUPER_ONLY,
+    **dict.fromkeys(_ACCOUNTS, SUPER_ONLY),
 }
 
 _PUBLIC_ROUTES: Mapping[int, Need] = {
@@ -345,24 +322,20 @@ class NeedTable:
         topic_at: set by a broker when its store is open: the topic of the message at an offset of the commit log.
     """
 
-    def __init__(self, rows: Mapping[int, Need], cluster: str, rules: Rules) -> None:
+    def __init__(self, rows: Mapping[int, Need], cluster: str) -> None:
         self.rows = rows
         self.cluster = cluster
         self.topic_at: Callable[[int], str | None] | None = None
-        self._skips_retry = rules is Rules.APACHE
 
     @classmethod
     def of_broker(cls, rules: Rules = Rules.STRICT, cluster: str = "DefaultCluster") -> NeedTable:
-        return cls({**_EITHER, **(_APACHE if rules is Rules.APACHE else _STRICT)}, cluster, rules)
+        return cls({**_EITHER, **(_APACHE if rules is Rules.APACHE else _STRICT)}, cluster)
 
     @classmethod
-    def of_nameserver(cls, *, routes_public: bool = True, rules: Rules = Rules.STRICT) -> NeedTable:
+    def of_nameserver(cls, *, routes_public: bool = True) -> NeedTable:
         # Apache's name server has no doors at all, so there is no rule of Apache's to go back to.
-        return cls(
-            {**_NAMESERVER, **(_PUBLIC_ROUTES if routes_public else _PRIVATE_ROUTES)},
-            NAMESERVER_CLUSTER,
-            rules,
-        )
+        routes = _PUBLIC_ROUTES if routes_public else _PRIVATE_ROUTES
+        return cls({**_NAMESERVER, **routes}, NAMESERVER_CLUSTER)
 
     def need(self, code: int) -> Need:
         """The row of a request. One without a row is a request that no handler here answers."""
@@ -373,18 +346,16 @@ class NeedTable:
         return sorted(code for code in codes if code not in self.rows)
 
     def asked(self, need: Need, command: RemotingCommand) -> list[Asked]:
-        """As the function ``asked``, with what this server knows."""
-        return asked(need, command, self.cluster, self.topic_at)
+        """The rights that one request wants, each once; a user must have all of them.
+
+        Raises:
+            InvalidParameterError, RemoteProtocolError: the request does not say what it is about.
+        """
+        if not need.pieces:
+            return []
+        about = About(command, self.cluster, self.topic_at)
+        return list(dict.fromkeys(wanted for piece in need.pieces for wanted in piece.asked(about)))
 
     def of_send(self, topic: str) -> Asked:
         """What a send (10, 310, 320) to this topic wants; for senders of many."""
         return topic_asked(topic, _PUB, _SUB)
-
-    def of_pull(self, code: int, topic: str, group: str) -> tuple[Asked, ...]:
-        """What a pull (11, 361) of these fields wants."""
-        if not self.need(code).pieces:
-            return ()
-        wanted, of_group = topic_asked(topic, _SUB), group_asked(group, _SUB)
-        if wanted == of_group or (self._skips_retry and topic.startswith(RETRY_PREFIX)):
-            return (of_group,)
-        return of_group, wanted

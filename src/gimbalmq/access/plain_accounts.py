@@ -21,9 +21,11 @@ from gimbalmq.access.plain_acl import Account, AccountFile, read_file
 from gimbalmq.access.plain_addresses import AddressPattern
 from gimbalmq.access.plain_rights import acl_of, user_of
 from gimbalmq.access.policies import Acl
+from gimbalmq.access.private_file import write_private
 from gimbalmq.access.users import User
 from gimbalmq.errors import ConfigError
 from gimbalmq.store.files import Files
+from gimbalmq.transport.tasks import uninterrupted
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +116,6 @@ class PlainAccounts:
         self.place = Place.of(path)
         self._clock = clock
         self._files = files or Files()
-        self._changes: set[asyncio.Task[None]] = set()
         self._revision = 1
         self._complained = ""
         self._lock = asyncio.Lock()
@@ -236,11 +237,7 @@ class PlainAccounts:
         await self._change(changed)
 
     async def _change(self, change: Callable[[_Read], dict[Path, AccountFile]]) -> None:
-        # Nobody can stop a thread that writes: who is cancelled meanwhile leaves, and the change goes on to its end.
-        task = asyncio.get_running_loop().create_task(self._changed(change), name="change of accounts")
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
-        await asyncio.shield(task)
+        await uninterrupted(self._changed(change))
 
     async def _changed(self, change: Callable[[_Read], dict[Path, AccountFile]]) -> None:
         async with self._lock:
@@ -260,7 +257,7 @@ class PlainAccounts:
                 )
             read_file(text, str(path))  # what could not be read back is not written
         for path, text in texts.items():
-            _write_private(self._files, path, text)
+            write_private(self._files, path, (text,))
         return self._read(read)
 
     def _read(self, before: _Read) -> _Read:
@@ -358,29 +355,3 @@ def _joined(texts: Mapping[Path, bytes], files: Mapping[Path, AccountFile]) -> _
 def _content(path: Path) -> bytes:
     with open(path, "rb") as file:
         return file.read(plain_yaml.MOST_BYTES + 1)
-
-
-def _write_private(files: Files, path: Path, text: bytes) -> None:
-    """Puts a text in the place of a file's: the old one or the new one is there at every moment, for its owner only."""
-    target = path.resolve()  # what a link points to is changed, not the link
-    aside = target.with_name(f".{target.name}.tmp")
-    if not target.parent.exists():
-        files.make_folder(target.parent)
-        files.sync_folder(target.parent.parent)
-    files.remove(aside)  # of a crash; it may have another mode
-    fd = files.create_private(aside)
-    try:
-        files.write_at(fd, text, 0)
-        files.sync(fd)
-    finally:
-        files.close(fd)
-    _keep_owner(target, aside)
-    files.replace(aside, target)
-    files.sync_folder(target.parent)
-
-
-def _keep_owner(target: Path, aside: Path) -> None:
-    """A server that runs as root must not take the file away from the account that it belonged to."""
-    if os.geteuid() == 0 and target.exists():
-        owner = target.stat()
-        os.chown(aside, owner.st_uid, owner.st_gid)

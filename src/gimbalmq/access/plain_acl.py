@@ -181,14 +181,11 @@ def _account(field: Field) -> Account:
 
 
 def check_key(text: str, option: str) -> str:
-    """Raises ConfigError if it cannot be a key or a secret; the error does not show a secret."""
-    shown = "..." if "secret" in option.lower() else text
+    """Raises ConfigError if it cannot be a key or a secret."""
     if not LEAST_LETTERS <= len(text) <= _MOST_LETTERS:
-        raise ConfigError(
-            option, shown, f"it has {len(text)} letters; use {LEAST_LETTERS} to {_MOST_LETTERS}"
-        )
+        raise ConfigError(option, text, f"it has {len(text)} letters; use {LEAST_LETTERS} to {_MOST_LETTERS}")
     if not text.isprintable() or text != text.strip():
-        raise ConfigError(option, shown, "leave out blanks around it and unprintable letters")
+        raise ConfigError(option, text, "leave out blanks around it and unprintable letters")
     return text
 
 

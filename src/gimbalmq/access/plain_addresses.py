@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
+from gimbalmq.access.sources import address_of
 from gimbalmq.errors import ConfigError
 
 EVERYBODY = frozenset({"*", "*.*.*.*", "*:*:*:*:*:*:*:*"})
@@ -141,20 +142,13 @@ def _one(text: str) -> Parts:
 
 @lru_cache(maxsize=4096)
 def _parts_of(text: str) -> tuple[int, ...] | None:
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
+    address = None if "%" in text else address_of(text)
+    if address is None:
         return None
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.scope_id is not None:
-            return None
-        # Peers that come by IPv4 to a socket of both kinds are known by their IPv4 address.
-        mapped = address.ipv4_mapped
-        if mapped is None:
-            packed = address.packed
-            return tuple(packed[place] << 8 | packed[place + 1] for place in range(0, 16, 2))
-        address = mapped
-    return tuple(address.packed)
+    packed = address.packed
+    if address.version == 4:
+        return tuple(packed)
+    return tuple(packed[place] << 8 | packed[place + 1] for place in range(0, 16, 2))
 
 
 def _ipv4_range(text: str) -> Parts:

@@ -48,14 +48,14 @@ class PlainRequests:
 
     Args:
         accounts: None if ``aclEnable`` is false; every request is then refused.
-        who: the user whose signature a request carries, see ``Gate.who``.
+        who: the user who has proved to have sent a request, see ``Gate.who``.
         names: who the server is.
     """
 
     def __init__(
         self,
         accounts: PlainAccounts | None,
-        who: Callable[[RemotingCommand], User | None],
+        who: Callable[[Channel, RemotingCommand], User | None],
         names: Callable[[], ServerNames],
     ) -> None:
         self._accounts = accounts
@@ -72,14 +72,14 @@ class PlainRequests:
     async def update(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = UpdateAccount.from_ext(request.ext_fields)
         with _refused_with(_UPDATE_FAILED):
-            accounts = self._known(request)
+            accounts = self._known(channel, request)
             await accounts.put(header.access_key.strip(), lambda before: _changed(before, header))
         return request.reply()
 
     async def delete(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = DeleteAccount.from_ext(request.ext_fields)
         with _refused_with(_DELETE_FAILED):
-            if not await self._known(request).remove(header.access_key.strip()):
+            if not await self._known(channel, request).remove(header.access_key.strip()):
                 raise ConfigError("accessKey", header.access_key, "no file has an account of this key")
         return request.reply()
 
@@ -88,7 +88,7 @@ class PlainRequests:
 
         header = UpdateGlobalWhiteAddresses.from_ext(request.ext_fields)
         with _refused_with(_WHITE_FAILED):
-            accounts = self._known(request)
+            accounts = self._known(channel, request)
             named = (header.acl_file_full_path or "").strip()
             patterns = [
                 read_pattern(text, "globalWhiteAddrs") for text in split_patterns(header.global_white_addrs)
@@ -98,7 +98,7 @@ class PlainRequests:
 
     def versions(self, channel: Channel, request: RemotingCommand) -> Answer:
         with _refused_with(ResponseCode.SYSTEM_ERROR):
-            accounts = self._known(request)
+            accounts = self._known(channel, request)
         versions = {path: _version(*version) for path, version in accounts.versions().items()}
         names = self._names()
         header = AccountVersions(
@@ -112,14 +112,14 @@ class PlainRequests:
 
     def list(self, channel: Channel, request: RemotingCommand) -> Answer:
         with _refused_with(ResponseCode.SYSTEM_ERROR):
-            accounts = self._known(request)
+            accounts = self._known(channel, request)
         body = {
             "globalWhiteAddrs": accounts.white_texts(),
             "plainAccessConfigs": [_shown(account) for account in accounts.accounts()],
         }
         return request.reply(body=fastjson.dumps(body))
 
-    def _known(self, request: RemotingCommand) -> PlainAccounts:
+    def _known(self, channel: Channel, request: RemotingCommand) -> PlainAccounts:
         """The accounts, for Super users."""
         if self._accounts is None:
             raise ConfigError(
@@ -127,7 +127,7 @@ class PlainRequests:
                 False,
                 "set it to true at the start of the server, or use users and policies of 5.x",
             )
-        user = self._who(request)
+        user = self._who(channel, request)
         if user is None or not user.is_super:
             raise NoPermissionError(f"request {request.code} needs the signature of a Super user")
         return self._accounts

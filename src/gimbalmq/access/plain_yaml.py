@@ -40,14 +40,12 @@ class Field:
 
     @property
     def where(self) -> str:
-        """The file, the line and the key."""
-        line = self._node.start_mark.line + 1
-        return f"{self.file} line {line}: {self.name}"
+        """The key, the file and the line. The key comes first: by its name ConfigError knows a secret."""
+        return f"{self.name} of {self.file} line {self._node.start_mark.line + 1}"
 
     def refused(self, value: object, why: str) -> ConfigError:
-        """The error for a value; a secret's is not shown."""
-        shown = "..." if "secret" in self.name.lower() else value
-        return ConfigError(self.where, shown, why)
+        """The error for a value."""
+        return ConfigError(self.where, value, why)
 
     @property
     def absent(self) -> bool:

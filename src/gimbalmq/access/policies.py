@@ -23,7 +23,7 @@ _SHOWN_LETTERS = 80
 
 
 class Rules(StrEnum):
-    """Whose rules hold where Apache's let more pass than their texts say (option ``authorizationRules``)."""
+    """Whose rules count for requests that Apache's broker leaves open (option ``authorizationRules``)."""
 
     STRICT = "strict"
     APACHE = "apache"

@@ -1,7 +1,7 @@
-"""A JSON file with secrets in it: only its owner can read it, and after a crash it is the old one or the new one.
+"""Files with secrets in them: only the owner can read one, and after a crash it is the old one or the new one.
 
-There is no backup to fall back to, as there is for topics and groups: an older text would bring back users that were
-deleted. A file that cannot be read stops the start of a server instead.
+A table of users has no backup to fall back to, as there is for topics and groups: an older text would bring back users
+that were deleted. A file that cannot be read stops the start of a server instead.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,11 @@ log = logging.getLogger(__name__)
 
 
 class PrivateFile:
-    """One document, mode 0600."""
+    """One JSON document, mode 0600."""
 
     def __init__(self, path: Path, files: Files | None = None) -> None:
         self.path = path
         self._files = files or Files()
-        self._aside = path.with_name(path.name + ".tmp")
 
     def load(self) -> Any:
         """The document; None if there is no file.
@@ -72,24 +72,40 @@ class PrivateFile:
         Raises:
             StoreError: the disk refused; the old file is still there.
         """
-        files = self._files
         try:
-            if not self.path.parent.exists():
-                files.make_folder(self.path.parent)
-                files.sync_folder(self.path.parent.parent)
-            files.remove(self._aside)  # of a crash; it may have another mode
-            fd = files.create_private(self._aside)
-            try:
-                position = 0
-                for piece in fastjson.pretty_pieces(document):
-                    # Each write lets other threads run, so the event loop waits for one piece at most.
-                    files.write_at(fd, piece, position)
-                    position += len(piece)
-                files.write_at(fd, b"\n", position)
-                files.sync(fd)
-            finally:
-                files.close(fd)
-            files.replace(self._aside, self.path)
-            files.sync_folder(self.path.parent)
+            write_private(self._files, self.path, chain(fastjson.pretty_pieces(document), (b"\n",)))
         except OSError as error:
             raise store_error(error, f"{self.path} cannot be written") from error
+
+
+def write_private(files: Files, path: Path, pieces: Iterable[bytes]) -> None:
+    """Puts a text in the place of a file's: the old one or the new one is there at every moment, for its owner only.
+
+    It is durable when this returns; raises OSError.
+    """
+    target = path.resolve()  # what a link points to is changed, not the link
+    aside = target.with_name(f"{target.name}.tmp")
+    if not target.parent.exists():
+        files.make_folder(target.parent)
+        files.sync_folder(target.parent.parent)
+    files.remove(aside)  # of a crash; it may have another mode
+    fd = files.create_private(aside)
+    try:
+        position = 0
+        for piece in pieces:
+            # Each write lets other threads run, so the event loop waits for one piece at most.
+            files.write_at(fd, piece, position)
+            position += len(piece)
+        files.sync(fd)
+    finally:
+        files.close(fd)
+    _keep_owner(target, aside)
+    files.replace(aside, target)
+    files.sync_folder(target.parent)
+
+
+def _keep_owner(target: Path, aside: Path) -> None:
+    """A server that runs as root must not take the file away from the account that it belonged to."""
+    if os.geteuid() == 0 and target.exists():
+        owner = target.stat()
+        os.chown(aside, owner.st_uid, owner.st_gid)

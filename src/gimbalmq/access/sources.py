@@ -46,10 +46,21 @@ def check_sources(texts: Iterable[str]) -> tuple[str, ...]:
 
 def matches(patterns: tuple[str, ...], ip: str) -> bool:
     """Whether an address is one of those, or in one of the ranges; a text that is no address never is."""
-    address = _address(ip)
+    address = address_of(ip)
     if address is None:
         return False
     return any(address in network or network == _EVERYTHING for network in _networks(patterns))
+
+
+def place_of(ip: str) -> str:
+    """Who counts as one: an address of IPv4, or the 64 bits of an IPv6 network, whose rest anybody there can choose.
+
+    A text that is no address stays as it is.
+    """
+    address = address_of(ip)
+    if address is None:
+        return ip
+    return str(address if address.version == 4 else ip_network((int(address) >> 64 << 64, 64)))
 
 
 @lru_cache(maxsize=4096)
@@ -73,7 +84,8 @@ def _network(text: str) -> _Network:
 
 
 @lru_cache(maxsize=4096)
-def _address(ip: str) -> IPv4Address | IPv6Address | None:
+def address_of(ip: str) -> IPv4Address | IPv6Address | None:
+    """The address of a peer; None if the text is none. One of IPv4 inside one of IPv6 is that of IPv4."""
     try:
         address = ip_address(ip.partition("%")[0])
     except ValueError:

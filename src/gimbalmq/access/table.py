@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ from gimbalmq.protocol.access_bodies import acl_of, user_of
 from gimbalmq.protocol.bodies import without_nulls
 from gimbalmq.protocol.fastjson import Rows
 from gimbalmq.store.files import Files
+from gimbalmq.transport.tasks import uninterrupted
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class AccessTable:
 
     async def _write(self, users: dict[str, User], acls: dict[str, Acl]) -> None:
         """Makes these the table, once they are durable."""
-        await _uninterrupted(self._save(users, acls))
+        await uninterrupted(self._save(users, acls))
 
     async def _save(self, users: dict[str, User], acls: dict[str, Acl]) -> None:
         if acls is not self._acls or self._has_orphans:
@@ -309,20 +310,3 @@ def _read(file: PrivateFile, key: str, read: Callable[[str, object], tuple[str, 
             raise file.broken(f"is wrong at {shown(name)}: {why}") from error
         table[known] = value
     return table
-
-
-async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
-    """Awaits work of a thread, which nobody can stop; a cancellation is raised when the work is over.
-
-    Else the next change could begin meanwhile, and the older text could land last.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError:
-                pass  # raised below
-        raise

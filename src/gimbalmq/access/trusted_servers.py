@@ -6,15 +6,13 @@ network that it is used in.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from gimbalmq.access.sources import check_source, matches
-from gimbalmq.access.users import check_certificate
+from gimbalmq.access.users import check_certificate, is_certificate, is_fingerprint
 from gimbalmq.transport.tls import PeerCertificate
 
 _NAME = "CN="
-_FINGERPRINT = re.compile(r"(sha256:)?([0-9a-fA-F]{2}:?){31}[0-9a-fA-F]{2}")
 
 
 class TrustedServers:
@@ -26,7 +24,7 @@ class TrustedServers:
         addresses: list[str] = []
         self._certificates: set[str] = set()
         for text in texts:
-            if text.startswith(_NAME) or _FINGERPRINT.fullmatch(text):
+            if text.startswith(_NAME) or is_fingerprint(text):
                 self._certificates.add(check_certificate(text) or text)
             else:
                 addresses.append(check_source(text))
@@ -37,9 +35,6 @@ class TrustedServers:
 
     def includes(self, host: str, certificate: PeerCertificate | None) -> bool:
         """Whether a peer with this address and this certificate, which was verified, is one of them."""
-        if certificate is not None:
-            # A name that looks like a fingerprint is none; its owner may have chosen it.
-            name = "" if _FINGERPRINT.fullmatch(certificate.name) else certificate.name
-            if name in self._certificates or certificate.fingerprint in self._certificates:
-                return True
+        if certificate is not None and any(is_certificate(kept, certificate) for kept in self._certificates):
+            return True
         return bool(self._addresses) and matches(self._addresses, host)

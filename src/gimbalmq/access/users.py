@@ -15,6 +15,7 @@ from gimbalmq.access.policies import read_word, shown
 from gimbalmq.access.sources import check_sources, matches
 from gimbalmq.errors import InvalidParameterError, NoPermissionError
 from gimbalmq.protocol.access_bodies import UserBody
+from gimbalmq.transport.tls import PeerCertificate
 
 MAX_NAME_LETTERS = 255
 MAX_PASSWORD_LETTERS = 1024
@@ -108,16 +109,11 @@ class User:
         """Whether the user is bound to no address, or to this one."""
         return not self.source_ips or matches(self.source_ips, ip)
 
-    def may_present(self, common_name: str | None, fingerprint: str | None) -> bool:
-        """Whether the user is bound to no certificate, or to the one with these; both are None for a peer without."""
-        bound = self.certificate
-        if bound is None:
-            return True
-        if _FINGERPRINT.fullmatch(
-            bound
-        ):  # and never a name: its owner may have chosen one that looks like it
-            return fingerprint is not None and _plain_fingerprint(fingerprint) == bound
-        return common_name == bound
+    def may_present(self, certificate: PeerCertificate | None) -> bool:
+        """Whether the user is bound to no certificate, or to the one that the peer has shown."""
+        return self.certificate is None or (
+            certificate is not None and is_certificate(self.certificate, certificate)
+        )
 
 
 def check_name(name: str) -> str:
@@ -171,6 +167,17 @@ def check_certificate(text: str) -> str | None:
             "fingerprint, 64 hexadecimal digits"
         )
     return name
+
+
+def is_certificate(kept: str, certificate: PeerCertificate) -> bool:
+    """Whether a certificate that was verified is the one that ``check_certificate`` made this text for."""
+    # A name that looks like a fingerprint is none; its owner may have chosen it.
+    return kept == (certificate.fingerprint if is_fingerprint(kept) else certificate.name)
+
+
+def is_fingerprint(text: str) -> bool:
+    """Whether it is a SHA-256 fingerprint, in any spelling."""
+    return _FINGERPRINT.fullmatch(_plain_fingerprint(text)) is not None
 
 
 def _plain_fingerprint(text: str) -> str:

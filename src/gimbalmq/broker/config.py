@@ -21,6 +21,7 @@ from gimbalmq.store.config import StoreConfig, StoreOptions, parse_delay_levels
 from gimbalmq.store.consumequeue import MAX_QUEUES
 from gimbalmq.transport.descriptors import DescriptorBudget
 from gimbalmq.transport.server_config import ServerConfig
+from gimbalmq.transport.whole_files import read_secret
 
 _DAY_MS = 86_400_000
 
@@ -259,11 +260,7 @@ class BrokerConfig(StoreOptions, ServerConfig, AccessConfig):
         path = self.metrics_token_file
         if path is None:
             return self.metrics_token
-        try:
-            token = Path(path).expanduser().read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is no text"
-            raise ConfigError("metricsTokenFile", path, f"{why}; name a file that holds the token") from error
+        token = read_secret(path, "metricsTokenFile")
         check_token("metricsTokenFile", token)
         return token
 

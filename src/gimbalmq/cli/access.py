@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import secrets
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +24,7 @@ from gimbalmq.cli.asking import (
     words_of,
 )
 from gimbalmq.cli.output import complain
-from gimbalmq.cli.passwords import given_password, password_options
+from gimbalmq.cli.passwords import given_password, new_secret, password_options
 from gimbalmq.cli.terminal import confirmed, table
 from gimbalmq.errors import ConfigError
 
@@ -46,8 +45,6 @@ RESOURCE = Named(
     "Topic:orders, Topic:ord*, Group:*, Cluster:NAME or *",
     "name a resource, such as Topic:orders",
 )
-
-_SECRET_BYTES = 24
 
 
 def add_commands(commands: Parsers[Parser]) -> None:
@@ -301,7 +298,7 @@ async def _create_user(admin: Admin, args: argparse.Namespace) -> Shown:
     file: Path | None = args.new_client_file
     if file is not None and file.exists():
         raise ConfigError("--new-client-file", str(file), "there is such a file; name another, or move it")
-    password = given_password(args, needed=file is None) or secrets.token_urlsafe(_SECRET_BYTES)
+    password = given_password(args, needed=file is None) or new_secret()
     done = await admin.users.create(
         name,
         password,

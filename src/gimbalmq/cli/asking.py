@@ -279,14 +279,16 @@ def environment_options() -> dict[str, Any]:
 
 
 def _tls(args: argparse.Namespace) -> SSLContext | None:
+    from gimbalmq.client.client_file import said
+
     environment = os.environ
     ca = args.tls_ca or environment.get("ROCKETMQ_TLS_CA") or None
     cert = args.tls_cert or environment.get("ROCKETMQ_TLS_CERT") or None
     key = args.tls_key or environment.get("ROCKETMQ_TLS_KEY") or None
     if args.tls_key and not cert:
         raise ConfigError("--tls-key", args.tls_key, "give --tls-cert too")
-    any_cert = args.tls_any_cert or (not ca and _said("ROCKETMQ_TLS_ANY_CERT"))
-    if not (args.tls or _said("ROCKETMQ_TLS") or ca or cert or any_cert):
+    any_cert = args.tls_any_cert or (not ca and said(environment, "ROCKETMQ_TLS_ANY_CERT"))
+    if not (args.tls or said(environment, "ROCKETMQ_TLS") or ca or cert or any_cert):
         return None
     from gimbalmq.transport.tls import client_tls
 
@@ -296,7 +298,7 @@ def _tls(args: argparse.Namespace) -> SSLContext | None:
         key,
         environment.get("ROCKETMQ_TLS_KEY_PASSWORD"),
         verify=not any_cert,
-        check_host=not (args.tls_any_host or _said("ROCKETMQ_TLS_ANY_HOST")),
+        check_host=not (args.tls_any_host or said(environment, "ROCKETMQ_TLS_ANY_HOST")),
         options=("--tls-ca", "--tls-cert", "$ROCKETMQ_TLS_KEY_PASSWORD"),
     )
 
@@ -323,13 +325,6 @@ def _tls_of_file(args: argparse.Namespace, file: ClientFile) -> SSLContext:
     )
 
 
-def _said(variable: str) -> bool:
-    text = os.environ.get(variable, "").lower()
-    if text not in ("", "true", "1", "false", "0"):
-        raise ConfigError(f"${variable}", text, "use true or false")
-    return text in ("true", "1")
-
-
 def connect(args: argparse.Namespace) -> Admin:
     """The admin object that the options describe."""
     from gimbalmq.admin.admin import Admin
@@ -339,10 +334,9 @@ def connect(args: argparse.Namespace) -> Admin:
 
 def _secret(file: Path | None) -> str:
     if file is not None:
-        try:
-            return file.read_text().strip()
-        except OSError as error:
-            raise ConfigError("--secret-key-file", str(file), error.strerror or str(error)) from error
+        from gimbalmq.transport.whole_files import read_secret
+
+        return read_secret(file, "--secret-key-file")
     secret = os.environ.get("ROCKETMQ_SECRET_KEY")
     if not secret:
         raise ConfigError("--access-key", "...", "give --secret-key-file or $ROCKETMQ_SECRET_KEY too")

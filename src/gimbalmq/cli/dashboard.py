@@ -202,10 +202,6 @@ def _check_address(text: str) -> None:
 def _password(file: Path | None) -> str | None:
     if file is None:
         return os.environ.get("GIMBALMQ_DASHBOARD_PASSWORD") or None
-    try:
-        password = file.read_text().strip()
-    except OSError as error:
-        raise ConfigError("--password-file", str(file), error.strerror or str(error)) from error
-    if not password:
-        raise ConfigError("--password-file", str(file), "it is empty; put the password into it")
-    return password
+    from gimbalmq.transport.whole_files import read_secret
+
+    return read_secret(file, "--password-file")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import os
+import secrets
 import sys
 from pathlib import Path
 
@@ -34,6 +35,11 @@ def password_options(parser: argparse.ArgumentParser) -> None:
         metavar="PASSWORD",
         help="the password itself; others see it in the list of processes",
     )
+
+
+def new_secret() -> str:
+    """One that nobody can guess."""
+    return secrets.token_urlsafe(24)
 
 
 def given_password(args: argparse.Namespace, *, needed: bool) -> str | None:

@@ -24,11 +24,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from gimbalmq._clock import SYSTEM_CLOCK
+from gimbalmq.cli.passwords import new_secret
 from gimbalmq.client.client_file import read_client_file, write_client_file
 from gimbalmq.errors import ConfigError
 from gimbalmq.protocol import properties_text
 from gimbalmq.transport.authority import OWN_HOSTS, Authority
-from gimbalmq.transport.private_files import write_whole
+from gimbalmq.transport.whole_files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,6 @@ ADMINISTRATOR = "admin"
 
 _KEYS = "server.properties"
 _SERVER = "server"
-_SECRET_BYTES = 24
 _RENEW_BEFORE = timedelta(days=30)
 
 _CLOSED = {
@@ -164,7 +164,7 @@ def _kept_keys(folder: Path) -> dict[str, str]:
         else:
             inner = {
                 "accessKey": f"server-{secrets.token_hex(4)}",
-                "secretKey": secrets.token_urlsafe(_SECRET_BYTES),
+                "secretKey": new_secret(),
             }
             kept = {
                 **_CLOSED,
@@ -209,7 +209,7 @@ def _administrator(secured: Secured, port: int) -> str:
         raise ConfigError(
             "--secure", str(path), f"it is not {ADMINISTRATOR}'s, and there are no users yet; move it away"
         )
-    secret = secrets.token_urlsafe(_SECRET_BYTES)
+    secret = new_secret()
     told = {
         "namesrv": secured.namesrv(port),
         "access_key": ADMINISTRATOR,

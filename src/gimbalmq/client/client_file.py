@@ -24,19 +24,22 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from gimbalmq._options import did_you_mean
 from gimbalmq.errors import ConfigError
 from gimbalmq.transport.network import split_address
-from gimbalmq.transport.private_files import write_whole
+from gimbalmq.transport.tls import SYSTEM, client_tls
+from gimbalmq.transport.whole_files import write_whole
 
 VARIABLE = "GIMBALMQ_CLIENT_FILE"
 """The environment variable that names the file."""
 
+CREDENTIALS = ("access_key", "secret_key", "security_token")
+"""The options of a client that say who asks."""
+
 _MOST_BYTES = 65_536
 _YAML_KEYS = {"accessKey": "access_key", "secretKey": "secret_key", "securityToken": "security_token"}
 _SECRETS = frozenset({"secret_key", "security_token", "tls_key_password"})
-_CREDENTIALS = frozenset({"access_key", "secret_key", "security_token"})
 _PATHS = ("tls_ca", "tls_cert", "tls_key")
-_SYSTEM = "system"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +82,9 @@ class ClientFile:
             ConfigError: a certificate or an authority cannot be loaded.
         """
         told: dict[str, Any] = {
-            name: value
-            for name in ("namesrv", "access_key", "secret_key", "security_token")
-            if (value := getattr(self, name)) is not None
+            name: value for name in ("namesrv", *CREDENTIALS) if (value := getattr(self, name)) is not None
         }
         if self.speaks_tls:
-            from gimbalmq.transport.tls import client_tls
-
             told["tls"] = client_tls(
                 self.tls_ca,
                 self.tls_cert,
@@ -100,6 +99,9 @@ class ClientFile:
                 ),
             )
         return told
+
+
+_KEYS = frozenset(item.name for item in fields(ClientFile)) - {"path"}
 
 
 def with_client_file(options: Mapping[str, Any], path: str | os.PathLike[str] | None) -> dict[str, Any]:
@@ -117,8 +119,8 @@ def with_client_file(options: Mapping[str, Any], path: str | os.PathLike[str] | 
     if path is None:
         return dict(options)
     told = client_options(path)
-    if given & _CREDENTIALS:  # never one party's name with another's secret
-        told = {name: value for name, value in told.items() if name not in _CREDENTIALS}
+    if given.intersection(CREDENTIALS):  # never one party's name with another's secret
+        told = {name: value for name, value in told.items() if name not in CREDENTIALS}
     return {**options, **{name: value for name, value in told.items() if name not in given}}
 
 
@@ -126,6 +128,14 @@ def named_client_file(environment: Mapping[str, str] | None = None) -> str | Non
     """The file that the environment variable names; None if it names none."""
     environment = os.environ if environment is None else environment
     return environment.get(VARIABLE) or None
+
+
+def said(environment: Mapping[str, str], variable: str) -> bool:
+    """Whether a variable of the environment says yes; raises ConfigError if it says neither yes nor no."""
+    text = environment.get(variable, "").lower()
+    if text not in ("", "true", "1", "false", "0"):
+        raise ConfigError(f"${variable}", text, "use true or false")
+    return text in ("true", "1")
 
 
 def client_options(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
@@ -161,7 +171,7 @@ def read_client_file(path: str | os.PathLike[str]) -> ClientFile:
     found = ClientFile(
         path=str(file),
         namesrv=namesrv,
-        **{name: made.text(name) for name in ("access_key", "secret_key", "security_token")},
+        **{name: made.text(name) for name in CREDENTIALS},
         **{name: made.path(name) for name in _PATHS},
         tls_key_password=made.text("tls_key_password"),
         tls=made.switch("tls"),
@@ -186,8 +196,7 @@ def write_client_file(
     path: Path, told: Mapping[str, str | bool], *, about: str = "Keep it to yourself: it lets you in."
 ) -> None:
     """Writes a client file that only its owner reads; the one before is replaced at once or not at all."""
-    known = {item.name for item in fields(ClientFile)} - {"path"}
-    assert told.keys() <= known, "a key that nobody would read"
+    assert told.keys() <= _KEYS, "a key that nobody would read"
     assert all(isinstance(value, bool) or value.isprintable() for value in told.values())
     # Texts, true and false of JSON are TOML's, too, if nothing is written as a surrogate pair.
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in told.items()]
@@ -236,10 +245,10 @@ def _from_toml(file: Path, text: str) -> dict[str, object]:
         raise ConfigError(
             "client file", str(file), f'not TOML at {at}; write lines like key = "text"'
         ) from None
-    known = {item.name for item in fields(ClientFile)} - {"path"}
     for name in told:
-        if name not in known:
-            raise ConfigError(name, "...", f"{file} may not have this key{_meant(name, known)}")
+        if name not in _KEYS:
+            meant = did_you_mean(name, _KEYS) or f"; there are {', '.join(sorted(_KEYS))}"
+            raise ConfigError(name, "...", f"{file} may not have this key{meant}")
     return told
 
 
@@ -258,13 +267,6 @@ def _from_yaml(file: Path, text: str) -> dict[str, object]:
             "client file", str(file), "give accessKey and secretKey, as in Apache's conf/tools.yml"
         )
     return {_YAML_KEYS[name]: value for name, value in told.items() if name in _YAML_KEYS}
-
-
-def _meant(name: str, known: set[str]) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, known, 1)
-    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(known))}"
 
 
 class _Reader:
@@ -288,7 +290,7 @@ class _Reader:
 
     def path(self, name: str) -> str | None:
         text = self.text(name)
-        if text is None or (name == "tls_ca" and text == _SYSTEM):
+        if text is None or (name == "tls_ca" and text == SYSTEM):
             return text
         return str(self._file.absolute().parent / Path(text).expanduser())
 

@@ -12,8 +12,10 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from gimbalmq.access.users import MAX_NAME_LETTERS, MAX_PASSWORD_LETTERS, UserType
 from gimbalmq.admin.admin import Admin
 from gimbalmq.admin.connection import AdminConnection
+from gimbalmq.client.client_file import CREDENTIALS
 from gimbalmq.client.config import ClientConfig
 from gimbalmq.dashboard.observer import Observer
 from gimbalmq.errors import ConnectError, NoPermissionError, ResponseError, RocketMQError
@@ -23,14 +25,11 @@ from gimbalmq.rpc.call import ask
 
 log = logging.getLogger(__name__)
 
-MOST_NAME = 255
-MOST_SECRET = 1024
-KEYS = ("access_key", "secret_key", "security_token")
-SUPER = "super"
 REFUSAL_SECONDS = 15.0
-"""The longest that a broker is waited for which may refuse a login."""
+"""How long a broker that may refuse a login is waited for."""
 PATIENCE_SECONDS = 8.0
-"""And one that may refuse to tell something; brokers delay refusals by up to 5 seconds unless told otherwise."""
+"""How long a broker that may refuse to tell something is waited for; by default they delay refusals by
+up to 2 seconds."""
 
 
 class WrongLoginError(Exception):
@@ -71,7 +70,7 @@ class Accounts:
     def __init__(self, namesrv: str, options: Mapping[str, Any]) -> None:
         self._namesrv = namesrv
         # The keys of whoever started the dashboard are nobody else's.
-        self._options = {name: value for name, value in options.items() if name not in KEYS}
+        self._options = {name: value for name, value in options.items() if name not in CREDENTIALS}
         self._held: dict[tuple[str, str], tuple[Account, int]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -86,7 +85,8 @@ class Accounts:
             NotCheckedError: the cluster does not check secrets.
             RocketMQError: the cluster cannot be asked.
         """
-        if not (0 < len(user) <= MOST_NAME and 0 < len(secret) <= MOST_SECRET and user.isprintable()):
+        right = 0 < len(user) <= MAX_NAME_LETTERS and 0 < len(secret) <= MAX_PASSWORD_LETTERS
+        if not right or not user.isprintable():
             raise WrongLoginError
         is_super = await verify(self._namesrv, self._options, user, secret)
         account, count = self._held.get((user, secret), (None, 0))
@@ -189,7 +189,7 @@ async def verify(
 
 async def asks_for_users(namesrv: str, options: Mapping[str, Any]) -> bool | None:
     """Whether the cluster refuses requests without a signature; None if it does not answer."""
-    keyless = {name: value for name, value in options.items() if name not in KEYS}
+    keyless = {name: value for name, value in options.items() if name not in CREDENTIALS}
     nobody = AdminConnection(ClientConfig.of(namesrv=namesrv, **keyless))
     try:
         answers = await asyncio.gather(
@@ -237,4 +237,4 @@ async def _is_super(connection: AdminConnection, address: str, user: str) -> boo
             return True
     except ResponseError:
         return False  # one who may not even read their own entry
-    return (found.user_type or "").lower() == SUPER
+    return (found.user_type or "").lower() == UserType.SUPER.lower()

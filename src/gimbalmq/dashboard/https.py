@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import ssl
 
 from gimbalmq.errors import ConfigError
+from gimbalmq.transport.whole_files import Stamp, stamp_of
 
 log = logging.getLogger(__name__)
 
@@ -73,13 +73,5 @@ class Https:
             why = reason.lower().replace("_", " ") if isinstance(error, ssl.SSLError) else reason
             raise ConfigError("--https-cert", named, f"cannot be loaded: {why}") from error
 
-    def _stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
-        return tuple(_stamp(path) for path in (self._cert, self._key) if path)
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    def _stamps(self) -> tuple[Stamp | None, ...]:
+        return tuple(stamp_of(path) for path in (self._cert, self._key) if path)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 
 from gimbalmq._clock import Clock
+from gimbalmq.access.sources import place_of
+from gimbalmq.access.users import MAX_NAME_LETTERS
 
 FREE_TRIES = 5
 FORGET_SECONDS = 900.0
@@ -14,8 +15,6 @@ LONGEST_OF_ADDRESS = 300.0
 LONGEST_OF_USER = 30.0
 """A stranger must not be able to keep a user out for long by trying that user's name."""
 MOST_ENTRIES = 5_000
-MOST_LETTERS = 255
-"""Of a name in the table; no user has a longer one."""
 
 
 @dataclass(slots=True)
@@ -85,7 +84,7 @@ class LoginLimits:
     def begin(self, address: str, user: str) -> float:
         """0 if the login may be tried, which is counted then; else the seconds to wait first."""
         now = self._clock.monotonic()
-        place, name = place_of(address), user[:MOST_LETTERS]
+        place, name = place_of(address), user[:MAX_NAME_LETTERS]
         wait = self._addresses.wait(place, now)
         if (place, name) not in self._homes:
             wait = max(wait, self._users.wait(name, now))
@@ -96,7 +95,7 @@ class LoginLimits:
 
     def was_right(self, address: str, user: str) -> None:
         """The address keeps what it did wrong before: one who has a login must not guess others' the faster for it."""
-        place, name = place_of(address), user[:MOST_LETTERS]
+        place, name = place_of(address), user[:MAX_NAME_LETTERS]
         self._addresses.take_back(place)
         self._users.forget(name)
         self._homes.pop((place, name), None)
@@ -107,17 +106,4 @@ class LoginLimits:
     def was_nothing(self, address: str, user: str) -> None:
         """The cluster could not be asked, so nothing was learned by trying."""
         self._addresses.take_back(place_of(address))
-        self._users.take_back(user[:MOST_LETTERS])
-
-
-def place_of(address: str) -> str:
-    """Who is counted as one: an address of IPv4, or the 64 bits of an IPv6 network, whose rest anybody can choose."""
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if found.version == 4:
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((int(found) >> 64 << 64, 64)))
+        self._users.take_back(user[:MAX_NAME_LETTERS])

@@ -13,7 +13,8 @@ from nicegui import Client, ui
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.admin.admin import Admin
-from gimbalmq.dashboard.accounts import KEYS, Account, Accounts, WrongLoginError, asks_for_users
+from gimbalmq.client.client_file import CREDENTIALS
+from gimbalmq.dashboard.accounts import Account, Accounts, WrongLoginError, asks_for_users
 from gimbalmq.dashboard.login_limits import LoginLimits
 from gimbalmq.dashboard.observer import Observer, not_allowed
 from gimbalmq.dashboard.sessions import Session, Sessions
@@ -73,7 +74,7 @@ class Site:
     ) -> None:
         options = options or {}
         if door is Door.OPEN:  # no key may be used by whoever happens to come along
-            options = {name: value for name, value in options.items() if name not in KEYS}
+            options = {name: value for name, value in options.items() if name not in CREDENTIALS}
         self.namesrv = namesrv
         self.options = options
         self.door = door

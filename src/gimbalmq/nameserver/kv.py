@@ -9,11 +9,7 @@ change after the other; a change that has begun is finished, though who asked fo
 from __future__ import annotations
 
 import asyncio
-import os
-import tempfile
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 from gimbalmq.errors import (
     ConfigError,
@@ -25,6 +21,8 @@ from gimbalmq.errors import (
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import KvTable
 from gimbalmq.protocol.codes import ResponseCode
+from gimbalmq.transport.tasks import uninterrupted
+from gimbalmq.transport.whole_files import write_whole
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 """Name space whose keys are topics and whose values are ``brokerName:queueNums;...``."""
@@ -171,23 +169,6 @@ def _parse(data: bytes, path: str) -> dict[str, dict[str, str]]:
     }
 
 
-async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
-    """Awaits work of a thread, which nobody can stop; a cancellation is raised when the work is over.
-
-    Else the lock would be free for the next change, and the older text could land last.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError:
-                pass  # raised below
-        raise
-
-
 def write_atomically(path: Path, data: bytes) -> None:
     """Replaces a file; after a crash it is the old one or the new one.
 
@@ -196,20 +177,6 @@ def write_atomically(path: Path, data: bytes) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_whole(path, data)
     except OSError as error:
         raise StoreIOError(f"{path} cannot be written: {error.strerror or error}") from error

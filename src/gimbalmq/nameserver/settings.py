@@ -8,9 +8,10 @@ from pathlib import Path
 from gimbalmq._options import did_you_mean, options_by_key
 from gimbalmq.errors import ConfigError, InvalidParameterError, NoPermissionError
 from gimbalmq.nameserver.config import ALWAYS_BLACK_LISTED, NameServerConfig
-from gimbalmq.nameserver.kv import uninterrupted, write_atomically
+from gimbalmq.nameserver.kv import write_atomically
 from gimbalmq.protocol import properties_text
 from gimbalmq.protocol.codes import ResponseCode
+from gimbalmq.transport.tasks import uninterrupted
 
 
 class Settings:

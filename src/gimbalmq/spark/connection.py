@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from gimbalmq.client.client_file import VARIABLE, ClientFile, read_client_file
+from gimbalmq.client.client_file import VARIABLE, ClientFile, read_client_file, said
 from gimbalmq.client.config import parse_addresses
 from gimbalmq.errors import ConfigError
 from gimbalmq.spark.declared import Given, option, options_of, read_values
 from gimbalmq.spark.option_values import BOOLEAN, TEXT, Kind, choice, duration
 from gimbalmq.transport.tls import SYSTEM, client_tls
+from gimbalmq.transport.whole_files import read_secret, stamp_of
 
 _ADDRESSES: Final = Kind("addresses", lambda _name, text: ";".join(parse_addresses(text)))
 _TLS: Final = choice(
@@ -27,7 +28,6 @@ _TLS: Final = choice(
 )
 NO_FILE: Final = "none"
 """As ``clientFile``: not even the one that the environment names."""
-_MOST_BYTES: Final = 4096
 
 
 def _path(_name: str, text: str) -> str:
@@ -120,8 +120,8 @@ class Connection:
             return replace(self, tls="verify")
         trusted = environment.get("ROCKETMQ_TLS_CA") or None
         cert = environment.get("ROCKETMQ_TLS_CERT") or None
-        any_cert = trusted is None and _said(environment, "ROCKETMQ_TLS_ANY_CERT")
-        if not (trusted or cert or any_cert or _said(environment, "ROCKETMQ_TLS")):
+        any_cert = trusted is None and said(environment, "ROCKETMQ_TLS_ANY_CERT")
+        if not (trusted or cert or any_cert or said(environment, "ROCKETMQ_TLS")):
             return self
         key = environment.get("ROCKETMQ_TLS_KEY") or None
         return replace(
@@ -131,7 +131,7 @@ class Connection:
             tls_cert_file=cert and _path("", cert),
             tls_key_file=key and _path("", key),
             tls_key_password=environment.get("ROCKETMQ_TLS_KEY_PASSWORD") or None,
-            tls_check_host=self.tls_check_host and not _said(environment, "ROCKETMQ_TLS_ANY_HOST"),
+            tls_check_host=self.tls_check_host and not said(environment, "ROCKETMQ_TLS_ANY_HOST"),
         )
 
     def _check(self) -> None:
@@ -169,7 +169,7 @@ class Connection:
 
     def stamp(self) -> tuple[object, ...]:
         """Differs from what it was before if a file with a secret has changed since."""
-        return tuple(_stamp(path) for path in (self.client_file, self.secret_key_file) if path is not None)
+        return tuple(stamp_of(path) for path in (self.client_file, self.secret_key_file) if path is not None)
 
     def _keys(self, file: ClientFile | None) -> dict[str, str | None]:
         if self.access_key is None and file is not None:
@@ -180,7 +180,9 @@ class Connection:
             }
         secret = self.secret_key
         if self.secret_key_file is not None:
-            secret = _read_secret(self.secret_key_file)
+            secret = read_secret(
+                self.secret_key_file, "secretKeyFile", "; every machine that runs Spark needs it"
+            )
         return {
             "access_key": self.access_key,
             "secret_key": secret,
@@ -214,13 +216,6 @@ CONNECTION_OPTIONS: Final = options_of(Connection)
 _NAMED: Final = {each.name: each for each in CONNECTION_OPTIONS}
 
 
-def _said(environment: Mapping[str, str], variable: str) -> bool:
-    text = environment.get(variable, "").lower()
-    if text not in ("", "true", "1", "false", "0"):
-        raise ConfigError(f"${variable}", text, "use true or false")
-    return text in ("true", "1")
-
-
 def _read_file(path: str) -> ClientFile:
     if not os.path.exists(path):
         raise ConfigError(
@@ -229,29 +224,3 @@ def _read_file(path: str) -> ClientFile:
             f"{socket.gethostname()} has no such file; every machine that runs Spark needs it at the same place",
         )
     return read_client_file(path)
-
-
-def _read_secret(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
-        secret = raw.decode().strip()
-    except OSError as error:
-        raise ConfigError(
-            "secretKeyFile",
-            path,
-            f"cannot be read: {error.strerror or error}; every machine that runs Spark needs it",
-        ) from None
-    except UnicodeDecodeError:
-        secret = ""
-    if not secret or len(raw) > _MOST_BYTES or not secret.isprintable():
-        raise ConfigError("secretKeyFile", path, "it must hold the secret key, one line, and nothing else")
-    return secret
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns

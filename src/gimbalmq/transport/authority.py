@@ -17,7 +17,7 @@ from pathlib import Path
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.errors import ConfigError
 from gimbalmq.transport.certificates import Facts, Maker, Pair, check_host, find_maker
-from gimbalmq.transport.private_files import PRIVATE, PUBLIC, write_whole
+from gimbalmq.transport.whole_files import PRIVATE, PUBLIC, write_whole
 
 AUTHORITY = "ca"
 AUTHORITY_DAYS = 3650

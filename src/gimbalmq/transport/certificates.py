@@ -1,6 +1,6 @@
 """What certificates say, and who makes them: the package ``cryptography`` if it is installed, else ``openssl``.
 
-Both make the same: keys on the curve P-256, which Java 8 and everything since knows, written as PKCS #8, which
+Both make the same kind: keys on the curve P-256, which Java 8 and everything since knows, written as PKCS #8, which
 Netty reads.
 """
 
@@ -16,7 +16,8 @@ from typing import Protocol
 from gimbalmq.errors import ConfigError
 
 EARLY = timedelta(hours=1)
-"""Certificates count from so long ago, because clocks of machines differ."""
+"""The package's certificates count from so long ago, because clocks of machines differ. Those of ``openssl``, which
+learned that in 3.4 only, count from now."""
 
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME = re.compile(rf"(\*\.)?({_LABEL}\.)*{_LABEL}")

@@ -236,7 +236,7 @@ class Channel(asyncio.Protocol):
         self._partial_bytes = 0
         self._slowed = False
         self._refusals_held = 0
-        """Answers to requests that were let in by nobody, which are held back, and with them everything else."""
+        """Refusals that a peer who has not proved to be anybody waits for; meanwhile it is served nothing else."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._large: asyncio.Lock | None = None
         self._server_tls = server_tls

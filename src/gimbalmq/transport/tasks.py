@@ -29,6 +29,23 @@ def ends_task(error: BaseException) -> bool:
     return isinstance(error, GeneratorExit)
 
 
+async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Awaits work of a thread, which nobody can stop; a cancellation is raised when the work is over.
+
+    Else the lock that the caller holds would be free for the next change, and the older one could land last.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError:
+                pass  # raised below
+        raise
+
+
 class Ending:
     """A close that happens once, however often it is called, and that a cancelled caller does not stop half way."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,6 +21,7 @@ from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.errors import ConfigError, RemoteProtocolError
 from gimbalmq.transport.certificate_dates import FIRST_CERTIFICATE, dates_of, trouble_with_dates
 from gimbalmq.transport.tls_config import TlsConfig
+from gimbalmq.transport.whole_files import Stamp, stamp_of
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class ServerTls:
             else ""
         )
         self._loaded = self._seen = self._stamps()
-        self._complained: tuple[tuple[int, int, int] | None, ...] | None = None
+        self._complained: tuple[Stamp | None, ...] | None = None
         self.context, self.client = _contexts(config)
         self._dates = self._read_dates()
         self._dates_told = ""
@@ -167,10 +167,10 @@ class ServerTls:
             )
         self._dates_told = trouble
 
-    def _stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
+    def _stamps(self) -> tuple[Stamp | None, ...]:
         config = self._config
         return tuple(
-            _stamp(path)
+            stamp_of(path)
             for path in (
                 config.tls_server_cert_path,
                 config.tls_server_key_path,
@@ -181,14 +181,6 @@ class ServerTls:
             )
             if path
         )
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _contexts(config: TlsConfig) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:

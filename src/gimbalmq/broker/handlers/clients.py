@@ -86,7 +86,7 @@ class ClientHandlers:
             )
         beat = Heartbeat.of_request(request.body, limit=most)
         self._check(channel, beat)
-        user = self._user(request, beat)
+        user = self._user(channel, request, beat)
         liveness = HeartbeatRequest.from_ext(request.ext_fields).liveness_millis
         if liveness is not None:
             low, high = LIVENESS_MILLIS
@@ -130,7 +130,7 @@ class ClientHandlers:
         )
         return request.reply(ext_fields=reply.to_ext())
 
-    def _user(self, request: RemotingCommand, beat: Heartbeat) -> str | None:
+    def _user(self, channel: Channel, request: RemotingCommand, beat: Heartbeat) -> str | None:
         """Who the producers of a heartbeat belong to, if that is checked.
 
         Raises:
@@ -138,7 +138,7 @@ class ClientHandlers:
         """
         if self._gate is None or not beat.producer_data_set:
             return None
-        user = self._gate.who(request)
+        user = self._gate.who(channel, request)
         name = None if user is None else user.name
         if self._gate.is_strict and self._producers.is_of_another(beat.client_id, name):
             raise NoPermissionError(
