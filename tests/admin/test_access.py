@@ -149,11 +149,11 @@ def test_policies_are_made_replaced_and_deleted(cluster: ThreadCluster, admin: A
     assert [
         (entry.policy_type, entry.resource, entry.actions, entry.decision) for entry in found.entries
     ] == [
-        ("Custom", "Topic:B*", ("Pub",), "Allow"),
         ("Custom", "Topic:a", ("All",), "Deny"),
+        ("Custom", "Topic:B*", ("Pub",), "Allow"),
         ("Default", "Group:*", ("Sub",), "Allow"),
     ]
-    assert found.entries[0].source_ips == ("10.0.0.1",)
+    assert found.entries[1].source_ips == ("10.0.0.1",)
     assert [len(view.entries) for view in admin.acls.all(name, "Topic:")] == [2]
     admin.acls.delete(name, "Topic:a")
     admin.acls.delete(name, "Group:*", policy_type="Default")
