@@ -12,6 +12,8 @@ from tests.interop.apache_access import (
     ORDERS,
     READER,
     WORKER,
+    tell,
+    topic_frame,
 )
 from tests.interop.secured import BOUND, Secured, secured
 from tests.peers.driver import JavaClient, JavaError, JavaProducer, Outgoing, eventually
@@ -43,7 +45,6 @@ def test_a_java_producer_and_readers_do_what_their_users_may(
     producer = java.producer("keyed", namesrv=secured.namesrv, login=worker)
     name = f"{java.version} {'TLS' if tls else 'plain'}"
     bodies = {f"{name} {number} 密".encode() for number in range(20)}
-    # An empty property and none: values of length 0 are signed as nothing and read as nothing.
     producer.send(
         *(Outgoing(GUARDED, body, tags="T", keys="键", properties={"a b": "c=d"}) for body in bodies)
     )
@@ -63,6 +64,8 @@ def test_a_java_group_reads_retries_and_decides_transactions(
     """Heartbeats, locks, pulls, commits, send-backs, half messages, outcomes and check-backs, all of them signed."""
     login = secured.login(WORKER)
     group = f"workers-{java.version.replace('.', '-')}-{'orderly' if orderly else 'concurrent'}"
+    # A consumer of 4.9 looks for the queues of its retry topic every 20 s.
+    tell(secured.broker, [topic_frame(f"%RETRY%{group}", 1)])
     producer = java.producer(f"p-{group}", namesrv=secured.namesrv, transactional=True, login=login)
     consumer = java.push(
         group, ORDERS, tags=group, namesrv=secured.namesrv, failures=1, orderly=orderly, login=login

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.apache_access import ROOT
+from tests.interop.apache_access import ACCESS_CONTROL, ROOT
 from tests.interop.apache_cluster import NEWEST
 from tests.interop.secured import AT_ONCE
 from tests.peers.apache import ApacheBroker
@@ -50,7 +50,10 @@ def test_brokers_that_sign_are_taken_and_others_only_from_listed_addresses(tmp_p
                 NEWEST, tmp_path / name, namesrv=both, extra=settings, registers_at=trusting.address
             )
 
-        signing = broker("signing", innerClientAuthenticationCredentials=INNER)
+        provider = ACCESS_CONTROL["authenticationMetadataProvider"]
+        signing = broker(
+            "signing", innerClientAuthenticationCredentials=INNER, authenticationMetadataProvider=provider
+        )
         silent = broker("silent")
         try:
             with ThreadPoolExecutor(2) as pool:

@@ -48,7 +48,10 @@ class JavaError(RuntimeError):
 
 @dataclass(frozen=True)
 class Login:
-    """As whom Java clients and mqadmin speak: their keys, and a file of tls.client.* settings for TLS."""
+    """As whom Java clients and mqadmin speak: their keys, and a file of tls.client.* settings for TLS.
+
+    mqadmin finds its keys as an operator gives them, in conf/tools.yml.
+    """
 
     access_key: str | None = None
     secret_key: str | None = field(default=None, repr=False)
@@ -306,7 +309,14 @@ class JavaClient:
     ) -> str:
         """What an mqadmin command prints; raises `JavaError` if it printed a stack trace, unless tolerant."""
         words = [*arguments, "-n", namesrv or self.namesrv]
-        printed = self.call("admin", [*(("argument", word) for word in words), *login.arguments()])
+        keys = self._home / "conf" / "tools.yml"
+        if login.access_key is not None:
+            told = {"accessKey": login.access_key, "secretKey": login.secret_key}
+            keys.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in told.items()))
+        try:
+            printed = self.call("admin", [*(("argument", word) for word in words), ("tls", login.tls)])
+        finally:
+            keys.unlink(missing_ok=True)
         # The first command makes 5.x's logback describe its whole configuration.
         out = "".join(line for line in printed["out"].splitlines(keepends=True) if " |-" not in line)
         if not tolerant and ("Exception" in printed["err"] or "Exception" in out):

@@ -50,10 +50,19 @@ public final class Driver {
             Throwable error = thrown instanceof InvocationTargetException ? thrown.getCause() : thrown;
             error.printStackTrace();
             answer.put("error", error.getClass().getSimpleName());
-            answer.put("message", String.valueOf(error.getMessage()));
+            answer.put("message", words(error));
             answer.put("code", responseCode(error));
         }
         return answer;
+    }
+
+    /** What it says and what its causes say: a producer keeps a broker's words in the last of them. */
+    private static String words(Throwable error) {
+        StringBuilder words = new StringBuilder(String.valueOf(error.getMessage()));
+        for (Throwable cause = error.getCause(); cause != null; cause = cause.getCause()) {
+            words.append("; caused by ").append(cause.getMessage());
+        }
+        return words.toString();
     }
 
     private static Integer responseCode(Throwable error) {
@@ -120,13 +129,13 @@ public final class Driver {
         return kind.cast(client);
     }
 
-    /** All at once: a push consumer's shutdown takes up to three seconds. */
+    /** All at once: a push consumer waits for its handlers. */
     private static int shutdown(List<String> names, boolean wait) throws InterruptedException {
         List<Thread> threads = new ArrayList<>();
         for (String name : names) {
             Client client = (Client) CLIENTS.remove(name);
             if (client != null) {
-                threads.add(new Thread(client::shutdown));
+                threads.add(new Thread(() -> Hurry.run(client::shutdown)));
             }
         }
         threads.forEach(Thread::start);
@@ -149,7 +158,7 @@ public final class Driver {
         try {
             System.setOut(new PrintStream(outBytes, true, StandardCharsets.UTF_8));
             System.setErr(new PrintStream(errBytes, true, StandardCharsets.UTF_8));
-            MQAdminStartup.main0(request.all("argument").toArray(new String[0]), Access.hook(request));
+            Hurry.run(() -> MQAdminStartup.main0(request.all("argument").toArray(new String[0]), null));
         } finally {
             Access.encryptByDefault(encrypted);
             System.out.flush();
