@@ -144,12 +144,10 @@ def check_keys(found: list[MessageView]) -> None:
         assert [message.flag for message in messages] == numbers
 
 
-def receive(namesrv: str, topic: str, count: int, **options: Any) -> list[MessageView]:
+def receive(namesrv: str, topic: str, count: int, client_file: Path | None = None) -> list[MessageView]:
     found: list[MessageView] = []
     first = ConsumeFromWhere.FIRST_OFFSET
-    with sync.PullConsumer(
-        "readers", **{"namesrv": namesrv, **options}, consume_from_where=first
-    ) as consumer:
+    with sync.PullConsumer("readers", namesrv, consume_from_where=first, client_file=client_file) as consumer:
         consumer.subscribe(topic)
         for _ in range(100):
             found += consumer.poll(1)
@@ -381,7 +379,7 @@ def test_mirror_keeps_keys_tags_and_properties(
         secret = other.client_options()["secret_key"]
         for path in (path for path in (tmp_path / "p").rglob("*") if path.is_file()):
             assert secret.encode() not in path.read_bytes(), path
-        found = receive(other.namesrv, "eu-mirrored", 20, **other.client_options())
+        found = receive(other.namesrv, "eu-mirrored", 20, other.client_file())
         check_keys(found)
         assert sorted(message.keys[0] for message in found) == sorted(f"k{n}" for n in range(20))
         for message in found:
