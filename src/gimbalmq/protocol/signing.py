@@ -23,6 +23,8 @@ ACCESS_KEY = "AccessKey"
 SECURITY_TOKEN = "SecurityToken"
 SIGNATURE = "Signature"
 
+_OF_SIGNER = frozenset({ACCESS_KEY, SECURITY_TOKEN, SIGNATURE})
+
 _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 """Clients up to 4.9.3 add it to the fields of request 12 after they have signed them."""
 
@@ -37,6 +39,8 @@ _MOST_BYTES_AGAIN = 4 << 20
 _BLOCK_BYTES = 64
 _ORDERS_KEPT = 512
 _FIELDS_KEPT = 64
+_MOST_FIELDS = 256
+"""No client signs so many; more of them are not put in order, because the event loop would wait for it."""
 _DIGEST_LETTERS = 28
 
 _orders: dict[tuple[str, ...], itemgetter[Any]] = {}
@@ -135,6 +139,8 @@ def verified(command: RemotingCommand, key: SecretKey) -> bool:
     fields = command.ext_fields
     if not fields or SIGNATURE not in fields:
         return False
+    if len(fields) + len(command.empty_fields) > _MOST_FIELDS:
+        return False
     if fields_verified(fields, command.body, key):
         return True
     late = {name for name in _ZONE if name in fields}
@@ -151,6 +157,15 @@ def verified(command: RemotingCommand, key: SecretKey) -> bool:
         bool(command.empty_fields)
         and fields_verified({**dict.fromkeys(command.empty_fields, "null"), **signed}, command.body, key)
     )
+
+
+def without_signature(fields: Mapping[str, str] | None) -> dict[str, str]:
+    """The fields of a request that is handed on to somebody else.
+
+    Who gets a signature can use it for any request whose values give the same text, whatever its code and its fields
+    are called.
+    """
+    return {name: value for name, value in (fields or {}).items() if name not in _OF_SIGNER}
 
 
 class Signer:
