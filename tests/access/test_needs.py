@@ -304,6 +304,14 @@ def test_a_heartbeat_names_so_many_topics_and_no_more() -> None:
         _asked(STRICT, 34, {}, beat)
 
 
+def test_a_list_names_so_many_topics_and_no_more() -> None:
+    names = [f"T{number}" for number in range(MOST_NAMES + 1)]
+    asked = {"consumerGroup": "g", "topicList": ";".join(names[:-1])}
+    assert len(_asked(STRICT, 208, asked)) == MOST_NAMES + 1
+    with pytest.raises(InvalidParameterError, match="topicList"):
+        _asked(STRICT, 208, asked | {"topicList": ";".join(names)})
+
+
 @pytest.mark.parametrize("table", [STRICT, APACHE], ids=["strict", "apache"])
 @pytest.mark.parametrize("topic", ["T", "%RETRY%g", "%RETRY%other"])
 @pytest.mark.parametrize("group", ["g", " "])
