@@ -7,9 +7,9 @@ import logging
 import pytest
 
 from gimbalmq.access import gate as gate_module
-from gimbalmq.access.decision import decide
+from gimbalmq.access.decision import Decider, Verdict
 from gimbalmq.access.needs import WRITES_USERS
-from gimbalmq.access.policies import Acl
+from gimbalmq.access.policies import Asked
 from gimbalmq.access.users import User, UserStatus
 from gimbalmq.errors import InvalidParameterError
 from gimbalmq.protocol.codes import RequestCode
@@ -162,13 +162,14 @@ def test_a_remembered_decision_still_needs_a_right_signature(guarded: Guarded) -
 
 
 def test_a_decision_is_made_once(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Acl | None] = []
+    made: list[Asked] = []
 
-    def counted(acl: Acl | None, *rest: object, **named: object) -> object:
-        made.append(acl)
-        return decide(acl, *rest, **named)  # type: ignore[arg-type]
+    class Counting(Decider):
+        def decide(self, asked: Asked, source: str) -> Verdict:
+            made.append(asked)
+            return super().decide(asked, source)
 
-    monkeypatch.setattr(gate_module, "decide", counted)
+    monkeypatch.setattr(gate_module, "Decider", Counting)
     guarded.allow(ANN, "Topic:*", "Pub")
     for _ in range(3):
         assert guarded.told(send("T")) == ""

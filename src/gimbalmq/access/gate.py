@@ -23,7 +23,7 @@ from typing import Any
 from gimbalmq.access import audit as events
 from gimbalmq.access.audit import CHANGES, Audit
 from gimbalmq.access.config import AccessConfig
-from gimbalmq.access.decision import decide
+from gimbalmq.access.decision import Decider
 from gimbalmq.access.directory import Directory
 from gimbalmq.access.failures import Failures
 from gimbalmq.access.named import Group, Topic
@@ -87,6 +87,7 @@ class Gate:
         self._keys: dict[_Identity, SecretKey] = {}
         self._allowed: set[tuple[object, ...]] = set()
         self._senders: dict[tuple[str, str, str, PeerCertificate | None], SecretKey] = {}
+        self._deciders: dict[str, Decider] = {}
         self._decisions: dict[tuple[str, Asked, str], tuple[bool, str]] = {}
         self._keyed: dict[int, Callable[[Mapping[str, str]], tuple[str, ...]] | None] = {}
 
@@ -165,6 +166,7 @@ class Gate:
         self._keys.clear()
         self._allowed.clear()
         self._senders.clear()
+        self._deciders.clear()
         self._decisions.clear()
 
     def _check_slowly(self, channel: Channel, command: RemotingCommand, name: str | None) -> None:
@@ -264,7 +266,12 @@ class Gate:
         key = (name, wanted, host)
         known = self._decisions.get(key)
         if known is None:
-            verdict = decide(self._directory.acl(name), wanted, host)
+            decider = self._deciders.get(name)
+            if decider is None:
+                if len(self._deciders) >= _KEPT:
+                    self._deciders.clear()
+                decider = self._deciders[name] = Decider(self._directory.acl(name))
+            verdict = decider.decide(wanted, host)
             known = (verdict.allowed, verdict.reason)
             if len(wanted.resource.name) <= _LONGEST_KEPT:
                 if len(self._decisions) >= _KEPT:
