@@ -355,3 +355,12 @@ def test_refusals_and_changes_are_in_the_audit_log_without_secrets(
         'about="accessKey=k"',
     ]
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO", "INFO"]
+
+
+def test_what_handlers_refuse_by_the_thousand_does_not_fill_the_log(
+    guarded: Guarded, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "gimbalmq.audit"):
+        for _ in range(1000):
+            guarded.gate.refused(Peer().channel, send("T"), "the topic[T] sending message is forbidden")
+    assert len(caplog.messages) == 1

@@ -339,6 +339,19 @@ def test_secrets_are_in_no_answer_and_no_option_opens_the_gate_at_run_time(tmp_p
     run(work())
 
 
+def test_what_a_handler_refuses_is_in_the_audit_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with secured(tmp_path) as found:
+            read_only = topic_fields("R", perm=4)
+            assert (await found.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, read_only)).code == 0
+            caplog.clear()
+            assert (await found.ask(SEND, send_fields("R"), body=b"x")).code == REFUSED
+            (line,) = [record.getMessage() for record in caplog.records if record.name == "gimbalmq.audit"]
+            assert "decision=refused user=root" in line and "request=310" in line
+
+    run(work())
+
+
 def test_without_authentication_nobody_is_asked_and_there_are_no_users(tmp_path: Path) -> None:
     async def work() -> None:
         async with open_desk(tmp_path) as desk:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 import threading
+import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.broker.desk import open_desk
+from gimbalmq.errors import ConfigError
+from tests.broker.desk import broker_config, open_desk
 from tests.support import ManualClock, run, until
 
 
@@ -63,6 +67,94 @@ def test_no_port_where_none_is_asked_for(tmp_path: Path) -> None:
             assert desk.broker.metrics.port == 0
 
     run(work())
+
+
+TOKEN = "a-token-of-24-letters-xx"
+
+
+@pytest.mark.parametrize("from_file", [False, True], ids=["by the option", "from a file"])
+def test_a_token_stands_before_everything_on_the_port(tmp_path: Path, from_file: bool) -> None:
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    keys = {"metricsTokenFile": tmp_path / "token"} if from_file else {"metricsToken": TOKEN}
+    port = 0
+
+    def status(path: str, authorization: str | None) -> int:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}")
+        if authorization is not None:
+            request.add_header("Authorization", authorization)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                assert error.code != 401 or error.headers["WWW-Authenticate"] == "Bearer"
+                return error.code
+
+    async def work() -> None:
+        nonlocal port
+        async with open_desk(tmp_path / "store", **keys) as desk:
+            token = desk.broker.live.now.read_metrics_token()
+            await desk.broker.metrics.start("127.0.0.1", 0, token=token)
+            port = desk.broker.metrics.port
+            wrong = (
+                None,
+                "",
+                TOKEN,
+                f"Basic {TOKEN}",
+                "Bearer",
+                f"Bearer {TOKEN}x",
+                f"Bearer {TOKEN[:-1]}",
+                "Bearer \xfc",
+            )
+            for authorization in wrong:
+                for path in ("/metrics", "/elsewhere"):
+                    found = await asyncio.to_thread(status, path, authorization)
+                    assert found == 401, authorization
+            assert await asyncio.to_thread(status, "/metrics", f"bearer {TOKEN}") == 200
+            assert await asyncio.to_thread(status, "/elsewhere", f"Bearer {TOKEN}") == 404
+
+    run(work())
+
+
+def test_metrics_stay_on_the_loopback_and_the_token_stays_hidden(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were served on the broker's own address, so with --host 0.0.0.0 to everybody."""
+
+    async def work() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as borrowed:
+            free = borrowed.getsockname()[1]
+        keys = {"bindAddress": "0.0.0.0", "metricsPromExporterPort": free, "metricsToken": TOKEN}
+        async with open_desk(tmp_path, **keys) as desk:
+            assert desk.broker.metrics._server is not None
+            assert desk.broker.metrics._server.sockets[0].getsockname() == ("127.0.0.1", free)
+            assert not caplog.records
+            config = desk.broker.live.now
+            assert TOKEN not in repr(config) + repr(config.to_properties())
+            await desk.broker.metrics.close()
+            await desk.broker.metrics.start("0.0.0.0", 0)
+            assert "say metricsToken or metricsTokenFile" in caplog.text
+
+    with caplog.at_level(logging.WARNING, "gimbalmq.broker.metrics"):
+        run(work())
+
+
+def test_a_token_that_is_none_is_refused_without_being_shown(tmp_path: Path) -> None:
+    for wrong in ("short", "sixteen letters and a blank", "sixteen-letters-ü"):
+        with pytest.raises(ConfigError, match=r"metricsToken=.* 16 or more") as refused:
+            broker_config(tmp_path, metricsToken=wrong)
+        assert wrong not in str(refused.value)
+    with pytest.raises(ConfigError, match="leave it out, or metricsToken"):
+        broker_config(tmp_path, metricsToken=TOKEN, metricsTokenFile="x")
+    file = tmp_path / "token"
+    config = broker_config(tmp_path, metricsTokenFile=file)
+    with pytest.raises(ConfigError, match=r"metricsTokenFile=.*No such file"):
+        config.read_metrics_token()
+    for content in (b"", b"secret-x", b"\xff\xfe"):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match="metricsTokenFile") as refused:
+            config.read_metrics_token()
+        assert "secret-x" not in str(refused.value)
 
 
 def test_scrape_during_traffic(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from gimbalmq.client.events import Events, QueueStarted, QueueTaken, RoundFinish
 from gimbalmq.dashboard import charts
 from gimbalmq.dashboard.observer import (
     EVERY_MEMBER,
+    REFUSED_EVERY,
     SAMPLE_MS,
     SAMPLES,
     SETTLING_MS,
@@ -26,11 +27,11 @@ from gimbalmq.dashboard.observer import (
     explained,
     together,
 )
-from gimbalmq.errors import ConnectError
+from gimbalmq.errors import ConnectError, NoPermissionError
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol.fastjson import queue_text
 from gimbalmq.protocol.status_bodies import ConsumerRunningInfo, ProcessQueueInfo
-from tests.support import run
+from tests.support import ManualClock, run, until
 
 Q0, Q1, Q2 = (MessageQueue("orders", "broker-a", number) for number in range(3))
 RETRY = MessageQueue("%RETRY%g", "broker-a", 0)
@@ -256,6 +257,46 @@ def test_what_goes_wrong_is_kept_until_it_works_again() -> None:
         group.hangs = False
         await observer.look("g")
         assert history.problem == ""
+
+    run(work())
+
+
+def test_what_is_refused_is_forgotten_and_not_asked_for_at_every_look() -> None:
+    """Rights can be taken away; and the cluster notes every refusal."""
+
+    class Guarded(Group):
+        asked = 0
+
+        async def names(self) -> list[str]:
+            return ["g"]
+
+        async def progress(self, group: str) -> GroupProgress:
+            self.asked += 1
+            if self.hangs:
+                raise NoPermissionError("User:eve has no permission to access Group:g")
+            return await super().progress(group)
+
+    async def work() -> None:
+        group, clock = Guarded(), ManualClock()
+        observer = Observer(group, user="eve", clock=clock, every=0.001, pass_every=0.001)  # type: ignore[arg-type]
+        history = observer.history("g")
+        history.lookers = 1
+        await observer.look("g")
+        assert history.samples and history.numbers
+        group.hangs = True
+        group.member_ids = _nobody  # type: ignore[method-assign]
+        await observer.look("g")
+        assert history.problem == "not allowed for eve: User:eve has no permission to access Group:g"
+        assert not history.samples and not history.changes and not history.numbers
+        group.asked = 0
+        observer.start()
+        await asyncio.sleep(0.05)
+        history.lookers = 0
+        await asyncio.sleep(0.05)
+        assert group.asked == 0
+        clock.advance(REFUSED_EVERY)
+        await until(lambda: group.asked > 0)
+        await observer.close()
 
     run(work())
 

@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import re
-import shutil
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gimbalmq import ConsumeFromWhere, ConsumeResult, Message, MessageView
-from gimbalmq.sync import Admin, Producer, PushConsumer
+from gimbalmq import ConsumeResult, Message, MessageView
+from gimbalmq.sync import Admin, Producer
 from gimbalmq.testing import LocalCluster
 from gimbalmq.testing.cluster import ThreadCluster
 from tests.cli.commands import Server, gimbalmq, serving
+from tests.dashboard.browsing import IN_A_BROWSER, Open, answer_to, consumer, dashboard, expect
 from tests.transport.wiring import self_signed
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Page, Request
+    from playwright.sync_api import Page
 
-pytest.importorskip("nicegui", reason="the extra gimbalmq[dashboard] is not installed")
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = IN_A_BROWSER
 
-pytestmark = [
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome is on the PATH"
-    ),
-    pytest.mark.timeout(300),
-    pytest.mark.xdist_group("dashboard"),
-]
-
-PATIENCE = 40_000
 EVIL = "<img src=x onerror=alert(1)>"
 PASSWORD = "correct horse"
 PATHS = {
@@ -59,27 +47,6 @@ PATHS = {
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    playwright.expect.set_options(timeout=PATIENCE)
-    with playwright.sync_playwright() as engine:
-        browser = engine.chromium.launch(
-            executable_path=CHROMIUM,
-            args=[
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-quic",
-                "--no-first-run",
-                "--disable-background-networking",
-                "--disable-component-update",
-                "--disable-sync",
-            ],
-        )
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
 def cluster() -> Iterator[ThreadCluster]:
     """Two members of the group billing read the eight queues of orders."""
     with LocalCluster.in_thread(brokers=2) as cluster:
@@ -92,21 +59,6 @@ def cluster() -> Iterator[ThreadCluster]:
             for name in ("worker-1", "worker-2"):
                 members.enter_context(consumer(cluster, "billing", "orders", instance_name=name))
             yield cluster
-
-
-@contextmanager
-def dashboard(namesrv: str, *words: object) -> Iterator[str]:
-    """The command on a free port: its address. It must end in peace, and nothing may fail meanwhile."""
-    with serving("dashboard", "--port", 0, "--namesrv", namesrv, *words) as server:
-        yield address_of(server)
-        assert server.end() == 0, server.errors
-        assert "Traceback" not in server.errors, server.errors
-
-
-def address_of(server: Server) -> str:
-    found = re.search(r"http://\S+", server.ready())
-    assert found is not None
-    return found.group(0)
 
 
 @pytest.fixture(scope="module")
@@ -122,79 +74,6 @@ def guarded_url(cluster: ThreadCluster, tmp_path_factory: pytest.TempPathFactory
     file.write_text(f"{PASSWORD}\n")
     with dashboard(cluster.namesrv, "--password-file", file, "--read-only") as url:
         yield url
-
-
-def ignore(message: MessageView) -> None:
-    pass
-
-
-def consumer(
-    cluster: ThreadCluster,
-    group: str,
-    topic: str,
-    handler: Callable[[MessageView], object] = ignore,
-    **options: Any,
-) -> PushConsumer:
-    first = ConsumeFromWhere.FIRST_OFFSET
-    made = PushConsumer(group, cluster.namesrv, consume_from_where=first, persist_interval=0.1, **options)
-    made.subscribe(topic, "*", handler)
-    return made
-
-
-@dataclass
-class Watched:
-    """What a page did that no page may do."""
-
-    complaints: list[str] = field(default_factory=list)
-    hosts: set[str] = field(default_factory=set)
-
-    def attach(self, page: Page) -> None:
-        page.on("console", self._on_console)
-        page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: self.complaints.append(f"dialog: {dialog.message}"))
-        page.on("request", self._on_request)
-        page.on("websocket", lambda socket: self.hosts.add(_host(socket.url)))
-
-    def _on_console(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
-            self.complaints.append(f"console: {message.text}")
-
-    def _on_request(self, request: Request) -> None:
-        if not request.url.startswith(("data:", "blob:")):
-            self.hosts.add(_host(request.url))
-
-
-def _host(url: str) -> str:
-    return re.sub(r"^\w+://([^/:]+).*", r"\1", url, flags=re.DOTALL)
-
-
-Open = Callable[..., "Page"]
-
-
-@pytest.fixture
-def open_page(browser: Browser) -> Iterator[Open]:
-    """Opens pages in a fresh profile; they complain of nothing and ask nobody but the dashboard."""
-    watched = Watched()
-    contexts = []
-
-    def open_page(url: str, **options: Any) -> Page:
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-        contexts.append(context)
-        context.set_default_timeout(PATIENCE)
-        page: Page = context.new_page()
-        watched.attach(page)
-        page.goto(url)
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert watched.complaints == []
-    assert watched.hosts == {"127.0.0.1"}
-
-
-def expect(found: Any) -> Any:
-    return playwright.expect(found)
 
 
 def owners(page: Page) -> Any:
@@ -248,7 +127,9 @@ def test_a_cluster_that_enforces_tls_is_shown(open_page: Open, tmp_path: Path) -
         LocalCluster.in_thread(properties=keys) as guarded,
         dashboard(guarded.namesrv, "--tls-ca", certificate.cert_path) as url,
     ):
-        expect(open_page(url).get_by_role("cell", name="broker-a", exact=True)).to_be_visible()
+        page = open_page(url)
+        expect(page.get_by_role("cell", name="broker-a", exact=True)).to_be_visible()
+        page.close()
 
 
 def test_a_rebalance_is_seen_within_two_seconds_with_reason_and_pause(
@@ -422,7 +303,7 @@ def test_nobody_sees_anything_before_the_login(guarded_url: str, open_page: Open
     page = open_page(f"{guarded_url}/messages?topic=orders")
     expect(page).to_have_title("Log in · GimbalMQ")
     log_in(page, "wrong")
-    expect(page.get_by_text("Wrong name or password.")).to_be_visible()
+    expect(page.get_by_text("Wrong name or secret.")).to_be_visible()
     log_in(page)
     expect(page.get_by_text("20 found")).to_be_visible()  # the page that was asked for, query and all
     other = page.context.new_page()
@@ -462,20 +343,6 @@ def test_without_a_password_a_foreign_name_is_refused(url: str) -> None:
     request = urllib.request.Request(url, headers={"Host": "evil.example.org"})
     with pytest.raises(urllib.error.HTTPError, match="400"):
         urllib.request.urlopen(request, timeout=60)
-
-
-class _Stay(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-def answer_to(address: str, body: bytes | None = None) -> tuple[int, dict[str, str]]:
-    try:
-        with urllib.request.build_opener(_Stay).open(address, body, timeout=60) as answer:
-            return answer.status, {name.lower(): value for name, value in answer.headers.items()}
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, {name.lower(): value for name, value in error.headers.items()}
 
 
 # -- however one looks -----------------------------------------------------------------

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Self
 
 import pytest
 
 pytest.importorskip("nicegui", reason="the extra gimbalmq[dashboard] is not installed")
 
-from gimbalmq import Admin
 from gimbalmq.dashboard.groups import change_rows, queue_rows
-from gimbalmq.dashboard.observer import EVERY_MEMBER, GroupHistory, Observer
+from gimbalmq.dashboard.observer import EVERY_MEMBER, GroupHistory
 from gimbalmq.dashboard.preview import preview
 from gimbalmq.dashboard.site import Site
 from gimbalmq.errors import ConfigError
@@ -25,14 +25,21 @@ pytestmark = pytest.mark.interop
 class Looking:
     """A dashboard's observer on the cluster, and the Java members it looks at."""
 
-    def __init__(self, admin: Admin, namesrv: str, group: str, topic: str) -> None:
-        self.site = Site(admin, Observer(admin), namesrv)
+    def __init__(self, namesrv: str, group: str, topic: str) -> None:
+        self._site = Site(namesrv)
+        self.viewer = self._site.viewer_of(None)
         self.group = group
         self._topic = topic
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._site.close()
+
     @property
     def history(self) -> GroupHistory:
-        return self.site.observer.history(self.group)
+        return self.viewer.observer.history(self.group)
 
     async def join(self, java: JavaClient, *, broadcasting: bool = False) -> JavaPushConsumer:
         name = f"{self.group}-{java.version}"  # the last test's may still be shutting down
@@ -43,7 +50,7 @@ class Looking:
     async def until(self, good: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE):
             while not good():
-                await self.site.observer.look(self.group)
+                await self.viewer.observer.look(self.group)
                 await asyncio.sleep(0.1)
         assert self.history.problem == ""
 
@@ -54,8 +61,7 @@ def test_moves_of_java_members_are_seen_and_guessed_at(
     topic, group = make_topic(4), make_group()
 
     async def work() -> None:
-        async with Admin(cluster.namesrv) as admin:
-            looking = Looking(admin, cluster.namesrv, group, topic)
+        async with Looking(cluster.namesrv, group, topic) as looking:
             history = looking.history
             first = await looking.join(both[0])
             await looking.until(lambda: len(history.last.owners) == 4)
@@ -67,7 +73,7 @@ def test_moves_of_java_members_are_seen_and_guessed_at(
             assert joined["members"] == f"+ {second.client_id}"
             assert (joined["moved"], joined["reasons"], joined["paused"]) == (2, "a member joined", "-")
 
-            found = await preview(looking.site, group, "AVG", ["third"], ())
+            found = await preview(looking.viewer, group, "AVG", ["third"], ())
             assert found.in_use == "AVG", "Java tells the class of its strategy, not the name"
             assert set(found.change.before) == ids and len(found.change.moves) >= found.change.minimum == 1
 
@@ -85,8 +91,7 @@ def test_queues_of_java_members_that_broadcast_are_everybodys(
     topic, group = make_topic(2), make_group()
 
     async def work() -> None:
-        async with Admin(cluster.namesrv) as admin:
-            looking = Looking(admin, cluster.namesrv, group, topic)
+        async with Looking(cluster.namesrv, group, topic) as looking:
             history = looking.history
             for java in both:
                 await looking.join(java, broadcasting=True)
@@ -94,6 +99,6 @@ def test_queues_of_java_members_that_broadcast_are_everybodys(
             assert set(history.last.owners.values()) == {EVERY_MEMBER}
             assert all(row["lag"] == row["done"] == "-" for row in queue_rows(history))
             with pytest.raises(ConfigError, match="broadcast"):
-                await preview(looking.site, group, "AVG", [], ())
+                await preview(looking.viewer, group, "AVG", [], ())
 
     asyncio.run(work())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gimbalmq.errors import AccessRefusedError, InvalidParameterError
+from gimbalmq.errors import AccessRefusedError, InvalidParameterError, NoPermissionError
 from gimbalmq.protocol.codes import ResponseCode
 from gimbalmq.protocol.command import BINARY_HEADER, ONEWAY_FLAG, RemotingCommand
 from gimbalmq.protocol.frames import Frame
@@ -29,6 +29,10 @@ class Doorman:
     def __init__(self) -> None:
         self.seen: list[int] = []
         self.certificates: list[PeerCertificate | None] = []
+        self.told: list[str] = []
+
+    def refused(self, channel: Channel, command: RemotingCommand, remark: str) -> None:
+        self.told.append(f"{command.code} {remark}")
 
     def check(self, channel: Channel, command: RemotingCommand) -> None:
         self.seen.append(command.code)
@@ -153,6 +157,35 @@ def test_who_is_refused_again_and_again_does_not_use_up_what_a_server_works_on_a
             assert channel.load.in_flight == len(doorman.seen) == 16
             client = await line.client()
             assert (await client.call(RemotingCommand(ECHO), 5)).code == 0
+
+    run(work())
+
+
+def test_what_a_handler_refuses_is_told_to_the_gate() -> None:
+    async def later(_channel: Channel, _request: RemotingCommand) -> RemotingCommand:
+        raise NoPermissionError("not later")
+
+    def at_once(_channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        raise InvalidParameterError("odd") if request.ext_fields else NoPermissionError("not now")
+
+    async def work() -> None:
+        handlers = Handlers()
+        handlers.add(1, at_once)
+        handlers.add(2, later)
+        handlers.add(3, lambda _channel, request: request.reply(ResponseCode.NO_PERMISSION, "not so"))
+        handlers, doorman = guarded(handlers)
+        async with wire(handlers) as line:
+            client = await line.client()
+            by_itself = ({"refuse": "0"}, {"refuse": "0.001"}, {"refuse": "0.001", "holds": ""})
+            for code, fields in (
+                (1, None),
+                (2, None),
+                (3, None),
+                (1, {"a": "b"}),
+                *((1, own) for own in by_itself),
+            ):
+                await client.call(RemotingCommand(code, fields), 5)
+        assert doorman.told == ["1 not now", "2 not later", "3 not so"]
 
     run(work())
 

@@ -1,7 +1,7 @@
 """The audit log: one line for every request that is refused, and for every change that an administrator makes.
 
-While the mode is permissive nothing is refused, and a client without a key may send thousands of messages a second. The
-first of each kind (user, address, request, reason) has a line, and then one a minute, which says how many there were.
+Refusals of the gate are slowed down, so each has its line. What is tolerated in permissive mode, and what handlers
+refuse, may come in thousands a second: the first of each kind has a line, and then one a minute, with their number.
 
 Lines go to the logger ``gimbalmq.audit`` and, if there is one, to a file of their own, which a thread writes: a slow
 disk must not hold the event loop. What comes from the wire is escaped and cut, so nobody can write lines of his own.
@@ -93,7 +93,7 @@ _TOLD_FIELDS = (
 
 _MOST_LETTERS = 200
 _MOST_WAITING = 10_000
-_TOLERATED_SECONDS = 60.0
+_SUMMED_SECONDS = 60.0
 _MOST_KINDS = 10_000
 
 
@@ -124,7 +124,7 @@ class Audit:
         """Raises ConfigError if the file cannot be opened."""
         self._json = config.audit_log_format == "json"
         self._clock = clock
-        self._tolerated: dict[tuple[str, str, int, str], list[float]] = {}
+        self._summed: dict[tuple[str, str, int, str], list[float]] = {}
         """By kind, the longest known first: when the last line was written, and how many came since."""
         self._file = None if config.audit_log_path is None else _AuditFile(Path(config.audit_log_path))
 
@@ -137,9 +137,15 @@ class Audit:
         *,
         wanted: Iterable[object] = (),
         reason: str = "",
+        sums_up: bool = False,
     ) -> None:
-        """One line about a request; about one that is tolerated, one a minute for all of its kind."""
-        if decision == TOLERATED:
+        """One line about a request.
+
+        Args:
+            sums_up: one a minute for all of its kind (user, address, request, reason); for what may come in thousands a
+                second, which nothing slows down.
+        """
+        if sums_up:
             repeated = self._repeated(user, channel.host, command.code, reason)
             if repeated is None:
                 return
@@ -166,18 +172,18 @@ class Audit:
     def _repeated(self, user: str | None, host: str, code: int, reason: str) -> int | None:
         """How many of a kind were passed over since the last line; None if this one is, too.
 
-        In this mode every message of a client without a key is one: a line for each would cost more than the message.
+        A line for each message of a client without a key would cost more than the message.
         """
         kind = (_cut(user or ""), host, code, _cut(reason))
         now = self._clock.monotonic()
-        told = self._tolerated.get(kind)
-        if told is not None and now - told[0] < _TOLERATED_SECONDS:
+        told = self._summed.get(kind)
+        if told is not None and now - told[0] < _SUMMED_SECONDS:
             told[1] += 1
             return None
-        self._tolerated.pop(kind, None)
-        self._tolerated[kind] = [now, 0]
-        while len(self._tolerated) > _MOST_KINDS:
-            del self._tolerated[next(iter(self._tolerated))]
+        self._summed.pop(kind, None)
+        self._summed[kind] = [now, 0]
+        while len(self._summed) > _MOST_KINDS:
+            del self._summed[next(iter(self._summed))]
         return 0 if told is None else int(told[1])
 
     def close(self) -> None:

@@ -113,6 +113,12 @@ class Gate:
             return
         self._check_slowly(channel, command, name)
 
+    def refused(self, channel: Channel, command: RemotingCommand, remark: str) -> None:
+        """Notes what a handler refused: one that looks at more than users and policies."""
+        name = (command.ext_fields or {}).get(ACCESS_KEY)
+        # Nothing slows these down: a topic that was closed for writing has thousands a second, of honest producers.
+        self._audit.note(channel, command, name, events.REFUSED, reason=remark, sums_up=True)
+
     def sender_key(self, channel: Channel, name: str, topic: str) -> SecretKey | None:
         """The key that a send (310) must be signed with if this user's sends to this topic are known to pass.
 
@@ -286,7 +292,9 @@ class Gate:
         # Who may only watch must not be able to make users, by any rules and however long the change to signed requests
         # takes. Brokers that do not sign yet stay registered meanwhile.
         if self._permissive and need.level is not Level.SUPER_ONLY and command.code not in WRITES_USERS:
-            self._audit.note(channel, command, name, events.TOLERATED, wanted=wanted, reason=why.remark)
+            self._audit.note(
+                channel, command, name, events.TOLERATED, wanted=wanted, reason=why.remark, sums_up=True
+            )
             return
         self._audit.note(channel, command, name, events.REFUSED, wanted=wanted, reason=why.remark)
         delay = self._failures.failed(channel.host)

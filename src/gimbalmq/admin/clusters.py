@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from gimbalmq.admin.connection import AdminConnection
 from gimbalmq.admin.views import BrokerView
-from gimbalmq.errors import RocketMQError
+from gimbalmq.errors import NoPermissionError, RocketMQError
 from gimbalmq.model.route import MASTER_ID
 from gimbalmq.rpc import management
 
@@ -32,6 +32,8 @@ class ClusterAdmin:
     async def _look(self, cluster: str, name: str, broker_id: int, address: str) -> BrokerView:
         try:
             runtime = await management.runtime_info(self._at.caller, address)
+        except NoPermissionError as error:
+            return BrokerView(cluster, name, broker_id, address, problem=error.remark, refused=True)
         except RocketMQError as error:
             return BrokerView(cluster, name, broker_id, address, problem=str(error))
         return BrokerView(

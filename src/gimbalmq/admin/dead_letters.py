@@ -16,7 +16,7 @@ from gimbalmq.admin.groups import GroupAdmin
 from gimbalmq.admin.messages import MessageAdmin
 from gimbalmq.admin.topics import DEAD_LETTER, TopicAdmin, kind_of
 from gimbalmq.admin.views import DeadLetterGroup
-from gimbalmq.errors import TopicRouteNotFoundError
+from gimbalmq.errors import NoPermissionError, TopicRouteNotFoundError
 from gimbalmq.model import properties as names
 from gimbalmq.model.flags import PERM_READ, PERM_WRITE
 from gimbalmq.model.message import SYSTEM_PROPERTIES, Message, MessageView
@@ -47,12 +47,12 @@ class DeadLetterAdmin:
         self._messages = messages
 
     async def groups(self) -> list[DeadLetterGroup]:
-        """Groups that have dead letters, with how many."""
+        """Groups that have dead letters, with how many; those whose topic the user may not see are left out."""
 
         async def one(topic: str) -> DeadLetterGroup | None:
             try:
                 stats = await self._topics.stats(topic)
-            except TopicRouteNotFoundError:
+            except (TopicRouteNotFoundError, NoPermissionError):  # gone since, or not for us
                 return None
             last = max((queue.last_update_ms for queue in stats), default=0)
             return DeadLetterGroup(

@@ -20,6 +20,7 @@ from gimbalmq.admin.views import (
 from gimbalmq.errors import (
     ConfigError,
     ConsumerNotOnlineError,
+    NoPermissionError,
     ResponseError,
     RocketMQError,
     StateError,
@@ -62,10 +63,13 @@ class GroupAdmin:
 
     async def _summary(self, group: str) -> GroupSummary:
         try:
-            connections = await self.connections(group)
-        except ConsumerNotOnlineError:
-            connections = GroupConnections(group, ())
-        progress = await self.progress(group)
+            try:
+                connections = await self.connections(group)
+            except ConsumerNotOnlineError:
+                connections = GroupConnections(group, ())
+            progress = await self.progress(group)
+        except NoPermissionError:
+            return GroupSummary(group, 0, "", "", (), 0, 0.0, "not allowed")
         topics = {item.queue.topic for item in progress.queues} | set(connections.subscriptions)
         problem = "" if connections.members or not progress.lag else "nobody consumes"
         return GroupSummary(
@@ -201,6 +205,8 @@ class GroupAdmin:
         for address in places.values():
             try:
                 stats = await management.consume_stats(self._at.caller, address, group, topic=topic)
+            except NoPermissionError:
+                raise  # nothing told is something else than nothing known
             except ResponseError:
                 continue  # it does not know the group
             tps += stats.consume_tps

@@ -8,7 +8,7 @@ import msgspec
 
 from gimbalmq.admin.connection import AdminConnection
 from gimbalmq.admin.views import QueueStats, TopicView
-from gimbalmq.errors import ConfigError, TopicNotExistError, TopicRouteNotFoundError
+from gimbalmq.errors import ConfigError, NoPermissionError, TopicNotExistError, TopicRouteNotFoundError
 from gimbalmq.model.flags import PERM_READ, PERM_WRITE
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.topics import DLQ_PREFIX, RETRY_PREFIX, is_system_topic, topic_problem
@@ -52,7 +52,10 @@ class TopicAdmin:
         return sorted(set(listed.topic_list) - own)
 
     async def all(self, *, cluster: str | None = None, system: bool = False) -> list[TopicView]:
-        """Topics with their spread; retry, dead-letter and the system's own only if asked for."""
+        """Topics with their spread; retry, dead-letter and the system's own only if asked for.
+
+        Topics that the user may not see are left out.
+        """
         names = [topic for topic in await self.names(cluster=cluster) if system or kind_of(topic) == NORMAL]
         views = await asyncio.gather(*(self._view(topic) for topic in names))
         return [view for view in views if view is not None]
@@ -60,7 +63,7 @@ class TopicAdmin:
     async def _view(self, topic: str) -> TopicView | None:
         try:
             return view_of(topic, await self._at.route(topic))
-        except TopicRouteNotFoundError:  # deleted since it was listed
+        except (TopicRouteNotFoundError, NoPermissionError):  # deleted since it was listed, or not for us
             return None
 
     async def route(self, topic: str) -> TopicRoute:

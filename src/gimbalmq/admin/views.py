@@ -17,6 +17,7 @@ class BrokerView:
         put_tps, get_tps: messages a second over the last ten seconds.
         runtime: everything the broker tells, under its own names; empty if it did not answer.
         problem: why it did not answer.
+        refused: it answered that the asker may not know.
     """
 
     cluster: str
@@ -30,6 +31,7 @@ class BrokerView:
     boot_ms: int = 0
     runtime: dict[str, str] = field(default_factory=dict)
     problem: str = ""
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,11 @@ class Broker:
             # Until then everybody is refused.
             await self.access.start()
             if config.metrics_prom_exporter_port:
-                await self.metrics.start(config.bind_address, config.metrics_prom_exporter_port)
+                await self.metrics.start(
+                    config.metrics_bind_address,
+                    config.metrics_prom_exporter_port,
+                    token=config.read_metrics_token(),
+                )
             await self._start_fast_port(config)
             self._schedule()
             await self._registration.start(self.address)

@@ -27,6 +27,9 @@ _DAY_MS = 86_400_000
 _FRAME_ROOM = 64 * 1024
 """For what a frame has beside the message: its record's head, its properties and the answer's header."""
 
+_TOKEN_LETTERS = 16
+"""A shorter token could be found by trying."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerConfig(StoreOptions, ServerConfig, AccessConfig):
@@ -202,6 +205,18 @@ class BrokerConfig(StoreOptions, ServerConfig, AccessConfig):
     metrics_prom_exporter_port: int = option(
         0, "port of Prometheus metrics; 0 is none", between=(0, 65535), fixed=True
     )
+    metrics_bind_address: str = option(
+        "127.0.0.1", "ours: address that the metrics are served on, whatever `bindAddress` is", fixed=True
+    )
+    metrics_token: str | None = option(
+        None,
+        "ours: what a scrape must send as `Authorization: Bearer TOKEN`, 16 letters or more; unset: nothing",
+        fixed=True,
+        secret=True,
+    )
+    metrics_token_file: str | None = option(
+        None, "ours: file that holds this token; it is read at the start", fixed=True
+    )
 
     def check(self) -> None:
         if self.broker_role.upper() == "SLAVE":
@@ -225,6 +240,12 @@ class BrokerConfig(StoreOptions, ServerConfig, AccessConfig):
                 raise ConfigError(
                     key_of(BrokerConfig, name), getattr(self, name), "use an IP address"
                 ) from None
+        if self.metrics_token is not None:
+            check_token("metricsToken", self.metrics_token)
+            if self.metrics_token_file is not None:
+                raise ConfigError(
+                    "metricsTokenFile", self.metrics_token_file, "leave it out, or metricsToken: give one"
+                )
         if self.max_message_size > self.frame_max_length - _FRAME_ROOM:
             raise ConfigError(
                 "maxMessageSize",
@@ -232,6 +253,19 @@ class BrokerConfig(StoreOptions, ServerConfig, AccessConfig):
                 f"such a message fits into no frame of frameMaxLength={self.frame_max_length}: use at most "
                 f"{self.frame_max_length - _FRAME_ROOM}, or a larger frameMaxLength",
             )
+
+    def read_metrics_token(self) -> str | None:
+        """The token of the metrics, from its file if there is one; raises ConfigError, which does not show it."""
+        path = self.metrics_token_file
+        if path is None:
+            return self.metrics_token
+        try:
+            token = Path(path).expanduser().read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is no text"
+            raise ConfigError("metricsTokenFile", path, f"{why}; name a file that holds the token") from error
+        check_token("metricsTokenFile", token)
+        return token
 
     @property
     def namesrv_addresses(self) -> list[str]:
@@ -255,6 +289,14 @@ class BrokerConfig(StoreOptions, ServerConfig, AccessConfig):
             file_reserved_hours=self.file_reserved_time,
             disk_max_used_ratio=self.disk_max_used_space_ratio / 100,
             clean_forcibly=self.clean_file_forcibly_enable,
+        )
+
+
+def check_token(option: str, token: str) -> None:
+    """Raises ConfigError for a token that is easily guessed or that no HTTP header can carry; does not show it."""
+    if len(token) < _TOKEN_LETTERS or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(
+            option, "...", f"use {_TOKEN_LETTERS} or more letters, digits and signs of ASCII, without blanks"
         )
 
 

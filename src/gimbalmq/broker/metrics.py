@@ -6,6 +6,9 @@ The loop walks over its tables in steps and hands plain rows over; a thread make
 from __future__ import annotations
 
 import asyncio
+import hmac
+import ipaddress
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -21,6 +24,8 @@ from gimbalmq.transport.watchdog import LoopWatchdog
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
+
+log = logging.getLogger(__name__)
 
 _SCRAPE_SECONDS = 10.0
 _SCRAPES_AT_ONCE = 16
@@ -68,16 +73,30 @@ class MetricsServer:
         self._silent: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
         """Connections that have yet to say what they want; the oldest stands first."""
         self.port = 0
+        self._token: bytes | None = None
 
-    async def start(self, host: str, port: int) -> None:
+    async def start(self, host: str, port: int, *, token: str | None = None) -> None:
+        """Listens; raises ListenError.
+
+        Args:
+            token: what every scrape must show; None serves everybody who reaches the port.
+        """
+        self._token = None if token is None else token.encode()
         try:
             self._server = await asyncio.start_server(self._serve, host, port, limit=_HEAD_BYTES)
         except OSError as error:
             raise ListenError(
                 f"the metrics cannot be served on {host}:{port}: {error.strerror or error}; "
-                "choose another metricsPromExporterPort"
+                "choose another metricsPromExporterPort or metricsBindAddress"
             ) from error
         self.port = self._server.sockets[0].getsockname()[1]
+        if token is None and not _is_loopback(host):
+            log.warning(
+                "whoever reaches %s:%d reads the metrics, and with them the names of all topics and groups; "
+                "say metricsToken or metricsTokenFile to ask for a token",
+                host,
+                self.port,
+            )
 
     async def close(self) -> None:
         if self._server is not None:
@@ -116,17 +135,28 @@ class MetricsServer:
         from prometheus_client.exposition import choose_encoder
 
         request, *fields = head.decode("latin-1").split("\r\n")
+        named = (field.partition(":") for field in fields)
+        said = {name.strip().lower(): value.strip() for name, _, value in named}
+        if not self._lets_in(said.get("authorization", "")):
+            return _http("401 Unauthorized", "text/plain", b"a token is needed\n", "WWW-Authenticate: Bearer")
         method, path, *_ = [*request.split(), "", ""]
         if method != "GET":
             return _http("405 Method Not Allowed", "text/plain", b"use GET\n")
         if path.partition("?")[0] not in ("/", "/metrics"):
             return _http("404 Not Found", "text/plain", b"the metrics are at /metrics\n")
-        named = (field.partition(":") for field in fields)
-        accepted = {name.strip().lower(): value.strip() for name, _, value in named}.get("accept", "")
-        encode, kind = choose_encoder(accepted)
+        encode, kind = choose_encoder(said.get("accept", ""))
         families = await self.read()
         text = await asyncio.to_thread(lambda: encode(_Collected(families)))
         return _http("200 OK", kind, text)
+
+    def _lets_in(self, authorization: str) -> bool:
+        """Compared in constant time, so that a wrong token tells nothing of the right one."""
+        if self._token is None:
+            return True
+        scheme, _, shown = authorization.partition(" ")
+        return hmac.compare_digest(shown.strip().encode("latin-1"), self._token) & (
+            scheme.lower() == "bearer"
+        )
 
     async def read(self) -> list[Family]:
         """All metrics as they are now."""
@@ -197,9 +227,16 @@ class MetricsServer:
         return self._store.max_commitlog_offset - self._store.min_commitlog_offset
 
 
-def _http(status: str, kind: str, body: bytes) -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    return head.encode() + body
+def _http(status: str, kind: str, body: bytes, *more: str) -> bytes:
+    fields = (f"Content-Type: {kind}", f"Content-Length: {len(body)}", "Connection: close", *more)
+    return "\r\n".join((f"HTTP/1.1 {status}", *fields, "", "")).encode() + body
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class _Collected:

@@ -1,36 +1,27 @@
-"""The web application: pages, login, and the server that runs them."""
+"""The web application: who gets to which page, and the server that runs it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import math
 import secrets
 import signal
 import socket
 from collections.abc import AsyncIterator
-from typing import Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import quote, urlsplit
 
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, RedirectResponse, Response
-from nicegui import Client, ui
 from nicegui import app as pages
+from nicegui import ui
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.types import ASGIApp
 
-from gimbalmq.admin.admin import Admin
-from gimbalmq.dashboard import groups, messages, overview, preview
-from gimbalmq.dashboard.observer import Observer
-from gimbalmq.dashboard.site import Site, look, problem
-
-log = logging.getLogger(__name__)
-
-LOGIN_KEY = "login"
-MOST_LOGIN_BYTES = 10_000
-WRONG_PAUSE = 0.5
-"""Seconds one wrong password costs everybody who tries one."""
+from gimbalmq.dashboard import groups, login, messages, overview, preview
+from gimbalmq.dashboard.https import Https
+from gimbalmq.dashboard.site import LOGIN_KEY, Door, Site
 
 _ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><circle cx="16" cy="16" r="13" fill="none" '
@@ -52,37 +43,35 @@ _HEADERS = {
 
 
 def build(
-    namesrv: str,
-    *,
-    user: str,
-    password: str | None,
-    read_only: bool,
-    hosts: tuple[str, ...] = (),
-    **options: Any,
+    site: Site, *, hosts: tuple[str, ...] = (), secure: bool = False, https: Https | None = None
 ) -> FastAPI:
     """The application; it connects to the cluster when it starts and leaves it when it ends.
 
     Args:
-        hosts: names under which a browser may ask where there is no password: another name that leads here
+        hosts: names under which a browser may ask if there is no login: another name that leads here
             belongs to a foreign site that wants to read the page through the viewer's browser.
-        options: further options of ``Admin``.
+        secure: the browser speaks HTTPS, so its cookie may not travel without.
+        https: whose files are watched for changes.
     """
-    admin = Admin(namesrv, **options)
-    site = Site(admin, Observer(admin), namesrv, user, password, read_only)
 
     @contextlib.asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
-        site.observer.start()
+        site.start()
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(site.look_after())]
+        if https is not None:
+            tasks.append(loop.create_task(https.watch()))
         try:
             yield
         finally:
-            await site.observer.close()
-            await admin.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await site.close()
 
     made = FastAPI(title="GimbalMQ", docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
     pages.add_middleware(_Guard, site=site, hosts=hosts)
-    if password is not None:
-        _add_login(site)
+    login.add_pages(site)
     for module in (overview, groups, messages, preview):
         module.add_pages(site)
     ui.run_with(
@@ -93,7 +82,13 @@ def build(
         dark=None,
         # The key signs the cookies of one run: after a restart everybody logs in again.
         storage_secret=secrets.token_hex(32),
-        session_middleware_kwargs={"session_cookie": "gimbalmq-session"},
+        session_middleware_kwargs={
+            # Cookies know no ports; the prefix keeps everybody but this host's HTTPS from setting one.
+            "session_cookie": "__Host-gimbalmq-session" if secure else "gimbalmq-session",
+            "max_age": math.ceil(site.longest),
+            "same_site": "lax",
+            "https_only": secure,
+        },
         show_welcome_message=False,
     )
     return made
@@ -113,73 +108,36 @@ class _Guard(BaseHTTPMiddleware):
         return response
 
     def _refused(self, request: Request) -> Response | None:
-        if self._site.password is None:
+        site, path = self._site, request.url.path
+        if not of_our_pages(request):
+            return PlainTextResponse("another site has sent this form", 403)
+        if site.door is Door.OPEN:
             if self._hosts and request.url.hostname not in self._hosts:
                 return PlainTextResponse("ask for this page by the address it listens on", 400)
-            return None
-        path = request.url.path
+            return RedirectResponse("/", 303) if path in ("/login", "/logout") else None
         if path in ("/login", "/favicon.ico") or path.startswith(("/_nicegui/", "/_nicegui_ws/")):
             return None
-        if request.session.get(LOGIN_KEY) in self._site.logins:
+        session = site.sessions.find(request.session.get(LOGIN_KEY))
+        if session is not None:
+            site.sessions.use(session)
             return None
         query = f"?{request.url.query}" if request.url.query else ""
         return RedirectResponse(f"/login?then={quote(path + query)}", 303)
 
 
-def _add_login(site: Site) -> None:
-    one_by_one = asyncio.Lock()
+def of_our_pages(request: Request) -> bool:
+    """Whether a request that changes something comes from a page of ours, or from no page at all.
 
-    @ui.page("/login")
-    def login_page(then: str = "/", wrong: str = "") -> None:
-        ui.page_title("Log in · GimbalMQ")
-        look()
-        ui.dark_mode(None)
-        with (
-            ui.card().classes("absolute-center w-80"),
-            ui.element("form").props('method=post action="/login"').classes("w-full column gap-3"),
-        ):
-            ui.label("GimbalMQ").classes("text-xl font-medium").props('role="heading" aria-level="1"')
-            if wrong:
-                problem("Wrong name or password.")
-            ui.input("Name", value=site.user).props("name=user autocomplete=username").classes("w-full")
-            word = ui.input("Password", password=True).classes("w-full")
-            word.props("name=password autocomplete=current-password autofocus")
-            hidden = ui.element("input").props("type=hidden name=then")
-            hidden.props["value"] = _within(then)
-            ui.button("Log in").props("type=submit").classes("w-full")
-
-    @pages.post("/login")
-    async def log_in(request: Request) -> Response:
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > MOST_LOGIN_BYTES:
-                return PlainTextResponse("too long", 413)
-        form = parse_qs(body.decode(errors="replace"), keep_blank_values=True)
-        then = _within(form.get("then", ["/"])[0])
-        async with one_by_one:  # so that guessing is slow
-            if site.knows(form.get("user", [""])[0], form.get("password", [""])[0]):
-                request.session[LOGIN_KEY] = site.new_login()
-                return RedirectResponse(then, 303)
-            await asyncio.sleep(WRONG_PAUSE)
-        log.warning("a login from %s failed", request.client.host if request.client else "nowhere")
-        return RedirectResponse(f"/login?wrong=1&then={quote(then)}", 303)
-
-    @pages.post("/logout")
-    async def log_out(request: Request) -> Response:
-        token = request.session.pop(LOGIN_KEY, "")
-        site.logins.pop(token, None)
-        # Pages that are open in other tabs of the same viewer go too.
-        for client in list(Client.instances.values()):
-            if client.request.session.get(LOGIN_KEY) == token:
-                client.open("/login")
-        return RedirectResponse("/login", 303)
-
-
-def _within(then: str) -> str:
-    """Only ways within this site: an address in a link must not lead away from it."""
-    safe = then.startswith("/") and not then.startswith(("//", "/\\")) and then.isprintable()
-    return then if safe else "/"
+    The cookie alone would stop other sites from acting for somebody who is logged in, but not from logging somebody in
+    under a foreign name.
+    """
+    if request.method in ("GET", "HEAD", "OPTIONS") or request.url.path.startswith("/_nicegui"):
+        return True
+    fetched_by = request.headers.get("sec-fetch-site")
+    if fetched_by is not None:
+        return fetched_by in ("same-origin", "none")
+    origin = request.headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == request.headers.get("host")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -188,8 +146,19 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=128)
 
 
-def serve(application: FastAPI, listening: socket.socket, *, debug: bool = False) -> None:
-    """Runs until SIGTERM or Ctrl-C, and returns then."""
+def serve(
+    application: FastAPI,
+    listening: socket.socket,
+    *,
+    https: Https | None = None,
+    proxies: tuple[str, ...] = (),
+    debug: bool = False,
+) -> None:
+    """Runs until SIGTERM or Ctrl-C, and returns then.
+
+    Args:
+        proxies: addresses of proxies in front of it, whose word counts for where a request comes from.
+    """
     # The server passes on the signal that ended it; without a handler of ours it would end the process.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
@@ -199,5 +168,8 @@ def serve(application: FastAPI, listening: socket.socket, *, debug: bool = False
         log_level="debug" if debug else "warning",
         timeout_graceful_shutdown=1,
         server_header=False,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=list(proxies),
+        ssl_context_factory=None if https is None else lambda *_: https.context,
     )
     uvicorn.Server(config).run(sockets=[listening])

@@ -7,7 +7,9 @@ from nicegui import ui
 from gimbalmq.admin.texts import moment
 from gimbalmq.dashboard import charts
 from gimbalmq.dashboard.observer import EVERY_MEMBER, Change, GroupHistory
-from gimbalmq.dashboard.site import Site, fill, frame, heading, link_to, live, problem, table
+from gimbalmq.dashboard.parts import ask_by_name, fill, frame, heading, link_to, live, problem, table
+from gimbalmq.dashboard.site import Site, Viewer
+from gimbalmq.errors import NoPermissionError
 
 DRAW_EVERY = 0.25
 PLOT_EVERY_MS = 2000
@@ -16,17 +18,25 @@ PLOT_EVERY_MS = 2000
 def add_pages(site: Site) -> None:
     @ui.page("/groups")
     def groups_page() -> None:
-        with frame(site, "Groups"):
-            groups_view(site)
+        viewer = site.viewer()
+        with frame(viewer, "Groups"):
+            groups_view(viewer)
 
     @ui.page("/group/{group:path}")
     def group_page(group: str) -> None:
-        with frame(site, f"Group {group}", within="Groups"):
-            group_view(site, group)
+        viewer = site.viewer()
+        with frame(viewer, f"Group {group}", within="Groups"):
+            group_view(viewer, group)
 
 
-def groups_view(site: Site) -> None:
+def groups_view(viewer: Viewer) -> None:
     async def show() -> None:
+        try:
+            listed = await viewer.admin.groups.all()
+        except NoPermissionError:
+            groups.visible = False  # an empty list would look as if there were none
+            raise
+        groups.visible = True
         fill(
             groups,
             [
@@ -40,11 +50,13 @@ def groups_view(site: Site) -> None:
                     "topics": ", ".join(item.topics) or "-",
                     "problem": item.problem or "-",
                 }
-                for item in await site.admin.groups.all()
+                for item in listed
             ],
         )
 
-    live(3.0, show)
+    live(viewer, 3.0, show)
+    if viewer.user:
+        ask_by_name("group", "A group by its name")
     groups = table(
         (
             ("group", "Group"),
@@ -63,8 +75,8 @@ def groups_view(site: Site) -> None:
     )
 
 
-def group_view(site: Site, group: str) -> None:
-    history = site.observer.history(group)
+def group_view(viewer: Viewer, group: str) -> None:
+    history = viewer.observer.history(group)
     history.lookers += 1
 
     def leave() -> None:
@@ -119,7 +131,7 @@ def group_view(site: Site, group: str) -> None:
     def draw() -> None:
         nonlocal drawn, plotted_ms
         last = history.last
-        if history.version == drawn:
+        if history.version == drawn or not viewer.is_there:
             return
         drawn = history.version
         summary.clear()

@@ -13,7 +13,8 @@ from gimbalmq.admin.admin import Admin
 from gimbalmq.admin.message_texts import body_text
 from gimbalmq.admin.moments import parse_moment
 from gimbalmq.admin.texts import moment, printable
-from gimbalmq.dashboard.site import Site, attempt, cell_of, fill, frame, link_to, live, table
+from gimbalmq.dashboard.parts import attempt, cell_of, fill, frame, link_to, live, table
+from gimbalmq.dashboard.site import Site, Viewer
 from gimbalmq.errors import ConfigError, TopicRouteNotFoundError
 from gimbalmq.model.message import MessageView
 from gimbalmq.model.queues import MessageQueue
@@ -41,36 +42,39 @@ _HINTS = {
 def add_pages(site: Site) -> None:
     @ui.page("/messages")
     def messages_page(topic: str = "", how: str = "newest", what: str = "") -> None:
-        with frame(site, "Messages"):
-            search_view(site, topic, how if how in _HOWS else "newest", what)
+        viewer = site.viewer()
+        with frame(viewer, "Messages"):
+            search_view(viewer, topic, how if how in _HOWS else "newest", what)
 
     @ui.page("/dead-letters")
     def dead_letters_page() -> None:
-        with frame(site, "Dead letters"):
-            dead_groups_view(site)
+        viewer = site.viewer()
+        with frame(viewer, "Dead letters"):
+            dead_groups_view(viewer)
 
     @ui.page("/dead-letters/{group:path}")
     def dead_group_page(group: str) -> None:
-        with frame(site, f"Dead letters of {group}", within="Dead letters"):
-            dead_letters_view(site, group)
+        viewer = site.viewer()
+        with frame(viewer, f"Dead letters of {group}", within="Dead letters"):
+            dead_letters_view(viewer, group)
 
 
 # -- search ---------------------------------------------------------------------------
 
 
-def search_view(site: Site, topic: str, how: str, what: str) -> None:
+def search_view(viewer: Viewer, topic: str, how: str, what: str) -> None:
     wanted = topic
 
     async def names() -> None:
         nonlocal wanted
-        found = await site.admin.topics.names()
+        found = await viewer.admin.topics.names()
         if found != which.options:
             which.set_options(found, value=which.value if which.value in found else None)
         if wanted in found:
             which.value, wanted = wanted, ""
             await search()
 
-    live(10.0, names)
+    live(viewer, 10.0, names)
     with ui.row().classes("items-end gap-3 w-full"):
         which = ui.select([], label="Topic", with_input=True).classes("w-full sm:w-64")
         kind = ui.select(_HOWS, label="By", value=how).classes("w-full sm:w-44")
@@ -88,7 +92,7 @@ def search_view(site: Site, topic: str, how: str, what: str) -> None:
         if not which.value:
             ui.notify("Choose a topic.", type="warning")
             return
-        views = await attempt(lambda: find(site.admin, which.value, kind.value, text.value or ""))
+        views = await attempt(viewer, lambda: find(viewer.admin, which.value, kind.value, text.value or ""))
         results.clear()
         if views is not None:
             with results:
@@ -223,7 +227,7 @@ def _first_line(view: MessageView, most: int = 120) -> str:
 # -- dead letters ---------------------------------------------------------------------
 
 
-def dead_groups_view(site: Site) -> None:
+def dead_groups_view(viewer: Viewer) -> None:
     async def show() -> None:
         fill(
             groups,
@@ -234,11 +238,11 @@ def dead_groups_view(site: Site) -> None:
                     "count": item.count,
                     "last": moment(item.last_ms),
                 }
-                for item in await site.admin.dead_letters.groups()
+                for item in await viewer.admin.dead_letters.groups()
             ],
         )
 
-    live(5.0, show)
+    live(viewer, 5.0, show)
     groups = table(
         (("group", "Group"), ("count", "Dead letters"), ("last", "Last")),
         key="group",
@@ -249,13 +253,13 @@ def dead_groups_view(site: Site) -> None:
     )
 
 
-def dead_letters_view(site: Site, group: str) -> None:
+def dead_letters_view(viewer: Viewer, group: str) -> None:
     shown: list[str] | None = None
 
     async def show() -> None:
         nonlocal shown
-        reading = site.admin.dead_letters.read(
-            group, everything=not only_new.value, unlock=not site.read_only
+        reading = viewer.admin.dead_letters.read(
+            group, everything=not only_new.value, unlock=not viewer.read_only
         )
         try:
             views = await first(reading)
@@ -274,14 +278,14 @@ def dead_letters_view(site: Site, group: str) -> None:
         dialog.close()
         button.disable()
         try:
-            sent = await attempt(lambda: redrive(site, group, to_topic=to_topic.value))
+            sent = await attempt(viewer, lambda: redrive(viewer, group, to_topic=to_topic.value))
         finally:
             button.enable()
         if sent is not None:
             ui.notify(f"{sent} {'dead letter' if sent == 1 else 'dead letters'} went back.", type="positive")
             await again()
 
-    again = live(5.0, show)
+    again = live(viewer, 5.0, show)
     with ui.row().classes("items-center gap-4"):
         only_new = ui.switch("Only those never driven back", value=True, on_change=again)
         with ui.dialog() as dialog, ui.card():
@@ -294,15 +298,15 @@ def dead_letters_view(site: Site, group: str) -> None:
                 ui.button("Redrive", on_click=send_back)
                 ui.button("Cancel", on_click=dialog.close).props("flat")
         button = ui.button("Redrive…", icon="replay", on_click=dialog.open)
-        if site.read_only:
+        if viewer.read_only:
             button.disable()
-            ui.label("This dashboard is read-only.").classes("text-quiet")
+            ui.label(viewer.read_only).classes("text-quiet")
     letters = ui.column().classes("w-full")
 
 
-async def redrive(site: Site, group: str, *, to_topic: bool) -> int:
+async def redrive(viewer: Viewer, group: str, *, to_topic: bool) -> int:
     """Sends a group's dead letters back; how many."""
-    site.must_be_writable()
-    async with site.redriving:
-        log.info("dead letters of %s are driven back", group)
-        return (await site.admin.dead_letters.redrive(group, to_topic=to_topic)).sent
+    viewer.must_be_writable()
+    async with viewer.site.redriving:
+        log.info("dead letters of %s are driven back by %s", group, viewer.user or "nobody by name")
+        return (await viewer.admin.dead_letters.redrive(group, to_topic=to_topic)).sent

@@ -18,7 +18,7 @@ from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.admin.admin import Admin
 from gimbalmq.balance.compare import Move
 from gimbalmq.client.events import RECENT_KEY
-from gimbalmq.errors import RocketMQError
+from gimbalmq.errors import NoPermissionError, RocketMQError
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.topics import RETRY_PREFIX
 from gimbalmq.protocol.status_bodies import ConsumerRunningInfo
@@ -34,6 +34,8 @@ SETTLING_MS = 10_000
 LOOK_EVERY = 0.6
 PASS_EVERY = 15.0
 """Seconds between looks at a group that somebody looks at, and at the others."""
+REFUSED_EVERY = 60.0
+"""Seconds until the cluster is asked again for what it has refused, because it notes every refusal."""
 ANSWER_WITHIN = 1.5
 """Seconds a member has to say what it holds, or one that hangs would hide what the others do."""
 MOST_GROUPS = 200
@@ -167,6 +169,7 @@ class GroupHistory:
         numbers: a small number for each member, the same as long as it is there: its colour.
         problem: why the last look failed.
         lookers: open pages that show it.
+        not_before: when it may be asked for again, by the observer's clock; the cluster has refused it until then.
     """
 
     def __init__(self) -> None:
@@ -176,6 +179,7 @@ class GroupHistory:
         self.problem = ""
         self.lookers = 0
         self.version = 0
+        self.not_before = 0.0
         self._told: set[str] = set()
 
     @property
@@ -196,6 +200,14 @@ class GroupHistory:
             self.samples.pop()
         self.samples.append(_sharing(self.last, sample))
         self._number(sample.members)
+        self.version += 1
+
+    def forget(self) -> None:
+        """Drops what is known: whose it was may not know it any more."""
+        self.samples.clear()
+        self.changes.clear()
+        self.numbers = {}
+        self._told = set()
         self.version += 1
 
     def _take_change(self, change: Change | None, fresh: list[Event]) -> None:
@@ -245,18 +257,29 @@ def _sharing(last: Sample, sample: Sample) -> Sample:
     )
 
 
+def not_allowed(user: str, error: NoPermissionError) -> str:
+    """What a page says of something that the cluster refuses its viewer."""
+    return f"not allowed for {user}: {error.remark}" if user else str(error)
+
+
 class Observer:
-    """Asks and remembers, for all pages at once."""
+    """Asks and remembers, for all pages of one user at once.
+
+    Args:
+        user: with whose rights ``admin`` asks; "" if the cluster has no users.
+    """
 
     def __init__(
         self,
         admin: Admin,
         *,
+        user: str = "",
         clock: Clock = SYSTEM_CLOCK,
         every: float = LOOK_EVERY,
         pass_every: float = PASS_EVERY,
     ) -> None:
         self.admin = admin
+        self._user = user
         self._clock = clock
         self._every = every
         self._pass_every = pass_every
@@ -280,33 +303,46 @@ class Observer:
         """Groups somebody looks at; a group that is slow to ask is asked less often."""
         while True:
             began = self._clock.monotonic()
-            watched = [group for group, history in self._groups.items() if history.lookers]
+            watched = [
+                group
+                for group, history in self._groups.items()
+                if history.lookers and history.not_before <= began
+            ]
             await asyncio.gather(*map(self.look, watched))
             await asyncio.sleep(max(self._every, self._clock.monotonic() - began))
 
     async def _pass(self) -> None:
         """All other groups, one after the other."""
         while True:
+            pause = self._pass_every
             try:
                 names = (await self.admin.groups.names())[:MOST_GROUPS]
+            except NoPermissionError as error:
+                log.debug("groups may not be listed: %s", error)
+                pause = max(pause, REFUSED_EVERY)
             except RocketMQError as error:
                 log.debug("groups cannot be listed: %s", error)
             except Exception:
                 log.exception("groups cannot be listed")
             else:
                 for group in names:
-                    if not self.history(group).lookers:
+                    history = self.history(group)
+                    if not history.lookers and history.not_before <= self._clock.monotonic():
                         await self.look(group)
                 for group in [name for name in self._groups if name not in names]:
                     if not self._groups[group].lookers:
                         del self._groups[group]
-            await asyncio.sleep(self._pass_every)
+            await asyncio.sleep(pause)
 
     async def look(self, group: str) -> None:
         """Takes one sample of a group; what goes wrong is kept for the page to show."""
         history = self.history(group)
         try:
             sample, events = await self._sample(group)
+        except NoPermissionError as error:
+            problem = not_allowed(self._user, error)
+            history.not_before = self._clock.monotonic() + REFUSED_EVERY
+            history.forget()
         except RocketMQError as error:
             problem = str(error)
         except Exception as error:  # the next look may go well, and the others must

@@ -5,41 +5,48 @@ from __future__ import annotations
 from nicegui import ui
 
 from gimbalmq.admin.texts import moment
-from gimbalmq.dashboard.site import Site, fill, frame, heading, link_to, live, problem, table
-from gimbalmq.errors import TopicRouteNotFoundError
+from gimbalmq.dashboard.parts import fill, frame, heading, link_to, live, problem, table
+from gimbalmq.dashboard.site import Site, Viewer
+from gimbalmq.errors import NoPermissionError, TopicRouteNotFoundError
 
 
 def add_pages(site: Site) -> None:
     @ui.page("/")
     def cluster_page() -> None:
-        with frame(site, "Cluster"):
-            cluster_view(site)
+        viewer = site.viewer()
+        with frame(viewer, "Cluster"):
+            cluster_view(viewer)
 
     @ui.page("/topics")
     def topics_page() -> None:
-        with frame(site, "Topics"):
-            topics_view(site)
+        viewer = site.viewer()
+        with frame(viewer, "Topics"):
+            topics_view(viewer)
 
     @ui.page("/topic/{topic:path}")
     def topic_page(topic: str) -> None:
-        with frame(site, f"Topic {topic}", within="Topics"):
-            topic_view(site, topic)
+        viewer = site.viewer()
+        with frame(viewer, f"Topic {topic}", within="Topics"):
+            topic_view(viewer, topic)
 
 
-def cluster_view(site: Site) -> None:
+def cluster_view(viewer: Viewer) -> None:
     async def show() -> None:
-        views = await site.admin.clusters.brokers()
-        silent = [f"{view.broker} at {view.address}: {view.problem}" for view in views if view.problem]
+        views = await viewer.admin.clusters.brokers()
+        refused = [view for view in views if view.refused]
+        silent = [
+            f"{view.broker} at {view.address}: {view.problem}"
+            for view in views
+            if view.problem and not view.refused
+        ]
         problems.clear()
         problems.visible = bool(silent)
         with problems:
             for text in silent:
                 problem(text)
-        figures.text = (
-            f"{len(views)} {'broker' if len(views) == 1 else 'brokers'}, "
-            f"{sum(view.put_tps for view in views):,.1f} messages/s in, "
-            f"{sum(view.get_tps for view in views):,.1f} out"
-        )
+        count = f"{len(views)} {'broker' if len(views) == 1 else 'brokers'}"
+        put, got = sum(view.put_tps for view in views), sum(view.get_tps for view in views)
+        figures.text = count if refused else f"{count}, {put:,.1f} messages/s in, {got:,.1f} out"
         fill(
             brokers,
             [
@@ -49,16 +56,18 @@ def cluster_view(site: Site) -> None:
                     "id": view.broker_id,
                     "address": view.address,
                     "version": view.version or "-",
-                    "in": round(view.put_tps, 1),
-                    "out": round(view.get_tps, 1),
-                    "disk": f"{view.disk_used:.0%}",
-                    "up": moment(view.boot_ms)[:19],
+                    "in": "-" if view.refused else round(view.put_tps, 1),
+                    "out": "-" if view.refused else round(view.get_tps, 1),
+                    "disk": "-" if view.refused else f"{view.disk_used:.0%}",
+                    "up": "-" if view.refused else moment(view.boot_ms)[:19],
                 }
                 for view in views
             ],
         )
+        if refused:
+            raise NoPermissionError(refused[0].problem)
 
-    live(3.0, show)
+    live(viewer, 3.0, show)
     problems = ui.column().classes("w-full")
     problems.visible = False
     figures = ui.label().classes("text-quiet")
@@ -81,9 +90,9 @@ def cluster_view(site: Site) -> None:
     )
 
 
-def topics_view(site: Site) -> None:
+def topics_view(viewer: Viewer) -> None:
     async def show() -> None:
-        views = await site.admin.topics.all(system=show_all.value)
+        views = await viewer.admin.topics.all(system=show_all.value)
         fill(
             topics,
             [
@@ -100,7 +109,7 @@ def topics_view(site: Site) -> None:
             ],
         )
 
-    again = live(5.0, show)
+    again = live(viewer, 5.0, show)
     with ui.row().classes("items-center gap-4"):
         search = ui.input(placeholder="Filter").props('dense outlined clearable aria-label="Filter topics"')
         show_all = ui.switch("Retry, dead-letter and system topics too", on_change=again)
@@ -122,17 +131,17 @@ def topics_view(site: Site) -> None:
     search.bind_value_to(topics, "filter")
 
 
-def topic_view(site: Site, topic: str) -> None:
+def topic_view(viewer: Viewer, topic: str) -> None:
     shown: list[str] | None = None
 
     async def show() -> None:
         nonlocal shown
         try:
-            stats = await site.admin.topics.stats(topic)
+            stats = await viewer.admin.topics.stats(topic)
         except TopicRouteNotFoundError:
             fill(queues, [])
             raise
-        readers = await site.admin.topics.groups(topic)
+        readers = await viewer.admin.topics.groups(topic)
         if readers != shown:
             shown = readers
             groups.clear()
@@ -156,7 +165,7 @@ def topic_view(site: Site, topic: str) -> None:
             ],
         )
 
-    live(2.0, show)
+    live(viewer, 2.0, show)
     with ui.row().classes("items-center gap-4"):
         figures = ui.label().classes("text-quiet")
         ui.link("Its messages", f"{link_to('messages')}?topic={link_to(topic)[1:]}")

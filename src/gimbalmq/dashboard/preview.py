@@ -14,8 +14,9 @@ from gimbalmq.balance.compare import Comparison, Parts, compare, owners_of
 from gimbalmq.balance.rooms import NEARBY_PREFIX, RoomsByPrefix
 from gimbalmq.dashboard import charts
 from gimbalmq.dashboard.observer import Sample
-from gimbalmq.dashboard.site import Site, attempt, frame, heading, live, problem_of, table
-from gimbalmq.dashboard.site import problem as show_problem
+from gimbalmq.dashboard.parts import attempt, frame, heading, live, table
+from gimbalmq.dashboard.parts import problem as show_problem
+from gimbalmq.dashboard.site import Site, Viewer
 from gimbalmq.errors import ConfigError
 from gimbalmq.model.queues import MessageQueue, sort_client_ids
 from gimbalmq.model.topics import RETRY_PREFIX
@@ -30,8 +31,9 @@ STRATEGIES = (
 def add_pages(site: Site) -> None:
     @ui.page("/preview")
     def preview_page(group: str = "") -> None:
-        with frame(site, "Balance preview"):
-            preview_view(site, group)
+        viewer = site.viewer()
+        with frame(viewer, "Balance preview"):
+            preview_view(viewer, group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +59,19 @@ class Preview:
         return Sample(0, tuple(sort_client_ids(parts)), owners_of(parts), dict.fromkeys(self.queues, 0))
 
 
-def preview_view(site: Site, group: str) -> None:
+def preview_view(viewer: Viewer, group: str) -> None:
     wanted = group
     ui.label("Who would own which queue after a change. Looking changes nothing.").classes("text-quiet")
 
     async def names() -> None:
         nonlocal wanted
-        found = await site.admin.groups.names()
+        found = await viewer.admin.groups.names()
         if found != which.options:
             which.set_options(found, value=which.value if which.value in found else None)
         if wanted in found:
             which.value, wanted = wanted, ""
 
-    live(10.0, names)
+    live(viewer, 10.0, names)
     with ui.row().classes("items-end gap-3 w-full"):
         which = ui.select([], label="Group", with_input=True).classes("w-full sm:w-56")
         strategy = ui.select(list(STRATEGIES), label="Strategy", value="AVG").classes("w-full sm:w-64")
@@ -83,9 +85,9 @@ def preview_view(site: Site, group: str) -> None:
     async def new_group() -> None:
         if not which.value:
             return
-        members = await attempt(lambda: site.admin.groups.member_ids(which.value)) or []
+        members = await attempt(viewer, lambda: viewer.admin.groups.member_ids(which.value)) or []
         leaving.set_options(members, value=[])
-        used = await attempt(lambda: strategy_in_use(site, which.value, members)) or ""
+        used = await attempt(viewer, lambda: strategy_in_use(viewer, which.value, members)) or ""
         if used in STRATEGIES and used != strategy.value:
             strategy.value = used  # shows it, too
         else:
@@ -99,7 +101,7 @@ def preview_view(site: Site, group: str) -> None:
         async def work() -> None:
             found.append(
                 await preview(
-                    site,
+                    viewer,
                     which.value,
                     strategy.value,
                     (joining.value or "").split(","),
@@ -108,7 +110,7 @@ def preview_view(site: Site, group: str) -> None:
                 )
             )
 
-        text = await problem_of(work)
+        text = await viewer.problem_of(work)
         results.clear()
         with results:
             if text:
@@ -170,7 +172,7 @@ def draw(found: Preview) -> None:
 
 
 async def preview(
-    site: Site,
+    viewer: Viewer,
     group: str,
     strategy_name: str,
     joining: Sequence[str],
@@ -188,7 +190,7 @@ async def preview(
         name: strategy_by_name(name, rooms=rooms.names, resolver=rooms)
         for name in dict.fromkeys((*PLAIN_STRATEGIES, strategy_name))
     }
-    groups = site.admin.groups
+    groups = viewer.admin.groups
     members = await groups.member_ids(group)
     topics = set(await groups.topics(group))
     if members:
@@ -202,7 +204,7 @@ async def preview(
         queue
         for topic in sorted(topics)
         if not topic.startswith(RETRY_PREFIX)
-        for queue in await site.admin.topics.queues(topic)
+        for queue in await viewer.admin.topics.queues(topic)
     ]
     newcomers = [name.strip() for name in joining if name.strip()]
     for name in newcomers:
@@ -217,12 +219,12 @@ async def preview(
         queues,
         {name: compare(strategy, group, before, queues, later) for name, strategy in strategies.items()},
         strategy_name,
-        await strategy_in_use(site, group, members),
+        await strategy_in_use(viewer, group, members),
     )
 
 
-async def strategy_in_use(site: Site, group: str, members: Sequence[str]) -> str:
+async def strategy_in_use(viewer: Viewer, group: str, members: Sequence[str]) -> str:
     """What the members say they use; "" where they do not say it, or not the same."""
-    told = await site.admin.groups.told_by(group, members)
+    told = await viewer.admin.groups.told_by(group, members)
     used = {strategy_of(info) for info in told.values()}
     return used.pop() if len(used) == 1 else ""

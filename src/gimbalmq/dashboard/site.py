@@ -1,310 +1,255 @@
-"""What all pages share: the cluster, its history, who may do what, and the frame around each page."""
+"""The dashboard's settings, who is there, and with whose rights each page asks the cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import logging
-import secrets
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
-from urllib.parse import quote
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
+from typing import Any
 
-from nicegui import ui
-from nicegui.events import GenericEventArguments
+from nicegui import Client, ui
 
+from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.admin.admin import Admin
-from gimbalmq.dashboard.observer import Observer
-from gimbalmq.errors import RocketMQError
+from gimbalmq.dashboard.accounts import KEYS, Account, Accounts, WrongLoginError, asks_for_users
+from gimbalmq.dashboard.login_limits import LoginLimits
+from gimbalmq.dashboard.observer import Observer, not_allowed
+from gimbalmq.dashboard.sessions import Session, Sessions
+from gimbalmq.errors import NoPermissionError, RocketMQError
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-NAVIGATION = (
-    ("Cluster", "/", "dns"),
-    ("Topics", "/topics", "topic"),
-    ("Groups", "/groups", "groups"),
-    ("Messages", "/messages", "search"),
-    ("Dead letters", "/dead-letters", "report"),
-    ("Balance preview", "/preview", "balance"),
-)
-
-THEME_COOKIE = "gimbalmq-theme"
-MOST_LOGINS = 1000
-PAGE_ROWS = 50
-
-_STYLE = """
-.q-table td, .q-table th { font-variant-numeric: tabular-nums; }
-.q-table th { font-weight: 600; opacity: .85; }
-.q-table td.wraps { white-space: normal; overflow-wrap: anywhere; min-width: 12rem; }
-.nicegui-content { padding: 0; }
-a { color: inherit; text-decoration: underline; text-underline-offset: 2px; }
-a.entry { text-decoration: none; }
-a.entry:hover { background: rgba(127,127,127,.12); }
-.body--light { background: #f7f9fb; }
-.body--light .text-quiet { color: #55606b; }
-.body--dark .text-quiet { color: #a9b3bd; }
-.body--light .text-problem { color: #a3142a; }
-.body--dark .text-problem { color: #ff9aa5; }
-a.entry[aria-current] { font-weight: 600; box-shadow: inset 3px 0 0 #e0842b; }
-.body--light a.entry[aria-current] { color: #27598f; background: #eaf1f8; }
-.body--dark a.entry[aria-current] { color: #8ec1ff; background: #26303b; }
-.body--dark .q-field, .body--dark .q-btn--flat, .body--dark .q-toggle, .body--dark .q-menu { --q-primary: #8ec1ff; }
-:focus-visible { outline: 2px solid #e0842b; outline-offset: 2px; }
-.body-text { white-space: pre-wrap; overflow-wrap: anywhere; }
-.skip { position: absolute; left: -999px; top: 4px; z-index: 9999; padding: 8px; background: #fff; color: #000; }
-.skip:focus { left: 4px; }
-#content:focus { outline: none; }
-@media (max-width: 599px) {
-  .q-table__container td:first-child, .q-table__container th:first-child
-    { position: sticky; left: 0; z-index: 1; background: inherit; }
-  .body--light .q-table__container tr { background: #fff; }
-  .body--dark .q-table__container tr { background: #1d1d1d; }
-}
-@media (prefers-reduced-motion: reduce) { * { transition: none !important; animation: none !important; } }
-"""
-
-_SWITCH_DARK = f"""() => {{
-    const dark = !Quasar.Dark.isActive;
-    document.cookie = "{THEME_COOKIE}=" + (dark ? "dark" : "light") + "; path=/; max-age=31536000; samesite=strict";
-    emit(dark);
-}}"""
+LOGIN_KEY = "login"
+"""Under which name the cookie has the session's token."""
+SWEEP_SECONDS = 5.0
+SHOW_OUT_SECONDS = 2.0
+RECHECK_SECONDS = 60.0
+"""Between two looks whether the cluster still takes the users who are logged in."""
 
 
-@dataclass
+class Door(Enum):
+    """Whom the dashboard lets in."""
+
+    OPEN = "open"
+    """Everybody who reaches the port; it then listens on this machine only, and has no keys to the cluster."""
+    PASSWORD = "password"
+    """Who knows the dashboard's own password; all act with the keys that the dashboard was started with."""
+    USERS = "users"
+    """Users of the cluster, each with their own rights."""
+
+
+LoginSession = Session[Account]
+
+
 class Site:
-    """The dashboard's settings and its view of the cluster.
+    """The dashboard's settings, and who is there.
+
+    Args:
+        options: further options of ``Admin``.
+        user, password: of the one login of ``Door.PASSWORD``.
+        idle, longest: seconds until a login ends: without anything being done, and whatever is done.
 
     Attributes:
-        password: what the login asks for; None where everybody who reaches the port may look.
-        read_only: nothing can be changed through the page.
-        logins: what cookies of people who have logged in carry; gone with the process.
+        door: whom it lets in.
+        house: the account that all viewers share; None if each has their own.
+        read_only: nothing can be changed through the page, whoever asks.
         redriving: one redrive at a time, or two viewers would send the same letters twice.
     """
 
-    admin: Admin
-    observer: Observer
-    namesrv: str
-    user: str = "admin"
-    password: str | None = field(default=None, repr=False)
-    read_only: bool = False
-    logins: dict[str, None] = field(default_factory=dict, repr=False)
-    redriving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    def __init__(
+        self,
+        namesrv: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        door: Door = Door.OPEN,
+        user: str = "admin",
+        password: str | None = None,
+        read_only: bool = False,
+        idle: float = 1800.0,
+        longest: float = 43_200.0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        options = options or {}
+        if door is Door.OPEN:  # no key may be used by whoever happens to come along
+            options = {name: value for name, value in options.items() if name not in KEYS}
+        self.namesrv = namesrv
+        self.options = options
+        self.door = door
+        self.user = user
+        self.read_only = read_only
+        self.longest = longest
+        self.redriving = asyncio.Lock()
+        self.limits = LoginLimits(clock)
+        self.accounts = Accounts(namesrv, options)
+        self.sessions: Sessions[Account] = Sessions(clock, idle=idle, longest=longest, ended=self._ended)
+        self.house = None if door is Door.USERS else Account(namesrv, options)
+        self._password = password
+
+    def start(self) -> None:
+        if self.house is not None:
+            self.house.start()
+
+    async def close(self) -> None:
+        for session in self.sessions:
+            self.sessions.end(session)
+        if self.house is not None:
+            await self.house.close()
+        await self.accounts.close()
+
+    async def look_after(self) -> None:
+        """Ends sessions whose time is over, or whose users the cluster takes no more; runs until it is cancelled."""
+        checked = 0.0
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.sessions.sweep()
+            if self.door is Door.USERS and self.house is not None:  # users turned up; see refused()
+                house, self.house = self.house, None
+                await house.close()
+            checked += SWEEP_SECONDS
+            if checked >= RECHECK_SECONDS:
+                checked = 0.0
+                try:
+                    await self.recheck()
+                except Exception:  # or nobody would be looked at any more
+                    log.exception("users cannot be looked at again")
+
+    async def recheck(self) -> None:
+        for account in {session.account for session in self.sessions if session.account is not self.house}:
+            if not await self.accounts.still_right(account):
+                log.warning("user %s is let in no more", account.user)
+                for session in self.sessions:
+                    if session.account is account:
+                        self.sessions.end(session)
+
+    async def log_in(self, user: str, secret: str) -> LoginSession:
+        """A new session.
+
+        Raises:
+            WrongLoginError: name and secret are not right; NotCheckedError, RocketMQError: see ``Accounts.log_in``.
+        """
+        if self.door is Door.USERS:
+            return self.sessions.begin(user, await self.accounts.log_in(user, secret))
+        if self.house is None or not self.knows(user, secret):
+            raise WrongLoginError
+        return self.sessions.begin(user, self.house)
 
     def knows(self, user: str, password: str) -> bool:
         """Compared in constant time, so that a wrong one tells nothing of the right one."""
-        wanted = self.password or ""
+        if self._password is None:
+            return False
         return hmac.compare_digest(user.encode(), self.user.encode()) & hmac.compare_digest(
-            password.encode(), wanted.encode()
+            password.encode(), self._password.encode()
         )
 
-    def new_login(self) -> str:
-        while len(self.logins) >= MOST_LOGINS:
-            del self.logins[next(iter(self.logins))]
-        token = secrets.token_urlsafe(32)
-        self.logins[token] = None
-        return token
+    def _ended(self, session: LoginSession) -> None:
+        if session.account is not self.house:
+            self.accounts.release(session.account)
+        # Pages that are open, in whatever tab, go with the session.
+        for client in list(Client.instances.values()):
+            if client.request.session.get(LOGIN_KEY) == session.token:
+                _show_out(client)
+
+    async def refused(self) -> None:
+        """A request without keys was refused. If the cluster turns out to have users, everybody logs in from now on.
+
+        A broker also refuses with the same code what its settings forbid, so it is asked once more.
+        """
+        if await asks_for_users(self.namesrv, self.options) and self.door is Door.OPEN:
+            log.warning("the cluster asks for users; pages need a login from now on")
+            self.door = Door.USERS
+            for client in list(Client.instances.values()):
+                _show_out(client)
+
+    def viewer(self) -> Viewer:
+        """Who has asked for the page that is being built."""
+        return self.viewer_of(ui.context.client.request.session.get(LOGIN_KEY))
+
+    def viewer_of(self, token: object) -> Viewer:
+        if self.door is Door.OPEN:
+            return Viewer(self, None)
+        return Viewer(self, self.sessions.find(token))
+
+
+def _show_out(client: Client) -> None:
+    """Sends a browser to the login, and empties its page whether it goes or not: a page can show again what it has."""
+
+    def empty() -> None:
+        if client.id in Client.instances:
+            client.remove_all_elements()
+
+    client.open("/login")
+    asyncio.get_running_loop().call_later(SHOW_OUT_SECONDS, empty)
+
+
+class Viewer:
+    """Who looks at one page: everything a page asks of the cluster is asked with their rights."""
+
+    def __init__(self, site: Site, session: LoginSession | None) -> None:
+        self.site = site
+        self.session = session
+
+    @property
+    def user(self) -> str:
+        return "" if self.session is None else self.session.user
+
+    @property
+    def is_there(self) -> bool:
+        """Whether they may still look: the page outlives the login."""
+        if self.session is None:
+            return self.site.door is Door.OPEN
+        return self.site.sessions.lives(self.session)
+
+    @property
+    def _account(self) -> Account:
+        account = self.site.house if self.session is None else self.session.account
+        if not self.is_there or account is None:
+            raise PermissionError("the login has ended; log in again")
+        return account
+
+    @property
+    def admin(self) -> Admin:
+        return self._account.admin
+
+    @property
+    def observer(self) -> Observer:
+        return self._account.observer
+
+    @property
+    def read_only(self) -> str:
+        """Why nothing can be changed; "" if it can."""
+        if self.site.read_only:
+            return "This dashboard is read-only."
+        if not self._account.may_act:
+            return f"{self.user} may look only: what changes things is for Super users."
+        return ""
 
     def must_be_writable(self) -> None:
         """The last guard before every change, whatever the page showed."""
-        if self.read_only:
+        if self.site.read_only:
             raise PermissionError(
                 "this dashboard is read-only; start it without --read-only to change things"
             )
+        if self.read_only:
+            raise PermissionError(self.read_only)
 
+    def did_something(self) -> None:
+        """Puts off the end of an idle login."""
+        if self.session is not None:
+            self.site.sessions.use(self.session)
 
-@contextmanager
-def frame(site: Site, title: str, *, within: str = "") -> Iterator[None]:
-    """Header, navigation and footer; the page's own content goes inside.
-
-    Args:
-        within: the entry of the navigation it belongs to, where that is not its title.
-    """
-    ui.page_title(f"{title} · GimbalMQ")
-    look()
-    dark = ui.dark_mode(_wanted_theme())
-
-    def switch_dark(event: GenericEventArguments) -> None:
-        dark.value = bool(event.args)
-        for element in list(ui.context.client.elements.values()):
-            if isinstance(element, ui.echart):
-                element.update()  # colours are chosen when it is drawn
-
-    with ui.header(elevated=False).classes("items-center gap-2 px-3 py-2 no-wrap"):
-        menu = ui.button(icon="menu").props('flat dense color=white aria-label="Navigation"')
-        ui.label("GimbalMQ").classes("text-lg font-medium")
-        ui.label(site.namesrv).classes("text-sm opacity-80 gt-xs ellipsis")
-        ui.space()
-        if site.read_only:
-            ui.badge("read-only", color="accent").props("text-color=black")
-        contrast = ui.button(icon="contrast").props('flat dense color=white aria-label="Light or dark"')
-        contrast.on("click", switch_dark, js_handler=_SWITCH_DARK)
-        if site.password is not None:
-            with ui.element("form").props('method=post action="/logout"'):
-                ui.button(icon="logout").props('flat dense color=white type=submit aria-label="Log out"')
-    with ui.left_drawer(value=False, bordered=True).classes("p-0 py-2 gap-0") as drawer:
-        drawer.props("show-if-above width=210 breakpoint=900")
-        with ui.element("nav").props('aria-label="Pages"').classes("w-full"):
-            for text, link, icon in NAVIGATION:
-                _entry(text, link, icon, active=text == (within or title))
-    menu.on_click(drawer.toggle)
-    skip = ui.link("Skip to content", "#content").classes("skip")
-    skip.move(ui.context.client.layout, target_index=0)
-    with (
-        ui.column()
-        .classes("w-full max-w-screen-xl mx-auto p-3 sm:p-5 gap-4")
-        .props('id="content" tabindex=-1')
-    ):
-        ui.label(title).classes("text-2xl break-all").props('role="heading" aria-level="1"')
-        yield
-
-
-def look() -> None:
-    """Colours and styles of every page, the login too."""
-    ui.colors(primary="#27598f", secondary="#5a6f86", accent="#e0a02b")
-    ui.add_css(_STYLE)
-
-
-def _wanted_theme() -> bool | None:
-    """What the viewer chose; else None, which is what their system says."""
-    return {"dark": True, "light": False}.get(ui.context.client.request.cookies.get(THEME_COOKIE, ""))
-
-
-def _entry(text: str, link: str, icon: str, *, active: bool) -> None:
-    with ui.link(target=link).classes("entry row items-center no-wrap gap-3 px-4 py-2") as entry:
-        ui.icon(icon, size="sm")
-        ui.label(text)
-    if active:
-        entry.props('aria-current="page"')
-
-
-def heading(text: str) -> None:
-    ui.label(text).classes("text-lg font-medium").props('role="heading" aria-level="2"')
-
-
-def table(
-    columns: Sequence[tuple[str, str]],
-    rows: Sequence[Mapping[str, Any]] = (),
-    *,
-    key: str,
-    numbers: Sequence[str] = (),
-    links: Sequence[str] = (),
-    wraps: Sequence[str] = (),
-    label: str,
-    empty: str = "Nothing here.",
-) -> ui.table:
-    """A table whose ``numbers`` stand to the right; cells named in ``links`` lead to ``<name>Link``.
-
-    Vue writes cell texts as text, so no name or message can become markup.
-    """
-    made = ui.table(
-        columns=[
-            {
-                "name": name,
-                "label": text,
-                "field": name,
-                "sortable": True,
-                "align": "right" if name in numbers else "left",
-                "classes": "wraps" if name in wraps else "",
-            }
-            for name, text in columns
-        ],
-        rows=[dict(row) for row in rows],
-        row_key=key,
-        pagination=PAGE_ROWS,
-    ).classes("w-full")
-    made.props(f'flat bordered dense hide-pagination aria-label="{label}" no-data-label="{empty}"')
-    with made.add_slot("no-data"):  # Quasar's own has a sign of warning beside it
-        ui.element("span").props(':id="undefined" :textContent="props.message"')
-    fill(made, made.rows)
-    for name in links:
-        with cell_of(made, name):
-            ui.element("a").props(f':id="undefined" :href="props.row.{name}Link" :textContent="props.value"')
-    return made
-
-
-@contextmanager
-def cell_of(made: ui.table, name: str) -> Iterator[None]:
-    """What goes inside stands in each cell of a column; ``props`` of its expressions is the cell.
-
-    Elements instead of a template: a template is mounted anew with every change on the page, and whoever
-    stands on it with the keyboard would lose their place.
-    """
-    with made.add_slot(f"body-cell-{name}"), ui.element("q-td").props(':id="undefined" :props="props"'):
-        yield
-
-
-def fill(made: ui.table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Gives a table other rows, if they are others: what stays is not sent again."""
-    listed = [dict(row) for row in rows]
-    if listed != made.rows:
-        made.rows = listed
-    fits = len(listed) <= PAGE_ROWS
-    if fits != ("hide-pagination" in made.props):
-        made.props(**{"add" if fits else "remove": "hide-pagination"})
-
-
-def link_to(*parts: str) -> str:
-    return "/" + "/".join(quote(part, safe="") for part in parts)
-
-
-# -- what goes wrong -------------------------------------------------------------------
-
-
-async def problem_of(work: Callable[[], Awaitable[object]]) -> str:
-    """Runs what may fail; "" or why it did."""
-    try:
-        await work()
-    except (RocketMQError, PermissionError) as error:
-        return str(error) or type(error).__name__
-    except Exception as error:  # a page must not end because of a bug in what it shows
-        log.exception("a page met an error that nobody expected")
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def live(every: float, work: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[None]]:
-    """Runs once the page is there, and again and again while it is open.
-
-    What goes wrong stands here until it works again; the page keeps what it had. The result runs it at once.
-    """
-    strip = ui.column().classes("w-full")
-    strip.visible = False
-    said = ""
-
-    async def turn() -> None:
-        nonlocal said
-        text = await problem_of(work)
-        if text != said:
-            said = text
-            strip.clear()
-            strip.visible = bool(text)
-            if text:
-                with strip:
-                    problem(text)
-
-    ui.timer(every, turn)
-    return turn
-
-
-async def attempt(work: Callable[[], Awaitable[T]]) -> T | None:
-    """Runs what somebody asked for and tells them why it failed; None then."""
-    found: list[T] = []
-
-    async def run() -> None:
-        found.append(await work())
-
-    text = await problem_of(run)
-    if text:
-        ui.notify(text, type="negative", multi_line=True, close_button="Close", timeout=10_000)
-    return found[0] if found else None
-
-
-def problem(text: str) -> None:
-    """Something an operator should see at once."""
-    with ui.row().classes("items-center gap-2 no-wrap text-problem").props('role="alert"'):
-        ui.icon("error", size="sm")
-        ui.label(text).classes("break-words")
+    async def problem_of(self, work: Callable[[], Awaitable[object]]) -> str:
+        """Runs what may fail; "" or why it did."""
+        try:
+            await work()
+        except NoPermissionError as error:
+            if self.site.door is Door.OPEN:
+                await self.site.refused()
+            return not_allowed("" if self.session is None else self.session.account.user, error)
+        except (RocketMQError, PermissionError) as error:
+            return str(error) or type(error).__name__
+        except Exception as error:  # a page must not end because of a bug in what it shows
+            log.exception("a page met an error that nobody expected")
+            return f"{type(error).__name__}: {error}"
+        return ""

@@ -109,6 +109,9 @@ class RequestGate(Protocol):
     def check(self, channel: Channel, command: RemotingCommand, /) -> None:
         """Returns if the request may go to its handler; raises what its peer is told if it may not."""
 
+    def refused(self, channel: Channel, command: RemotingCommand, remark: str, /) -> None:
+        """A handler has refused what the gate has let pass."""
+
 
 class Handlers:
     """What a connection does with requests; shared by all connections of a server or client."""
@@ -799,12 +802,12 @@ class Channel(asyncio.Protocol):
         except AssertionError:
             raise
         except Exception as error:
-            self._reply(request, error_reply(request, error))
+            self._answered(request, error_reply(request, error))
             return
         if answer is None:
             return
         if isinstance(answer, RemotingCommand):
-            self._reply(request, answer)
+            self._answered(request, answer)
             return
         if len(self._tasks) >= MAX_CALLS_IN_FLIGHT:
             if inspect.iscoroutine(answer):
@@ -872,10 +875,20 @@ class Channel(asyncio.Protocol):
             done = await answer
         except AssertionError:
             raise
+        except AccessRefusedError as error:
+            self._reply(request, error_reply(request, error))
+            return
         except Exception as error:
             done = error_reply(request, error)
         if done is not None:
-            self._reply(request, done)
+            self._answered(request, done)
+
+    def _answered(self, request: RemotingCommand, answer: RemotingCommand) -> None:
+        """Sends a handler's answer."""
+        gate = self._handlers.gate
+        if gate is not None and answer.code == ResponseCode.NO_PERMISSION:
+            gate.refused(self, request, answer.remark or "")
+        self._reply(request, answer)
 
     def _reply(self, request: RemotingCommand, answer: RemotingCommand) -> None:
         if request.flag & ONEWAY_FLAG:
