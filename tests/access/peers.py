@@ -64,7 +64,7 @@ class Guarded:
         self.access = Access(self.config, None, clock=clock or ManualClock())
         rules = Rules(self.config.authorization_rules)
         if nameserver:
-            needs = NeedTable.of_nameserver(routes_public=self.config.routes_public, rules=rules)
+            needs = NeedTable.of_nameserver(routes_public=self.config.routes_public)
         else:
             needs = NeedTable.of_broker(rules, "DefaultCluster")
         gate = self.access.gate(needs, self.config)

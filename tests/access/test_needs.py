@@ -11,6 +11,7 @@ from gimbalmq.access.named import MOST_LIST_BYTES, MOST_NAMES, MOST_ROWS
 from gimbalmq.access.needs import NAMESERVER_CLUSTER, Level, NeedTable
 from gimbalmq.access.policies import Action, Asked, Rules
 from gimbalmq.errors import InvalidParameterError, RocketMQError
+from gimbalmq.model.topics import HOLD_OTHERS
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.testing import LocalCluster
@@ -56,12 +57,12 @@ def test_every_request_that_a_server_answers_has_a_row() -> None:
     for rules in Rules:
         assert NeedTable.of_broker(rules).missing(broker) == []
         for public in (True, False):
-            assert NeedTable.of_nameserver(routes_public=public, rules=rules).missing(nameserver) == []
+            assert NeedTable.of_nameserver(routes_public=public).missing(nameserver) == []
 
 
 @pytest.mark.parametrize("rules", Rules)
 def test_every_number_that_we_know_has_a_row_somewhere(rules: Rules) -> None:
-    known = NeedTable.of_broker(rules).rows.keys() | NeedTable.of_nameserver(rules=rules).rows.keys()
+    known = NeedTable.of_broker(rules).rows.keys() | NeedTable.of_nameserver().rows.keys()
     assert set(RequestCode) - known == set()
 
 
@@ -314,12 +315,20 @@ def test_a_list_names_so_many_topics_and_no_more() -> None:
 
 @pytest.mark.parametrize("table", [STRICT, APACHE], ids=["strict", "apache"])
 @pytest.mark.parametrize("topic", ["T", "%RETRY%g", "%RETRY%other"])
-@pytest.mark.parametrize("group", ["g", " "])
-def test_the_short_ways_ask_for_the_same(table: NeedTable, topic: str, group: str) -> None:
-    assert _told([table.of_send(topic)]) == _asked(table, 310, {"a": group, "b": topic})
-    for code in (11, 361):
-        fields = {"consumerGroup": group, "topic": topic}
-        assert _told(list(table.of_pull(code, topic, group))) == _asked(table, code, fields)
+def test_a_send_asks_for_the_same_if_only_its_topic_is_known(table: NeedTable, topic: str) -> None:
+    assert _told([table.of_send(topic)]) == _asked(table, 310, {"a": "g", "b": topic})
+
+
+@pytest.mark.parametrize("topic", sorted(HOLD_OTHERS))
+def test_messages_of_other_topics_that_wait_need_a_right_to_the_cluster(topic: str) -> None:
+    fields = {"consumerGroup": "g", "topic": topic}
+    for code in (11, 12, 361):
+        assert _asked(STRICT, code, fields)[-1] == "Cluster:DefaultCluster Update"
+        assert "Cluster" not in "".join(_asked(APACHE, code, fields))
+    beat = {"consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [{"topic": topic}]}]}
+    assert "Cluster:DefaultCluster Update" in _asked(STRICT, 34, {}, beat)
+    assert _asked(STRICT, 202, fields) == [f"Topic:{topic} Get"], "numbers are nobody's messages"
+    assert _asked(NeedTable.of_nameserver(routes_public=False), 105, fields) == [f"Topic:{topic} Pub,Sub,Get"]
 
 
 def test_a_name_server_lets_brokers_and_administrators_change_things() -> None:

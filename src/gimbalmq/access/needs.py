@@ -24,15 +24,15 @@ from gimbalmq.access.named import (
     Rows,
     Stored,
     Topic,
+    cluster_asked,
     ended,
-    group_asked,
     handed_over,
     sent_back,
     topic_asked,
     viewed,
 )
 from gimbalmq.access.policies import Action, Asked, ResourceKind, Rules
-from gimbalmq.model.topics import RETRY_PREFIX
+from gimbalmq.model.topics import HOLD_OTHERS
 from gimbalmq.protocol.codes import RequestCode as Code
 from gimbalmq.protocol.command import RemotingCommand
 
@@ -336,6 +336,11 @@ _PRIVATE_ROUTES: Mapping[int, Need] = {
 }
 
 
+def _reads_waiting(wanted: Asked) -> bool:
+    resource, actions = wanted
+    return resource.kind is ResourceKind.TOPIC and resource.name in HOLD_OTHERS and Action.SUB in actions
+
+
 class NeedTable:
     """The rows that count for one server.
 
@@ -345,23 +350,22 @@ class NeedTable:
         topic_at: set by a broker when its store is open: the topic of the message at an offset of the commit log.
     """
 
-    def __init__(self, rows: Mapping[int, Need], cluster: str, rules: Rules) -> None:
+    def __init__(self, rows: Mapping[int, Need], cluster: str, *, guards_waiting: bool = False) -> None:
         self.rows = rows
         self.cluster = cluster
         self.topic_at: Callable[[int], str | None] | None = None
-        self._skips_retry = rules is Rules.APACHE
+        self._guards_waiting = guards_waiting
 
     @classmethod
     def of_broker(cls, rules: Rules = Rules.STRICT, cluster: str = "DefaultCluster") -> NeedTable:
-        return cls({**_EITHER, **(_APACHE if rules is Rules.APACHE else _STRICT)}, cluster, rules)
+        strict = rules is not Rules.APACHE
+        return cls({**_EITHER, **(_STRICT if strict else _APACHE)}, cluster, guards_waiting=strict)
 
     @classmethod
-    def of_nameserver(cls, *, routes_public: bool = True, rules: Rules = Rules.STRICT) -> NeedTable:
+    def of_nameserver(cls, *, routes_public: bool = True) -> NeedTable:
         # Apache's name server has no doors at all, so there is no rule of Apache's to go back to.
         return cls(
-            {**_NAMESERVER, **(_PUBLIC_ROUTES if routes_public else _PRIVATE_ROUTES)},
-            NAMESERVER_CLUSTER,
-            rules,
+            {**_NAMESERVER, **(_PUBLIC_ROUTES if routes_public else _PRIVATE_ROUTES)}, NAMESERVER_CLUSTER
         )
 
     def need(self, code: int) -> Need:
@@ -373,18 +377,16 @@ class NeedTable:
         return sorted(code for code in codes if code not in self.rows)
 
     def asked(self, need: Need, command: RemotingCommand) -> list[Asked]:
-        """As the function ``asked``, with what this server knows."""
-        return asked(need, command, self.cluster, self.topic_at)
+        """As the function ``asked``, with what this server knows.
+
+        Messages that wait under a system topic are other topics': whoever may read all topics but some would read those
+        there. So that needs a right to the cluster besides.
+        """
+        wanted = asked(need, command, self.cluster, self.topic_at)
+        if self._guards_waiting and any(map(_reads_waiting, wanted)):
+            wanted.append(cluster_asked(self.cluster, _UPDATE))
+        return wanted
 
     def of_send(self, topic: str) -> Asked:
         """What a send (10, 310, 320) to this topic wants; for senders of many."""
         return topic_asked(topic, _PUB, _SUB)
-
-    def of_pull(self, code: int, topic: str, group: str) -> tuple[Asked, ...]:
-        """What a pull (11, 361) of these fields wants."""
-        if not self.need(code).pieces:
-            return ()
-        wanted, of_group = topic_asked(topic, _SUB), group_asked(group, _SUB)
-        if wanted == of_group or (self._skips_retry and topic.startswith(RETRY_PREFIX)):
-            return (of_group,)
-        return of_group, wanted

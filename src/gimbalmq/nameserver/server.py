@@ -12,7 +12,6 @@ from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.access.access import Access
 from gimbalmq.access.gate import Gate
 from gimbalmq.access.needs import NeedTable
-from gimbalmq.access.policies import Rules
 from gimbalmq.errors import StateError
 from gimbalmq.nameserver.config import NameServerConfig
 from gimbalmq.nameserver.handlers import NameServerRequests
@@ -98,9 +97,7 @@ class NameServer:
     async def _start(self, config: NameServerConfig, kv: KvStore) -> None:
         handlers = Handlers()
         access = await self._open_access(config)
-        needs = NeedTable.of_nameserver(
-            routes_public=config.routes_public, rules=Rules(config.authorization_rules)
-        )
+        needs = NeedTable.of_nameserver(routes_public=config.routes_public)
         gate = access.gate(needs, config)
         proven = None if gate is None or gate.is_permissive else partial(_proven, gate)
         requests = NameServerRequests(self.table, kv, self._settings, self._clock, proven)
