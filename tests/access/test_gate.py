@@ -8,7 +8,7 @@ import pytest
 
 from gimbalmq.access import gate as gate_module
 from gimbalmq.access.decision import Decider, Verdict
-from gimbalmq.access.needs import WRITES_USERS
+from gimbalmq.access.needs import ABOUT_USERS
 from gimbalmq.access.policies import Asked
 from gimbalmq.access.users import User, UserStatus
 from gimbalmq.errors import InvalidParameterError
@@ -247,8 +247,8 @@ def test_without_authentication_a_name_is_believed_by_apaches_rule_only() -> Non
 
 
 @pytest.mark.parametrize("rules", ["strict", "apache"])
-@pytest.mark.parametrize("code", sorted(WRITES_USERS))
-def test_permissive_lets_nobody_make_users_by_any_rules(code: int, rules: str) -> None:
+@pytest.mark.parametrize("code", sorted(ABOUT_USERS))
+def test_permissive_lets_nobody_make_users_or_see_them_by_any_rules(code: int, rules: str) -> None:
     guarded = Guarded(access_mode="permissive", authorization_rules=rules)
     for command in (RemotingCommand(code, {"username": "eve"}), request(code, ANN, username="eve")):
         assert guarded.told(command) != ""

@@ -27,7 +27,7 @@ from gimbalmq.access.decision import Decider
 from gimbalmq.access.directory import Directory
 from gimbalmq.access.failures import Failures
 from gimbalmq.access.named import Group, Topic
-from gimbalmq.access.needs import WRITES_USERS, Level, Need, NeedTable
+from gimbalmq.access.needs import ABOUT_USERS, Level, Need, NeedTable
 from gimbalmq.access.policies import Asked
 from gimbalmq.access.users import User
 from gimbalmq.errors import AccessRefusedError, RocketMQError
@@ -290,8 +290,8 @@ class Gate:
     ) -> None:
         wanted = [f"{one.resource}" for one in why.wanted[:_TOLD_RESOURCES]]
         # Who may only watch must not be able to make users, by any rules and however long the change to signed requests
-        # takes. Brokers that do not sign yet stay registered meanwhile.
-        if self._permissive and need.level is not Level.SUPER_ONLY and command.code not in WRITES_USERS:
+        # takes; nor are strangers told who there is. Brokers that do not sign yet stay registered meanwhile.
+        if self._permissive and need.level is not Level.SUPER_ONLY and command.code not in ABOUT_USERS:
             self._audit.note(
                 channel, command, name, events.TOLERATED, wanted=wanted, reason=why.remark, sums_up=True
             )

@@ -202,6 +202,22 @@ class Cluster:
         yield cluster_asked(named or about.cluster, self.actions)
 
 
+@dataclass(frozen=True, slots=True)
+class Unnamed:
+    """All topics, because a field that would name one of them is not there."""
+
+    field: str
+    actions: Actions
+
+    @property
+    def words(self) -> str:
+        return f"without `{self.field}` Cluster: {_listed(self.actions)}"
+
+    def asked(self, about: About) -> Iterator[Asked]:
+        if not about.field(self.field):
+            yield cluster_asked(about.cluster, self.actions)
+
+
 class Routed:
     """The topic whose route is asked for. Every producer asks for that of TBW102, which is in its name only a topic."""
 

@@ -24,6 +24,7 @@ from gimbalmq.access.named import (
     Rows,
     Stored,
     Topic,
+    Unnamed,
     cluster_asked,
     ended,
     handed_over,
@@ -181,7 +182,7 @@ _EITHER: Mapping[int, Need] = {
 }
 """Requests to a broker of which both rules say the same."""
 
-WRITES_USERS = (
+_WRITES_USERS = (
     Code.AUTH_CREATE_USER,
     Code.AUTH_UPDATE_USER,
     Code.AUTH_DELETE_USER,
@@ -190,6 +191,8 @@ WRITES_USERS = (
     Code.AUTH_DELETE_ACL,
 )
 _READS_USERS = (Code.AUTH_GET_USER, Code.AUTH_LIST_USER, Code.AUTH_GET_ACL, Code.AUTH_LIST_ACL)
+ABOUT_USERS = (*_WRITES_USERS, *_READS_USERS)
+"""No client asks them by itself, so there is none that has to be given its keys first."""
 
 _PULL = _both("consumerGroup", "topic", _SUB)
 
@@ -216,7 +219,10 @@ _STRICT: Mapping[int, Need] = {
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: rights(GroupSettings()),
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: rights(Rows(ResourceKind.GROUP, "groupConfigList")),
     Code.CLONE_GROUP_OFFSET: rights(
-        Group("srcGroup", _GET), Group("destGroup", _UPDATE), Topic("topic", _UPDATE, optional=True)
+        Group("srcGroup", _GET),
+        Group("destGroup", _UPDATE),
+        Topic("topic", _UPDATE, optional=True),
+        Unnamed("topic", _UPDATE),
     ),
     Code.UPDATE_BROKER_CONFIG: _CLUSTER_UPDATE,
     Code.GET_BROKER_CONFIG: _CLUSTER_GET,
@@ -233,7 +239,7 @@ _STRICT: Mapping[int, Need] = {
     Code.SET_MESSAGE_REQUEST_MODE: _CLUSTER_UPDATE,
     Code.GET_BROKER_HA_STATUS: _CLUSTER_GET,
     # Who may write policies may give himself every right.
-    **dict.fromkeys(WRITES_USERS, SUPER_ONLY),
+    **dict.fromkeys(_WRITES_USERS, SUPER_ONLY),
     **dict.fromkeys(_READS_USERS, _CLUSTER_GET),
 }
 """Our rules where Apache's differ."""
@@ -280,7 +286,7 @@ _APACHE: Mapping[int, Need] = {
         ),
         SIGNED,
     ),
-    **dict.fromkeys(WRITES_USERS, rights(Cluster(_UPDATE, as_named=True))),
+    **dict.fromkeys(_WRITES_USERS, rights(Cluster(_UPDATE, as_named=True))),
     **dict.fromkeys(_READS_USERS, rights(Cluster(_GET, as_named=True))),
 }
 """Apache's rules where ours differ."""
@@ -314,7 +320,7 @@ _NAMESERVER: Mapping[int, Need] = {
     Code.UPDATE_NAMESRV_CONFIG: SUPER_ONLY,
     Code.GET_NAMESRV_CONFIG: SUPER_ONLY,
     **dict.fromkeys(_LISTS, SIGNED),
-    **dict.fromkeys(WRITES_USERS, SUPER_ONLY),
+    **dict.fromkeys(_WRITES_USERS, SUPER_ONLY),
     **dict.fromkeys(_READS_USERS, _CLUSTER_GET),
     Code.UPDATE_AND_CREATE_ACL_CONFIG: SUPER_ONLY,
     Code.DELETE_ACL_CONFIG: SUPER_ONLY,
