@@ -186,6 +186,28 @@ def test_transactions_are_their_producers_business(tmp_path: Path) -> None:
     run(work())
 
 
+def test_nobody_takes_back_anothers_timers(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        async with house(tmp_path, clock) as at:
+
+            async def timer(client: Client, topic: str, body: bytes, **properties: str) -> None:
+                due = {"TIMER_DELIVER_MS": f"{clock.wall + 5000}", **properties}
+                assert (await client.send(topic, body, properties=due)).code == 0
+
+            for key in ("a", "b", "c"):
+                await timer(at.alice, "alices", key.encode(), UNIQ_KEY=key)
+            for key in ("a", "alices+b", "mallorys+a"):
+                await timer(at.mallory, "mallorys", b"back", TIMER_DEL_UNIQKEY=key)
+            await timer(at.alice, "alices", b"back", TIMER_DEL_UNIQKEY="alices+c")
+            clock.advance(5)
+            while at.desk.broker.timers.tick():
+                pass
+            assert at.desk.bodies("alices") == [b"a", b"b"]
+
+    run(work())
+
+
 def test_replies_go_to_the_client_that_asked_and_not_to_one_of_its_name(tmp_path: Path) -> None:
     async def work() -> None:
         async with house(tmp_path) as at:
@@ -199,6 +221,27 @@ def test_replies_go_to_the_client_that_asked_and_not_to_one_of_its_name(tmp_path
             other: Client = at.mallory
             while (await other.heartbeat("a", producer="q")).code == REFUSED:
                 pass  # the broker has not noticed yet that she is gone
+
+    run(work())
+
+
+def test_a_client_does_not_learn_the_signature_of_who_asks_for_it(tmp_path: Path) -> None:
+    """It chooses its own id, so it would choose what an administrator signs; and codes are not signed."""
+
+    async def work() -> None:
+        async with house(tmp_path) as at:
+            at.mallory.answers = {307: b"{}", 309: b"{}", 221: b"{}"}
+            sent = await at.mallory.send("mallorys")
+            named = {"consumerGroup": "group-of-mallory", "clientId": "mallory"}
+            await at.admin.ok(Code.GET_CONSUMER_RUNNING_INFO, named)
+            await at.admin.ok(Code.CONSUME_MESSAGE_DIRECTLY, named | {"msgId": fields(sent)["msgId"]})
+            asked = {"group": "group-of-mallory", "topic": "mallorys"}
+            await at.admin.ok(Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, asked)
+            heard = {one.code: fields(one) for one in at.mallory.heard}
+            assert {221, 307, 309} <= heard.keys()
+            assert heard[307] == named
+            for told in heard.values():
+                assert not {"AccessKey", "Signature", "SecurityToken"} & told.keys()
 
     run(work())
 

@@ -8,7 +8,7 @@ import pytest
 
 from gimbalmq.access import gate as gate_module
 from gimbalmq.access.decision import Decider, Verdict
-from gimbalmq.access.needs import ABOUT_USERS
+from gimbalmq.access.needs import READS_USERS, WRITES_USERS
 from gimbalmq.access.policies import Asked
 from gimbalmq.access.users import User, UserStatus
 from gimbalmq.errors import InvalidParameterError
@@ -247,8 +247,21 @@ def test_without_authentication_a_name_is_believed_by_apaches_rule_only() -> Non
 
 
 @pytest.mark.parametrize("rules", ["strict", "apache"])
-@pytest.mark.parametrize("code", sorted(ABOUT_USERS))
-def test_permissive_lets_nobody_make_users_or_see_them_by_any_rules(code: int, rules: str) -> None:
+@pytest.mark.parametrize("code", sorted(WRITES_USERS))
+def test_neither_permissive_nor_a_white_list_of_addresses_makes_users(
+    code: int, rules: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    permissive = Guarded(access_mode="permissive", authorization_rules=rules)
+    listed = Guarded(authorization_rules=rules)
+    monkeypatch.setattr(listed.table, "trusts", lambda source, user: True)
+    for guarded in (permissive, listed):
+        for command in (RemotingCommand(code, {"username": "eve"}), request(code, ANN, username="eve")):
+            assert guarded.told(command) != ""
+
+
+@pytest.mark.parametrize("rules", ["strict", "apache"])
+@pytest.mark.parametrize("code", sorted(READS_USERS))
+def test_permissive_tells_nobody_who_there_is(code: int, rules: str) -> None:
     guarded = Guarded(access_mode="permissive", authorization_rules=rules)
     for command in (RemotingCommand(code, {"username": "eve"}), request(code, ANN, username="eve")):
         assert guarded.told(command) != ""

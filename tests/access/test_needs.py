@@ -6,10 +6,12 @@ import json
 from collections.abc import Mapping
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gimbalmq.access.named import MOST_LIST_BYTES, MOST_NAMES, MOST_ROWS
 from gimbalmq.access.needs import NAMESERVER_CLUSTER, Level, NeedTable
-from gimbalmq.access.policies import Action, Asked, Rules
+from gimbalmq.access.policies import Action, Asked, Pattern, Rules
 from gimbalmq.errors import InvalidParameterError, RocketMQError
 from gimbalmq.model.topics import HOLD_OTHERS
 from gimbalmq.protocol.codes import RequestCode
@@ -371,3 +373,50 @@ def test_a_name_server_lets_brokers_and_administrators_change_things() -> None:
     assert _asked(private, 105, {"topic": "T"}) == ["Topic:T Pub,Sub,Get"]
     assert _asked(private, 105, {"topic": "%RETRY%g"}) == ["Group:g Sub,Get"]
     assert _asked(private, 105, {"topic": "TBW102"}) == []
+
+
+_NAMES = sorted(
+    {"topic", "b", "a", "group", "groupName", "consumerGroup", "offset", "msgId", "commitLogOffset"}
+)
+_VALUES = st.text(max_size=20) | st.sampled_from(
+    ["", "-1", f"{PLACE}", "1e3", "0x10", OFFSET_ID, "%RETRY%", "*", "\ud800"]
+)
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "consumerDataSet",
+                    "groupName",
+                    "subscriptionDataSet",
+                    "topic",
+                    "mqSet",
+                    "topicConfigList",
+                    "topicName",
+                ]
+            ),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    code=st.sampled_from(sorted(STRICT.rows)),
+    fields=st.none() | st.dictionaries(st.sampled_from(_NAMES), _VALUES),
+    body=st.binary(max_size=40) | _JSON.map(lambda value: json.dumps(value).encode()),
+)
+def test_whatever_a_request_says_it_is_understood_or_refused(
+    code: int, fields: dict[str, str] | None, body: bytes
+) -> None:
+    for table in (STRICT, APACHE):
+        try:
+            wanted = table.asked(table.need(code), RemotingCommand(code, fields, body))
+        except RocketMQError:
+            continue
+        assert all(one.actions and one.resource.pattern == Pattern.LITERAL for one in wanted)

@@ -214,6 +214,23 @@ def test_pulls_are_gated_in_both_encodings(tmp_path: Path) -> None:
     run(work())
 
 
+def test_signed_pulls_that_were_allowed_before_are_read_in_one_go(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with secured(tmp_path) as found:
+            fields = pull_fields("T", 0, 0)
+            assert (
+                await found.ask(RequestCode.PULL_MESSAGE, fields, ANN)
+            ).code == ResponseCode.PULL_NOT_FOUND
+            plain: list[RemotingCommand] = []
+            found.desk.broker.handlers.by_code[RequestCode.PULL_MESSAGE] = lambda _, request: plain.append(
+                request
+            )
+            answer = await found.ask(RequestCode.PULL_MESSAGE, fields, ANN)
+            assert answer.code == ResponseCode.PULL_NOT_FOUND and not plain
+
+    run(work())
+
+
 def test_a_pull_that_waited_gets_nothing_if_rights_have_changed_meanwhile(tmp_path: Path) -> None:
     async def work() -> None:
         async with secured(tmp_path) as found:

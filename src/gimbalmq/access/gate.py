@@ -27,7 +27,7 @@ from gimbalmq.access.decision import Decider
 from gimbalmq.access.directory import Directory
 from gimbalmq.access.failures import Failures
 from gimbalmq.access.named import Group, Topic
-from gimbalmq.access.needs import ABOUT_USERS, Level, Need, NeedTable
+from gimbalmq.access.needs import READS_USERS, WRITES_USERS, Level, Need, NeedTable
 from gimbalmq.access.policies import Asked
 from gimbalmq.access.users import User
 from gimbalmq.errors import AccessRefusedError, RocketMQError
@@ -104,14 +104,20 @@ class Gate:
         Raises:
             ResponseError, ProtocolError: it does not say what it is about.
         """
+        if not self.knows(channel, command):
+            self._check_slowly(channel, command, (command.ext_fields or {}).get(ACCESS_KEY))
+
+    def knows(self, channel: Channel, command: RemotingCommand) -> bool:
+        """Whether the request is signed, and one like it was let in before; if not, ``check`` has to be asked.
+
+        Nothing is noted, so whoever is not known may be asked about again.
+        """
         if self._seen_revision != self._directory.revision:
             self._forget()
         fields = command.ext_fields or {}
         name = fields.get(ACCESS_KEY)
         key = None if name is None else self._keys.get((name, channel.host, channel.peer_certificate))
-        if key is not None and self._remembered(channel, command, fields) and verified(command, key):
-            return
-        self._check_slowly(channel, command, name)
+        return key is not None and self._remembered(channel, command, fields) and verified(command, key)
 
     def refused(self, channel: Channel, command: RemotingCommand, remark: str) -> None:
         """Notes what a handler refused: one that looks at more than users and policies."""
@@ -180,7 +186,7 @@ class Gate:
         if need.level is Level.OPEN:
             return
         # Who may use an address of a white list today must not become an administrator for ever.
-        if need.level is not Level.SUPER_ONLY and self._directory.trusts(channel.host, name):
+        if not _administers(need, command.code) and self._directory.trusts(channel.host, name):
             self._note_change(channel, command, name, need)
             return
         if need.level is Level.SERVER and self._trusts_server(channel):
@@ -291,7 +297,7 @@ class Gate:
         wanted = [f"{one.resource}" for one in why.wanted[:_TOLD_RESOURCES]]
         # Who may only watch must not be able to make users, by any rules and however long the change to signed requests
         # takes; nor are strangers told who there is. Brokers that do not sign yet stay registered meanwhile.
-        if self._permissive and need.level is not Level.SUPER_ONLY and command.code not in ABOUT_USERS:
+        if self._permissive and not _administers(need, command.code) and command.code not in READS_USERS:
             self._audit.note(
                 channel, command, name, events.TOLERATED, wanted=wanted, reason=why.remark, sums_up=True
             )
@@ -352,6 +358,11 @@ class Gate:
         # Every change is noted, so none of them takes the short way.
         read = self._keyed[code] = None if code in CHANGES else _field_reader(self._needs.need(code))
         return read
+
+
+def _administers(need: Need, code: int) -> bool:
+    """Whether a request is for administrators; those that make users are, by any rules."""
+    return need.level is Level.SUPER_ONLY or code in WRITES_USERS
 
 
 def _field_reader(need: Need) -> Callable[[Mapping[str, str]], tuple[str, ...]] | None:

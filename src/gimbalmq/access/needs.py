@@ -182,7 +182,7 @@ _EITHER: Mapping[int, Need] = {
 }
 """Requests to a broker of which both rules say the same."""
 
-_WRITES_USERS = (
+WRITES_USERS = (
     Code.AUTH_CREATE_USER,
     Code.AUTH_UPDATE_USER,
     Code.AUTH_DELETE_USER,
@@ -190,9 +190,7 @@ _WRITES_USERS = (
     Code.AUTH_UPDATE_ACL,
     Code.AUTH_DELETE_ACL,
 )
-_READS_USERS = (Code.AUTH_GET_USER, Code.AUTH_LIST_USER, Code.AUTH_GET_ACL, Code.AUTH_LIST_ACL)
-ABOUT_USERS = (*_WRITES_USERS, *_READS_USERS)
-"""No client asks them by itself, so there is none that has to be given its keys first."""
+READS_USERS = (Code.AUTH_GET_USER, Code.AUTH_LIST_USER, Code.AUTH_GET_ACL, Code.AUTH_LIST_ACL)
 
 _PULL = _both("consumerGroup", "topic", _SUB)
 
@@ -239,8 +237,8 @@ _STRICT: Mapping[int, Need] = {
     Code.SET_MESSAGE_REQUEST_MODE: _CLUSTER_UPDATE,
     Code.GET_BROKER_HA_STATUS: _CLUSTER_GET,
     # Who may write policies may give himself every right.
-    **dict.fromkeys(_WRITES_USERS, SUPER_ONLY),
-    **dict.fromkeys(_READS_USERS, _CLUSTER_GET),
+    **dict.fromkeys(WRITES_USERS, SUPER_ONLY),
+    **dict.fromkeys(READS_USERS, _CLUSTER_GET),
 }
 """Our rules where Apache's differ."""
 
@@ -286,8 +284,8 @@ _APACHE: Mapping[int, Need] = {
         ),
         SIGNED,
     ),
-    **dict.fromkeys(_WRITES_USERS, rights(Cluster(_UPDATE, as_named=True))),
-    **dict.fromkeys(_READS_USERS, rights(Cluster(_GET, as_named=True))),
+    **dict.fromkeys(WRITES_USERS, rights(Cluster(_UPDATE, as_named=True))),
+    **dict.fromkeys(READS_USERS, rights(Cluster(_GET, as_named=True))),
 }
 """Apache's rules where ours differ."""
 
@@ -320,8 +318,8 @@ _NAMESERVER: Mapping[int, Need] = {
     Code.UPDATE_NAMESRV_CONFIG: SUPER_ONLY,
     Code.GET_NAMESRV_CONFIG: SUPER_ONLY,
     **dict.fromkeys(_LISTS, SIGNED),
-    **dict.fromkeys(_WRITES_USERS, SUPER_ONLY),
-    **dict.fromkeys(_READS_USERS, _CLUSTER_GET),
+    **dict.fromkeys(WRITES_USERS, SUPER_ONLY),
+    **dict.fromkeys(READS_USERS, _CLUSTER_GET),
     Code.UPDATE_AND_CREATE_ACL_CONFIG: SUPER_ONLY,
     Code.DELETE_ACL_CONFIG: SUPER_ONLY,
     Code.GET_BROKER_CLUSTER_ACL_INFO: SUPER_ONLY,

@@ -189,6 +189,7 @@ class Broker:
             gate = self.access.gate(needs, config)
             if gate is not None:
                 self.transactions.may_see = partial(_may_see, gate, needs)
+                self.timers.only_own_topic = gate.is_strict
         except BaseException:
             self.store.close()
             raise

@@ -63,6 +63,8 @@ class Timers:
         self._wheel, self._log = self._files.wheel, self._files.log
         self._store = store
         self._deliverer = deliverer
+        self.only_own_topic = False
+        """A message takes back only timers of its own topic. In Apache's broker it takes back that of any topic."""
         self._clock = clock
         self.entered = stats.item("TIMER_ENQUEUE_NUMS", "timers")
         self.delivered = stats.item("TIMER_DEQUEUE_NUMS", "timers")
@@ -421,10 +423,16 @@ class Timers:
         if unit.magic & DELETE and not unit.magic & ROLL:
             record = self._deliverer.record(unit.offset, topics.TIMER_TOPIC)
             if record is not None:
-                slot.deleted.add(record.properties.get(prop.TIMER_DELETE_UNIQ_KEY, ""))
+                slot.deleted.add(self._deleted_by(record))
             self._settled(slot, 1)
             return
         slot.add(due, unit.offset)
+
+    def _deleted_by(self, record: Record) -> str:
+        """The key of the timer that a message takes back."""
+        key = record.properties.get(prop.TIMER_DELETE_UNIQ_KEY, "")
+        of_topic = f"{record.properties.get(prop.REAL_TOPIC)}+"
+        return f"{of_topic}{key}" if self.only_own_topic and not key.startswith(of_topic) else key
 
     def _deliver(self, slot: _OpenSlot, now: int, until: float) -> bool:
         """Delivers what of the second is due; False if time ran out or the store refuses."""

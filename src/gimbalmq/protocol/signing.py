@@ -23,8 +23,6 @@ ACCESS_KEY = "AccessKey"
 SECURITY_TOKEN = "SecurityToken"
 SIGNATURE = "Signature"
 
-_OF_SIGNER = frozenset({ACCESS_KEY, SECURITY_TOKEN, SIGNATURE})
-
 _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 """Clients up to 4.9.3 add it to the fields of request 12 after they have signed them."""
 
@@ -159,13 +157,16 @@ def verified(command: RemotingCommand, key: SecretKey) -> bool:
     )
 
 
-def without_signature(fields: Mapping[str, str] | None) -> dict[str, str]:
-    """The fields of a request that is handed on to somebody else.
+def unsigned_fields(command: RemotingCommand) -> dict[str, str]:
+    """The ext-fields of a request that is passed on, without what its sender has signed it with.
 
-    Who gets a signature can use it for any request whose values give the same text, whatever its code and its fields
-    are called.
+    Whoever gets such a signature can send the request again, and under another code: that is not signed. Clients choose
+    their own ids, so they could even choose what an administrator who asks for them signs.
     """
-    return {name: value for name, value in (fields or {}).items() if name not in _OF_SIGNER}
+    fields = command.ext_fields or {}
+    return {
+        name: value for name, value in fields.items() if name not in (ACCESS_KEY, SECURITY_TOKEN, SIGNATURE)
+    }
 
 
 class Signer:

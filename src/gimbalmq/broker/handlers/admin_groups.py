@@ -35,7 +35,7 @@ from gimbalmq.protocol.codes import RequestCode, ResponseCode, version_name
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers import management as headers
 from gimbalmq.protocol.headers.groups import GroupOnly
-from gimbalmq.protocol.signing import without_signature
+from gimbalmq.protocol.signing import unsigned_fields
 from gimbalmq.protocol.status_bodies import ConsumerStatusBody
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.channel import Answer, Channel, Handlers
@@ -435,7 +435,7 @@ class GroupAdminHandlers:
         header = headers.RunningInfo.from_ext(request.ext_fields)
         member = self._member(header.consumer_group, header.client_id)
         answer = await self._relay(
-            member, RequestCode.GET_CONSUMER_RUNNING_INFO, without_signature(request.ext_fields), b""
+            member, RequestCode.GET_CONSUMER_RUNNING_INFO, unsigned_fields(request), b""
         )
         return request.reply(answer.code, answer.remark, answer.ext_fields, answer.body)
 
@@ -449,7 +449,7 @@ class GroupAdminHandlers:
         record = stored_record(self._store, place.commitlog_offset)
         if record is None:
             raise ResponseError(f"no message lies at the offset of {header.msg_id}")
-        fields = without_signature(request.ext_fields) | {"brokerName": self._live.now.broker_name}
+        fields = unsigned_fields(request) | {"brokerName": self._live.now.broker_name}
         answer = await self._relay(member, RequestCode.CONSUME_MESSAGE_DIRECTLY, fields, record)
         return request.reply(answer.code, answer.remark, answer.ext_fields, answer.body)
 

@@ -75,8 +75,33 @@ class _JsonPull(msgspec.Struct, gc=False):
     flag: int = 0
 
 
+class _SignedPull(msgspec.Struct, gc=False):
+    """The same with its fields as they were signed."""
+
+    code: int
+    opaque: int
+    extFields: dict[str, str]
+    flag: int = 0
+    version: int = 0
+
+
+class _NotAdmitted(Exception):
+    """The gate has to look at it: the plain way asks it."""
+
+
 _decode = msgspec.json.Decoder(_JsonPull, strict=False).decode
+_decode_signed = msgspec.json.Decoder(_SignedPull).decode
 _Request = RemotingCommand | _JsonPull
+
+
+def _admitted(gate: Gate, channel: Channel, frame: Frame) -> _JsonPull:
+    """A signed pull that the gate lets pass; it is read from the fields that were signed."""
+    signed = _decode_signed(frame[1])
+    command = RemotingCommand(signed.code, signed.extFields, frame[2], version=signed.version)
+    if not gate.knows(channel, command):
+        raise _NotAdmitted
+    header = msgspec.convert(signed.extFields, PullMessage, strict=False)
+    return _JsonPull(signed.code, signed.opaque, header, signed.flag)
 
 
 class PullHandlers:
@@ -109,15 +134,15 @@ class PullHandlers:
     def register(self, handlers: Handlers) -> None:
         handlers.add(RequestCode.PULL_MESSAGE, self.pull)
         handlers.add(RequestCode.LITE_PULL_MESSAGE, self.pull)
-        handlers.add_batch(RequestCode.PULL_MESSAGE, self.raw_pull, single=True)
-        handlers.add_batch(RequestCode.LITE_PULL_MESSAGE, self.raw_pull, single=True)
+        for code in _PULLS:
+            handlers.add_batch(code, self.raw_pull, single=True, checks=self._gate is not None)
 
     def raw_pull(self, channel: Channel, frames: list[Frame]) -> int:
         """A pull with a JSON header, which is decoded in one go; one that is odd goes through ``pull``."""
         for frame in frames:
             try:
-                request = _decode(frame[1])
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                request = _decode(frame[1]) if self._gate is None else _admitted(self._gate, channel, frame)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, _NotAdmitted):
                 channel.handle_frame(frame)
                 continue
             if request.code not in _PULLS or request.flag & RESPONSE_FLAG:
