@@ -160,7 +160,14 @@ def start_servers(
         keys: an administrator's, if the settings let in nobody else.
     """
     namesrv = ApacheNameServer(version, folder / "namesrv")
-    settings = {**SETTINGS, "traceTopicEnable": True, "brokerName": f"apache-{version}", **(extra or {})}
+    settings = {
+        **SETTINGS,
+        "traceTopicEnable": True,
+        "brokerName": f"apache-{version}",
+        # Each flush writes the whole wheel of 38 MB; after it is killed, this broker is not started again.
+        "timerFlushIntervalMs": 10_000,
+        **(extra or {}),
+    }
     broker = ApacheBroker(version, folder / "broker", namesrv=namesrv.address, extra=settings, keys=keys)
     try:
         with ThreadPoolExecutor(2) as pool:

@@ -213,13 +213,11 @@ _PATIENCE: Mapping[str, object] = {
 }
 # Without these a broker of 5.x keeps one core busy. Its thread for transaction metrics spins until the first interval
 # is over. The one that writes outcomes down in batches spins as soon as its last batch is older than the interval: a
-# long one lets it sleep, and a small size has each outcome written at once. The wheel of its timers is 38 MB, and all
-# of it is written at each flush. Brokers of 4.9 know none of the four.
+# long one lets it sleep, and a small size has each outcome written at once. Brokers of 4.9 know none of the three.
 _CALM: Mapping[str, object] = {
     "transactionMetricFlushInterval": 500,
     "transactionOpBatchInterval": 3_600_000,
     "transactionOpMsgMaxSize": 1,
-    "timerFlushIntervalMs": 10_000,
 }
 
 
