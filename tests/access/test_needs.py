@@ -337,8 +337,23 @@ def test_messages_of_other_topics_that_wait_need_a_right_to_the_cluster(topic: s
         assert "Cluster" not in "".join(_asked(APACHE, code, fields))
     beat = {"consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [{"topic": topic}]}]}
     assert "Cluster:DefaultCluster Update" in _asked(STRICT, 34, {}, beat)
+    reset = fields | {"group": "g", "timestamp": "0"}
+    assert _asked(STRICT, 222, reset)[-1] == "Cluster:DefaultCluster Update"
     assert _asked(STRICT, 202, fields) == [f"Topic:{topic} Get"], "numbers are nobody's messages"
     assert _asked(NeedTable.of_nameserver(routes_public=False), 105, fields) == [f"Topic:{topic} Pub,Sub,Get"]
+
+
+def test_the_progress_of_transactions_needs_a_right_to_the_cluster() -> None:
+    group = "CID_RMQ_SYS_TRANS"
+    for code, fields in (
+        (15, {"consumerGroup": group, "topic": "T"}),
+        (207, {"groupName": group}),
+        (222, {"group": group, "topic": "T"}),
+        (314, {"srcGroup": "g", "destGroup": group, "topic": "T"}),
+    ):
+        assert _asked(STRICT, code, fields)[-1] == "Cluster:DefaultCluster Update"
+        assert "Cluster" not in "".join(_asked(APACHE, code, fields))
+    assert _asked(STRICT, 203, {"consumerGroup": group}) == [f"Group:{group} Get"]
 
 
 def test_a_name_server_lets_brokers_and_administrators_change_things() -> None:

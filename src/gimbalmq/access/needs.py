@@ -33,7 +33,7 @@ from gimbalmq.access.named import (
     viewed,
 )
 from gimbalmq.access.policies import Action, Asked, ResourceKind, Rules
-from gimbalmq.model.topics import HOLD_OTHERS
+from gimbalmq.model.topics import HOLD_OTHERS, OP_HALF_TOPIC, TRANS_GROUP
 from gimbalmq.protocol.codes import RequestCode as Code
 from gimbalmq.protocol.command import RemotingCommand
 
@@ -340,9 +340,15 @@ _PRIVATE_ROUTES: Mapping[int, Need] = {
 }
 
 
-def _reads_waiting(wanted: Asked) -> bool:
-    resource, actions = wanted
-    return resource.kind is ResourceKind.TOPIC and resource.name in HOLD_OTHERS and Action.SUB in actions
+_TOUCH = frozenset({Action.SUB, Action.CREATE, Action.UPDATE, Action.DELETE})
+
+
+def _is_the_brokers(wanted: Asked) -> bool:
+    """Whether a request reads or moves what the broker keeps for all topics; numbers alone anybody may see."""
+    (kind, name, _), actions = wanted
+    if kind is ResourceKind.TOPIC:
+        return (name in HOLD_OTHERS or name == OP_HALF_TOPIC) and not actions.isdisjoint(_TOUCH)
+    return kind is ResourceKind.GROUP and name == TRANS_GROUP and not actions.isdisjoint(_TOUCH)
 
 
 class NeedTable:
@@ -384,10 +390,10 @@ class NeedTable:
         """As the function ``asked``, with what this server knows.
 
         Messages that wait under a system topic are other topics': whoever may read all topics but some would read those
-        there. So that needs a right to the cluster besides.
+        there, or have their transactions passed over. So that needs a right to the cluster besides.
         """
         wanted = asked(need, command, self.cluster, self.topic_at)
-        if self._guards_waiting and any(map(_reads_waiting, wanted)):
+        if self._guards_waiting and any(map(_is_the_brokers, wanted)):
             wanted.append(cluster_asked(self.cluster, _UPDATE))
         return wanted
 
