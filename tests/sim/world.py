@@ -231,6 +231,7 @@ class Member:
         self.client_id = f"{host}@{name}"
         self.process = Process(world.loop, world.network, host)
         self.clock = MemberClock(world.loop, self.process, sleep_counts=world.settings.sleep_counts)
+        self.leaving = False
         self.alive = False
         self.hung_until = 0.0
         self.rng = random.Random(f"{world.seed} {name}")
@@ -274,6 +275,7 @@ class Member:
         await self.process.do(self.consumer.start(instance=instance))
 
     async def leave(self) -> None:
+        self.leaving = True
         await self.process.do(self.consumer.close())
         self.alive = False
 
@@ -587,7 +589,8 @@ class World:
 
     async def _strike_member(self, fault: Fault) -> None:
         # A process that is stopped neither closes nor dies: signals but one wait until it goes on.
-        able = [member for member in self.living if not member.process.stopped]
+        # One that is about to leave is none of those who stay.
+        able = [member for member in self.living if not (member.process.stopped or member.leaving)]
         lasting = fault.kind in ("hang", "stop", "sleep")
         if not able or (not lasting and len(able) <= FEWEST_MEMBERS):
             return
