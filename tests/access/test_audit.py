@@ -158,7 +158,7 @@ def test_what_repeats_without_being_slowed_down_has_one_line_a_minute(
         assert len(caplog.messages) == 3
         clock.advance(60)
         note()
-        assert "999 more" in caplog.messages[-1]
+        assert "repeated=999" in caplog.messages[-1]
         monkeypatch.setattr(audit_module, "_MOST_KINDS", 5)
         for number in range(20):
             note(f"10.0.1.{number}")

@@ -16,6 +16,7 @@ from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.transport.tls import PeerCertificate
 from tests.access.peers import Guarded, Peer, request, send
+from tests.support import ManualClock
 
 ROOT, ANN = "root", "ann"
 UNKNOWN_CODE = 9999
@@ -377,3 +378,17 @@ def test_what_handlers_refuse_by_the_thousand_does_not_fill_the_log(
         for _ in range(1000):
             guarded.gate.refused(Peer().channel, send("T"), "the topic[T] sending message is forbidden")
     assert len(caplog.messages) == 1
+
+
+def test_an_address_that_guesses_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    guarded = Guarded(clock=clock)
+    with caplog.at_level("INFO", "gimbalmq.audit"):
+        for number in range(3000):
+            assert guarded.told(send("T", f"eve-{number}", "x")) != ""
+        assert len(caplog.messages) == 1001
+        assert guarded.told(send("T", "eve", "x"), Peer("10.0.0.9")) != ""
+        assert "10.0.0.9" in caplog.messages[-1]
+        clock.advance(60)
+        assert guarded.told(send("T", "eve", "x")) != ""
+        assert caplog.messages[-1].endswith("repeated=1999")

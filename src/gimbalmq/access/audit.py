@@ -1,6 +1,7 @@
 """The audit log: one line for every request that is refused, and for every change that an administrator makes.
 
-Refusals of the gate are slowed down, so each has its line. What is tolerated in permissive mode, and what handlers
+Refusals of the gate are slowed down, so each has its line, until an address has had a thousand: one that guesses has a
+line a minute from then on, or it would fill the disk. What is tolerated in permissive mode, and what handlers
 refuse, may come in thousands a second: the first of each kind has a line, and then one a minute, with their number.
 
 Lines go to the logger ``gimbalmq.audit`` and, if there is one, to a file of their own, which a thread writes: a slow
@@ -106,6 +107,7 @@ class Event:
         about: the resources that it wants, or the fields that name what it is about.
         decision: ``refused``, ``tolerated`` or ``allowed``.
         reason: why, as the peer was told.
+        repeated: how many others of its kind have no line of their own.
     """
 
     user: str | None
@@ -115,6 +117,7 @@ class Event:
     about: str
     decision: str
     reason: str = ""
+    repeated: int = 0
 
 
 class Audit:
@@ -138,19 +141,21 @@ class Audit:
         wanted: Iterable[object] = (),
         reason: str = "",
         sums_up: bool = False,
+        by_address: bool = False,
     ) -> None:
         """One line about a request.
 
         Args:
             sums_up: one a minute for all of its kind (user, address, request, reason); for what may come in thousands a
                 second, which nothing slows down.
+            by_address: one a minute for everything from this address; for one that guesses names and secrets.
         """
-        if sums_up:
-            repeated = self._repeated(user, channel.host, command.code, reason)
+        repeated: int | None = 0
+        if sums_up or by_address:
+            kind = (_cut(user or ""), channel.host, command.code, _cut(reason))
+            repeated = self._repeated(("", channel.host, 0, "") if by_address else kind)
             if repeated is None:
                 return
-            if repeated:
-                reason = f"{reason} ({repeated} more like it since the last line)"
         certificate = channel.peer_certificate
         event = Event(
             user,
@@ -160,6 +165,7 @@ class Audit:
             _about(command, wanted),
             decision,
             reason,
+            repeated,
         )
         line = _as_json(event) if self._json else _as_text(event)
         log.log(logging.INFO if decision == CHANGED else logging.WARNING, "%s", line)
@@ -169,12 +175,11 @@ class Audit:
             )
             self._file.write(f'{{"time":"{when}",{line[1:]}' if self._json else f"{when} {line}")
 
-    def _repeated(self, user: str | None, host: str, code: int, reason: str) -> int | None:
+    def _repeated(self, kind: tuple[str, str, int, str]) -> int | None:
         """How many of a kind were passed over since the last line; None if this one is, too.
 
         A line for each message of a client without a key would cost more than the message.
         """
-        kind = (_cut(user or ""), host, code, _cut(reason))
         now = self._clock.monotonic()
         told = self._summed.get(kind)
         if told is not None and now - told[0] < _SUMMED_SECONDS:
@@ -216,6 +221,8 @@ def _parts(event: Event) -> dict[str, str | int]:
     parts |= {"request": event.request, "name": _name(event.request), "about": _cut(event.about)}
     if event.reason:
         parts["reason"] = _cut(event.reason)
+    if event.repeated:
+        parts["repeated"] = event.repeated
     return parts
 
 

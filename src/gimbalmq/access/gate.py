@@ -46,6 +46,8 @@ _LONGEST_KEPT = 600
 """Letters of the names in a decision that is remembered; longer ones seldom repeat."""
 _NAME_LETTERS = 255
 _TOLD_RESOURCES = 10
+_MOST_LINES = 1000
+"""So many refusals of an address have a line each."""
 
 _ALWAYS_CLOSED = (Level.SERVER, Level.SUPER_ONLY)
 """Also if authorisation is off."""
@@ -302,8 +304,16 @@ class Gate:
                 channel, command, name, events.TOLERATED, wanted=wanted, reason=why.remark, sums_up=True
             )
             return
-        self._audit.note(channel, command, name, events.REFUSED, wanted=wanted, reason=why.remark)
         delay = self._failures.failed(channel.host)
+        self._audit.note(
+            channel,
+            command,
+            name,
+            events.REFUSED,
+            wanted=wanted,
+            reason=why.remark,
+            by_address=self._failures.count(channel.host) > _MOST_LINES,
+        )
         raise AccessRefusedError(why.remark, delay=delay, holds=why.unknown) from None
 
     def _note_change(self, channel: Channel, command: RemotingCommand, name: str | None, need: Need) -> None:
