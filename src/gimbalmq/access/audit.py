@@ -150,12 +150,13 @@ class Audit:
                 second, which nothing slows down.
             by_address: one a minute for everything from this address; for one that guesses names and secrets.
         """
-        repeated: int | None = 0
+        repeated = 0
         if sums_up or by_address:
             kind = (_cut(user or ""), channel.host, command.code, _cut(reason))
-            repeated = self._repeated(("", channel.host, 0, "") if by_address else kind)
-            if repeated is None:
+            passed_over = self._repeated(("", channel.host, 0, "") if by_address else kind)
+            if passed_over is None:
                 return
+            repeated = passed_over
         certificate = channel.peer_certificate
         event = Event(
             user,
