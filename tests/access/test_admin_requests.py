@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from itertools import product
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -16,9 +16,11 @@ from gimbalmq.errors import InvalidParameterError, NoPermissionError, ProtocolEr
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.transport.channel import Channel, Handlers
+from gimbalmq.transport.tls import PeerCertificate
+from tests.access.peers import Peer
 from tests.support import run
 
-_CHANNEL = cast(Channel, None)
+_CHANNEL = Peer("10.0.0.7", PeerCertificate("desk", "ab" * 32)).channel
 
 
 class Senders:
@@ -240,6 +242,25 @@ def test_the_last_super_user_cannot_shut_himself_out() -> None:
             assert (await desk.refusal(code, body, username="admin"))[0] == 16
         await desk.ask(3002, {"password": "renewed"}, username="admin")
         assert desk.table.user("admin") == User("admin", "renewed", UserType.SUPER)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("bad", "good"),
+    [
+        ({"sourceIps": ["10.0.1.0/24"]}, {"sourceIps": ["10.0.1.0/24", "10.0.0.7"]}),
+        ({"certificate": "another"}, {"certificate": "desk"}),
+    ],
+)
+def test_nobody_binds_himself_to_where_he_is_not(bad: dict[str, object], good: dict[str, object]) -> None:
+    async def scenario() -> None:
+        desk = await _desk()
+        code, remark = await desk.refusal(3002, bad, username="admin")
+        assert code == 29 and "let in no more" in remark
+        assert desk.table.user("admin") == User("admin", "secret-a", UserType.SUPER)
+        await desk.ask(3002, bad, username="clerk")
+        await desk.ask(3002, good, username="admin")
 
     run(scenario())
 

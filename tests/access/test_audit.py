@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gimbalmq.access import audit as audit_module
-from gimbalmq.access.audit import CHANGES, REFUSED, Audit
+from gimbalmq.access.audit import CHANGES, REFUSED, TOLERATED, Audit
 from gimbalmq.access.config import AccessConfig
 from gimbalmq.access.needs import Level, NeedTable
 from gimbalmq.errors import ConfigError
@@ -138,3 +138,31 @@ def test_what_administrators_change_is_all_that_needs_rights_to_change() -> None
                 assert (code in CHANGES) != (code in reads), RequestCode(code)
             elif any(action in words for action in ("Create", "Delete", "Update")):
                 assert code in CHANGES or code == RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode(code)
+
+
+def test_what_repeats_without_being_slowed_down_has_one_line_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line for each message of a client without a key would fill a disk, and slow everybody down."""
+    clock = ManualClock()
+    audit = Audit(AccessConfig(), clock)
+
+    def note(host: str = "10.0.0.7", reason: str = "username cannot be null.") -> None:
+        audit.note(Peer(host).channel, RemotingCommand(310), None, TOLERATED, reason=reason, sums_up=True)
+
+    with caplog.at_level("INFO", "gimbalmq.audit"):
+        for _ in range(1000):
+            note()
+        note("10.0.0.8")
+        note(reason="check signature failed.")
+        assert len(caplog.messages) == 3
+        clock.advance(60)
+        note()
+        assert "repeated=999" in caplog.messages[-1]
+        monkeypatch.setattr(audit_module, "_MOST_KINDS", 5)
+        for number in range(20):
+            note(f"10.0.1.{number}")
+        assert len(audit._summed) <= 5
+        for _ in range(3):
+            audit.note(Peer().channel, RemotingCommand(310), None, REFUSED, reason="no")
+        assert sum("decision=refused" in text for text in caplog.messages) == 3

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gimbalmq.access.decision import ALLOWED, DENIED, NO_MATCHED_POLICIES, decide
+from gimbalmq.access import decision as decisions
+from gimbalmq.access.decision import ALLOWED, DENIED, NO_MATCHED_POLICIES, Decider, decide
 from gimbalmq.access.policies import (
     Acl,
     Action,
@@ -175,6 +176,28 @@ def test_random_policies_decide_as_apaches_sort_does(acl: Acl, asked: Asked, sou
             first = sorted(matching, key=cmp_to_key(_compare))[0]
             expected = ALLOWED if first.decision == Decision.ALLOW else DENIED
     assert decide(acl, asked, source) == expected
+
+
+def test_a_user_with_many_policies_is_decided_upon_by_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Entry] = []
+
+    def counted(entry: Entry, asked: Asked, source: str) -> bool:
+        looked.append(entry)
+        return applies(entry, asked, source)
+
+    applies = decisions._applies
+    monkeypatch.setattr(decisions, "_applies", counted)
+    rows = [
+        f"Topic:{kind}{number}{star} Allow Sub"
+        for kind, star in (("l", ""), ("p", "*"))
+        for number in range(400)
+    ]
+    decider = Decider(_custom("* Deny Sub", *rows))
+    for name in ("l7", "p7", "p7-more", "p39-more"):
+        looked.clear()
+        asked = Asked(Resource.literal(ResourceKind.TOPIC, name), frozenset({Action.SUB}))
+        assert decider.decide(asked, HERE) == ALLOWED
+        assert 2 <= len(looked) <= 3
 
 
 @given(strategies.entries, strategies.questions, st.sampled_from(strategies.SOURCES))

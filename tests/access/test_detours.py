@@ -266,3 +266,19 @@ def test_apaches_rules_leave_these_ways_open(tmp_path: Path, rules: str) -> None
                 assert b"secret-of" not in shown
 
     run(work())
+
+
+def test_nobody_keeps_consumers_out_of_their_group_by_taking_their_client_id(tmp_path: Path) -> None:
+    """Every consumer of Java's is a producer, too, and its id may be no more than its address and a number."""
+
+    async def work() -> None:
+        async with house(tmp_path) as at:
+            assert (await at.mallory.heartbeat("10.0.0.5@1", producer="p")).code == 0
+            beat = await at.alice.heartbeat(
+                "10.0.0.5@1", group="group-of-alice", topics={"alices": "*"}, producer="CLIENT_INNER_PRODUCER"
+            )
+            assert beat.code == REFUSED
+            assert await at.alice.members("group-of-alice") == ["10.0.0.5@1"]
+            assert not at.desk.broker.producers.group("CLIENT_INNER_PRODUCER")
+
+    run(work())

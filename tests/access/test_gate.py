@@ -8,15 +8,16 @@ from functools import partial
 import pytest
 
 from gimbalmq.access import gate as gate_module
-from gimbalmq.access.decision import decide
-from gimbalmq.access.needs import WRITES_USERS
-from gimbalmq.access.policies import Acl
+from gimbalmq.access.decision import Decider, Verdict
+from gimbalmq.access.needs import READS_USERS, WRITES_USERS
+from gimbalmq.access.policies import Asked
 from gimbalmq.access.users import User, UserStatus
 from gimbalmq.errors import InvalidParameterError
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.transport.tls import PeerCertificate
 from tests.access.peers import Guarded, Peer, request, send
+from tests.support import ManualClock
 
 ROOT, ANN = "root", "ann"
 UNKNOWN_CODE = 9999
@@ -169,13 +170,14 @@ def test_a_remembered_decision_still_needs_a_right_signature(guarded: Guarded) -
 
 
 def test_a_decision_is_made_once(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Acl | None] = []
+    made: list[Asked] = []
 
-    def counted(acl: Acl | None, *rest: object, **named: object) -> object:
-        made.append(acl)
-        return decide(acl, *rest, **named)  # type: ignore[arg-type]
+    class Counting(Decider):
+        def decide(self, asked: Asked, source: str) -> Verdict:
+            made.append(asked)
+            return super().decide(asked, source)
 
-    monkeypatch.setattr(gate_module, "decide", counted)
+    monkeypatch.setattr(gate_module, "Decider", Counting)
     guarded.allow(ANN, "Topic:*", "Pub")
     for _ in range(3):
         assert guarded.told(send("T")) == ""
@@ -271,6 +273,14 @@ def test_neither_permissive_nor_a_white_list_of_addresses_makes_users(
     for guarded in (permissive, listed):
         for command in (RemotingCommand(code, {"username": "eve"}), request(code, ANN, username="eve")):
             assert guarded.told(command) != ""
+
+
+@pytest.mark.parametrize("rules", ["strict", "apache"])
+@pytest.mark.parametrize("code", sorted(READS_USERS))
+def test_permissive_tells_nobody_who_there_is(code: int, rules: str) -> None:
+    guarded = Guarded(access_mode="permissive", authorization_rules=rules)
+    for command in (RemotingCommand(code, {"username": "eve"}), request(code, ANN, username="eve")):
+        assert guarded.told(command) != ""
 
 
 def test_permissive_serves_and_notes_but_never_hands_out_administration(
@@ -374,3 +384,26 @@ def test_refusals_and_changes_are_in_the_audit_log_without_secrets(
         'about="accessKey=k"',
     ]
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO", "INFO"]
+
+
+def test_what_handlers_refuse_by_the_thousand_does_not_fill_the_log(
+    guarded: Guarded, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "gimbalmq.audit"):
+        for _ in range(1000):
+            guarded.gate.refused(Peer().channel, send("T"), "the topic[T] sending message is forbidden")
+    assert len(caplog.messages) == 1
+
+
+def test_an_address_that_guesses_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    guarded = Guarded(clock=clock)
+    with caplog.at_level("INFO", "gimbalmq.audit"):
+        for number in range(3000):
+            assert guarded.told(send("T", f"eve-{number}", "x")) != ""
+        assert len(caplog.messages) == 1001
+        assert guarded.told(send("T", "eve", "x"), Peer("10.0.0.9")) != ""
+        assert "10.0.0.9" in caplog.messages[-1]
+        clock.advance(60)
+        assert guarded.told(send("T", "eve", "x")) != ""
+        assert caplog.messages[-1].endswith("repeated=1999")

@@ -13,6 +13,7 @@ from gimbalmq.access.named import MOST_LIST_BYTES, MOST_NAMES, MOST_ROWS
 from gimbalmq.access.needs import NAMESERVER_CLUSTER, Level, NeedTable
 from gimbalmq.access.policies import Action, Asked, Pattern, Rules
 from gimbalmq.errors import InvalidParameterError, RocketMQError
+from gimbalmq.model.topics import HOLD_OTHERS
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.testing import LocalCluster
@@ -239,6 +240,14 @@ DIFFERENT: list[tuple[str, int, Mapping[str, str], object, list[str], list[str]]
         ["Group:s Get", "Group:g Update", "Topic:T Update"],
         ["Group:g Update", "Topic:T Update"],
     ),
+    (
+        "clone of all topics",
+        314,
+        {"srcGroup": "s", "destGroup": "g", "topic": ""},
+        None,
+        ["Group:s Get", "Group:g Update", f"{OWN} Update"],
+        ["Group:g Update"],
+    ),
     ("topics", 18, {}, TOPICS, ["Topic:T Create", "Group:g Create"], []),
     ("group", 200, {}, {"groupName": "g"}, ["Group:g Create"], []),
     ("groups", 225, {}, GROUPS, ["Group:g Create", "Group:h Create"], []),
@@ -306,10 +315,45 @@ def test_a_heartbeat_names_so_many_topics_and_no_more() -> None:
         _asked(STRICT, 34, {}, beat)
 
 
+def test_a_list_names_so_many_topics_and_no_more() -> None:
+    names = [f"T{number}" for number in range(MOST_NAMES + 1)]
+    asked = {"consumerGroup": "g", "topicList": ";".join(names[:-1])}
+    assert len(_asked(STRICT, 208, asked)) == MOST_NAMES + 1
+    with pytest.raises(InvalidParameterError, match="topicList"):
+        _asked(STRICT, 208, asked | {"topicList": ";".join(names)})
+
+
 @pytest.mark.parametrize("table", [STRICT, APACHE], ids=["strict", "apache"])
-@pytest.mark.parametrize("topic", ["T", "%RETRY%g"])
-def test_the_short_way_asks_for_the_same(table: NeedTable, topic: str) -> None:
+@pytest.mark.parametrize("topic", ["T", "%RETRY%g", "%RETRY%other"])
+def test_a_send_asks_for_the_same_if_only_its_topic_is_known(table: NeedTable, topic: str) -> None:
     assert _told([table.of_send(topic)]) == _asked(table, 310, {"a": "g", "b": topic})
+
+
+@pytest.mark.parametrize("topic", sorted(HOLD_OTHERS))
+def test_messages_of_other_topics_that_wait_need_a_right_to_the_cluster(topic: str) -> None:
+    fields = {"consumerGroup": "g", "topic": topic}
+    for code in (11, 12, 361):
+        assert _asked(STRICT, code, fields)[-1] == "Cluster:DefaultCluster Update"
+        assert "Cluster" not in "".join(_asked(APACHE, code, fields))
+    beat = {"consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [{"topic": topic}]}]}
+    assert "Cluster:DefaultCluster Update" in _asked(STRICT, 34, {}, beat)
+    reset = fields | {"group": "g", "timestamp": "0"}
+    assert _asked(STRICT, 222, reset)[-1] == "Cluster:DefaultCluster Update"
+    assert _asked(STRICT, 202, fields) == [f"Topic:{topic} Get"], "numbers are nobody's messages"
+    assert _asked(NeedTable.of_nameserver(routes_public=False), 105, fields) == [f"Topic:{topic} Pub,Sub,Get"]
+
+
+def test_the_progress_of_transactions_needs_a_right_to_the_cluster() -> None:
+    group = "CID_RMQ_SYS_TRANS"
+    for code, fields in (
+        (15, {"consumerGroup": group, "topic": "T"}),
+        (207, {"groupName": group}),
+        (222, {"group": group, "topic": "T"}),
+        (314, {"srcGroup": "g", "destGroup": group, "topic": "T"}),
+    ):
+        assert _asked(STRICT, code, fields)[-1] == "Cluster:DefaultCluster Update"
+        assert "Cluster" not in "".join(_asked(APACHE, code, fields))
+    assert _asked(STRICT, 203, {"consumerGroup": group}) == [f"Group:{group} Get"]
 
 
 def test_a_name_server_lets_brokers_and_administrators_change_things() -> None:

@@ -286,6 +286,22 @@ def test_a_misspelt_key_of_a_file_is_refused_and_apaches_own_are_passed_over(
         _plan(command, "-c", file)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[access]\nauthenticationEnabled = true\n",
+        '[broker.tls.server]\nmode = "enforcing"\n',
+        'initAuthenticationUser = {username = "a", password = "never-shown"}\n',
+    ],
+)
+def test_a_server_does_not_start_open_because_of_a_section(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="before all sections") as caught:
+        _plan("broker", "-c", file)
+    assert "never-shown" not in str(caught.value)
+
+
 def test_a_slave_is_refused_and_the_masters_of_apaches_samples_are_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

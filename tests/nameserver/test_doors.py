@@ -6,9 +6,11 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
+from gimbalmq._steps import run_through
 from gimbalmq.access.policies import Acl, Action, Decision, Entry, Policy, PolicyType, Resource
 from gimbalmq.access.users import User, UserType
 from gimbalmq.errors import NoPermissionError
@@ -19,7 +21,7 @@ from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.signing import Signer
 from gimbalmq.testing import LocalCluster, MemoryNetwork
 from gimbalmq.transport.pool import ChannelPool
-from tests.nameserver.broker_double import register_request, registration
+from tests.nameserver.broker_double import register_request, registration, topics
 from tests.support import run, until
 
 A, B = "10.0.0.11:10911", "10.0.0.12:10911"
@@ -243,6 +245,34 @@ def test_trusted_servers_register_unsigned_but_not_in_each_others_place() -> Non
             assert await at.code(own, register_request("broker-b", B)) == 0
 
     run(work())
+
+
+def test_a_trusted_server_does_not_say_which_topics_anothers_master_has() -> None:
+    async def work() -> None:
+        async with world(TRUSTING) as at:
+            own, other = at.pool(HOST_A), at.pool(HOST_B)
+            assert await at.code(own, register_request(address=A, table=topics(orders=4))) == 0
+            false = topics(orders=1, another=1)
+            for broker_id, expected in ((-1, REFUSED), (1, 0)):
+                request = register_request(
+                    address=B, broker_id=broker_id, version=9, acting=True, table=false
+                )
+                assert await at.code(other, request) == expected
+                route = at.server.table.route("orders")
+                assert route is not None
+                assert [(queue.perm, queue.write_queue_nums) for queue in route.queue_datas] == [(6, 4)]
+                assert at.server.table.route("another") is None
+
+    run(work())
+
+
+def test_a_broker_without_credentials_places_no_queues_of_others() -> None:
+    table = RouteTable()
+    said = replace(registration(address=A), queue_mappings={"T": {"bname": "broker-b", "topic": "T"}})
+    with pytest.raises(NoPermissionError, match="speaks for broker-b"):
+        run_through(table.registering(said, now=0.0, owner=HOST_A, may_replace=False))
+    own = replace(said, queue_mappings={"T": {"bname": "broker-a", "topic": "T"}})
+    run_through(table.registering(own, now=0.0, owner=HOST_A, may_replace=False))
 
 
 def test_a_signature_that_was_seen_elsewhere_replaces_nothing() -> None:

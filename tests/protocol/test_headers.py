@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gimbalmq.errors import InvalidParameterError
+from gimbalmq.protocol.headers.messages import ViewMessage
 from gimbalmq.protocol.headers.nameserver import GetRoute, KvReply, RegisterBroker, WipeReply
 from tests.golden.frames import decode, exchanges
 
@@ -47,3 +48,8 @@ def test_text_where_a_number_belongs_is_refused_by_name() -> None:
         RegisterBroker.from_ext(
             {"brokerName": "b", "brokerAddr": "a:1", "clusterName": "c", "brokerId": "zero"}
         )
+
+
+def test_half_a_surrogate_pair_is_no_number() -> None:
+    with pytest.raises(InvalidParameterError, match="header of the request is wrong"):
+        ViewMessage.from_ext({"offset": "\ud800"})

@@ -133,6 +133,24 @@ def test_a_large_body_is_hashed_once_only() -> None:
         assert verified(command, KEY) == expected
 
 
+def test_so_many_fields_that_only_putting_them_in_order_takes_long_are_not_verified() -> None:
+    for count, expected in ((250, True), (300, False)):
+        command = RemotingCommand(310, {f"n{number}": "v" for number in range(count)})
+        SIGNER.sign(command)
+        assert verified(command, KEY) == expected
+    empty = signed()
+    empty.empty_fields = tuple(f"n{number}" for number in range(300))
+    assert not verified(empty, KEY)
+
+
+def test_a_request_shows_no_signature_and_no_secret() -> None:
+    command = RemotingCommand(50, {"accessKey": "ann-1234", "secretKey": "never-shown-1"})
+    Signer("abc", "12345678", "never-shown-2").sign(command)
+    shown = repr(command)
+    assert "ann-1234" in shown and "never-shown" not in shown
+    assert (command.ext_fields or {})[SIGNATURE] not in shown
+
+
 def test_a_field_without_a_value_was_signed_as_nothing_or_as_null() -> None:
     for text, encoding in (("", BINARY_HEADER), ("null", BINARY_HEADER), ("", JSON_HEADER)):
         command = signed(fields={"a": "1", "nothing": text, "z": "2"})

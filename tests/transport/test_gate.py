@@ -145,6 +145,22 @@ def test_a_stranger_waits_for_a_late_refusal_with_everything_else_he_sends() -> 
     run(work())
 
 
+def test_who_is_refused_again_and_again_does_not_use_up_what_a_server_works_on_at_once() -> None:
+    async def work() -> None:
+        handlers, doorman = guarded()
+        async with wire(handlers) as line, raw_peer(line.server.port) as peer:
+            peer.send(*(RemotingCommand(ECHO, {"refuse": "30"}, opaque=number) for number in range(200)))
+            await until(lambda: len(doorman.seen) >= 16)
+            await asyncio.sleep(0.05)
+            (channel,) = line.server.channels
+            assert channel.load is not None
+            assert channel.load.in_flight == len(doorman.seen) == 16
+            client = await line.client()
+            assert (await client.call(RemotingCommand(ECHO), 5)).code == 0
+
+    run(work())
+
+
 def test_what_a_handler_refuses_is_told_to_the_gate() -> None:
     async def later(_channel: Channel, _request: RemotingCommand) -> RemotingCommand:
         raise NoPermissionError("not later")

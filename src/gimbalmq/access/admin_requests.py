@@ -82,10 +82,14 @@ class AccessRequests:
     async def update_user(self, channel: Channel, request: RemotingCommand) -> Answer:
         name = _username(request)
         body = user_of_request(request.body)
-        by_super = self._by_super(channel, request)
+        caller = None if self._callers is None else self._callers.who(channel, request)
+        by_super = self._callers is None or (caller is not None and caller.is_super)
 
         def change(user: User) -> User:
             after = user.changed(body)
+            bound = (after.source_ips, after.certificate) != (user.source_ips, user.certificate)
+            if bound and caller is not None and caller.name == name:
+                _check_still_let_in(after, channel)
             if after.is_super and not user.is_super and not by_super:
                 raise NoPermissionError(_ONLY_SUPER_UPDATES, code=ResponseCode.SYSTEM_ERROR)
             if user.is_super and not by_super:
@@ -164,6 +168,15 @@ class AccessRequests:
         filtered = (acl.filtered(resource) for acl in named)
         rows = (acl.body().dump() for acl in filtered if acl is not None)
         return request.reply(body=await self._turns.run(_joined(rows)))
+
+
+def _check_still_let_in(user: User, channel: Channel) -> None:
+    """Raises an error if who changes himself could not send another request from where he is."""
+    if not (user.may_come_from(channel.host) and user.may_present(channel.peer_certificate)):
+        raise InvalidParameterError(
+            f"{user.name} comes from {channel.host} and would be let in no more; add this address, or the certificate "
+            "that is shown, or have another SUPER user make the change"
+        )
 
 
 def _username(request: RemotingCommand) -> str:

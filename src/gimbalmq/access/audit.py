@@ -1,5 +1,9 @@
 """The audit log: one line for every request that is refused, and for every change that an administrator makes.
 
+Refusals of the gate are slowed down, so each has its line, until an address has had a thousand: one that guesses has a
+line a minute from then on, or it would fill the disk. What is tolerated in permissive mode, and what handlers
+refuse, may come in thousands a second: the first of each kind has a line, and then one a minute, with their number.
+
 Lines go to the logger ``gimbalmq.audit`` and, if there is one, to a file of their own, which a thread writes: a slow
 disk must not hold the event loop. What comes from the wire is escaped and cut, so nobody can write lines of his own.
 Secrets are in none of it: of a request it names the sender, the code and what it is about, never values or bodies.
@@ -90,6 +94,8 @@ _TOLD_FIELDS = (
 
 _MOST_LETTERS = 200
 _MOST_WAITING = 10_000
+_SUMMED_SECONDS = 60.0
+_MOST_KINDS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,7 @@ class Event:
         about: the resources that it wants, or the fields that name what it is about.
         decision: ``refused``, ``tolerated`` or ``allowed``.
         reason: why, as the peer was told.
+        repeated: how many others of its kind have no line of their own.
     """
 
     user: str | None
@@ -110,6 +117,7 @@ class Event:
     about: str
     decision: str
     reason: str = ""
+    repeated: int = 0
 
 
 class Audit:
@@ -119,6 +127,8 @@ class Audit:
         """Raises ConfigError if the file cannot be opened."""
         self._json = config.audit_log_format == "json"
         self._clock = clock
+        self._summed: dict[tuple[str, str, int, str], list[float]] = {}
+        """By kind, the longest known first: when the last line was written, and how many came since."""
         self._file = None if config.audit_log_path is None else _AuditFile(Path(config.audit_log_path))
 
     def note(
@@ -130,8 +140,23 @@ class Audit:
         *,
         wanted: Iterable[object] = (),
         reason: str = "",
+        sums_up: bool = False,
+        by_address: bool = False,
     ) -> None:
-        """One line about a request."""
+        """One line about a request.
+
+        Args:
+            sums_up: one a minute for all of its kind (user, address, request, reason); for what may come in thousands a
+                second, which nothing slows down.
+            by_address: one a minute for everything from this address; for one that guesses names and secrets.
+        """
+        repeated = 0
+        if sums_up or by_address:
+            kind = (_cut(user or ""), channel.host, command.code, _cut(reason))
+            passed_over = self._repeated(("", channel.host, 0, "") if by_address else kind)
+            if passed_over is None:
+                return
+            repeated = passed_over
         certificate = channel.peer_certificate
         event = Event(
             user,
@@ -141,6 +166,7 @@ class Audit:
             _about(command, wanted),
             decision,
             reason,
+            repeated,
         )
         line = _as_json(event) if self._json else _as_text(event)
         log.log(logging.INFO if decision == CHANGED else logging.WARNING, "%s", line)
@@ -149,6 +175,22 @@ class Audit:
                 timespec="milliseconds"
             )
             self._file.write(f'{{"time":"{when}",{line[1:]}' if self._json else f"{when} {line}")
+
+    def _repeated(self, kind: tuple[str, str, int, str]) -> int | None:
+        """How many of a kind were passed over since the last line; None if this one is, too.
+
+        A line for each message of a client without a key would cost more than the message.
+        """
+        now = self._clock.monotonic()
+        told = self._summed.get(kind)
+        if told is not None and now - told[0] < _SUMMED_SECONDS:
+            told[1] += 1
+            return None
+        self._summed.pop(kind, None)
+        self._summed[kind] = [now, 0]
+        while len(self._summed) > _MOST_KINDS:
+            del self._summed[next(iter(self._summed))]
+        return 0 if told is None else int(told[1])
 
     def close(self) -> None:
         if self._file is not None:
@@ -180,6 +222,8 @@ def _parts(event: Event) -> dict[str, str | int]:
     parts |= {"request": event.request, "name": _name(event.request), "about": _cut(event.about)}
     if event.reason:
         parts["reason"] = _cut(event.reason)
+    if event.repeated:
+        parts["repeated"] = event.repeated
     return parts
 
 

@@ -11,9 +11,11 @@ wins, and a shorter prefix comes before a longer one.)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from gimbalmq.access.policies import (
+    ANYTHING,
     Acl,
     Action,
     Asked,
@@ -21,6 +23,7 @@ from gimbalmq.access.policies import (
     Entry,
     Pattern,
     PolicyType,
+    Resource,
     ResourceKind,
 )
 from gimbalmq.access.sources import matches
@@ -47,18 +50,61 @@ def decide(acl: Acl | None, asked: Asked, source: str) -> Verdict:
         acl: the user's policies; None if there are none.
         source: the address that the request comes from, without a port.
     """
-    if acl is None:
+    return Decider(acl).decide(asked, source)
+
+
+class Decider:
+    """The policies of one user, ready for many decisions.
+
+    Entries are found by name, so that a decision takes no longer the more of them there are: a heartbeat may ask for a
+    thousand of a user who has a thousand.
+    """
+
+    __slots__ = ("_policies",)
+
+    def __init__(self, acl: Acl | None) -> None:
+        # Custom, then Default
+        found = () if acl is None else (acl.entries(kind) for kind in PolicyType)
+        self._policies = [_Entries(entries) for entries in found if entries]
+
+    def decide(self, asked: Asked, source: str) -> Verdict:
+        """As the function of this name."""
+        for policy in self._policies:
+            found = [entry for entry in policy.covering(asked.resource) if _applies(entry, asked, source)]
+            if found:
+                return ALLOWED if _narrowest(found) == Decision.ALLOW else DENIED
         return NO_MATCHED_POLICIES
-    for kind in PolicyType:  # Custom, then Default
-        found = [entry for entry in acl.entries(kind) if _applies(entry, asked, source)]
-        if found:
-            return ALLOWED if _narrowest(found) == Decision.ALLOW else DENIED
-    return NO_MATCHED_POLICIES
+
+
+class _Entries:
+    """The entries of a policy by their resources."""
+
+    __slots__ = ("_by_resource", "_lengths")
+
+    def __init__(self, entries: tuple[Entry, ...]) -> None:
+        self._by_resource: dict[Resource, list[Entry]] = {}
+        lengths: dict[ResourceKind, set[int]] = {}
+        for entry in entries:
+            resource = entry.resource
+            self._by_resource.setdefault(resource, []).append(entry)
+            if resource.pattern == Pattern.PREFIXED:
+                lengths.setdefault(resource.kind, set()).add(len(resource.name))
+        self._lengths = {kind: sorted(found) for kind, found in lengths.items()}
+
+    def covering(self, asked: Resource) -> Iterator[Entry]:
+        """Entries whose resource holds for the one that is asked for."""
+        kind, name, _ = asked
+        by_resource = self._by_resource
+        yield from by_resource.get(Resource(kind, name), ())
+        for length in self._lengths.get(kind, ()):
+            if length > len(name):
+                break
+            yield from by_resource.get(Resource(kind, name[:length], Pattern.PREFIXED), ())
+        yield from by_resource.get(Resource(kind, "", Pattern.ANY), ())
+        yield from by_resource.get(ANYTHING, ())
 
 
 def _applies(entry: Entry, asked: Asked, source: str) -> bool:
-    if not entry.resource.covers(asked.resource):
-        return False
     some_action = Action.ANY in asked.actions or Action.ALL in entry.actions
     if not some_action and entry.actions.isdisjoint(asked.actions):
         return False

@@ -31,6 +31,10 @@ class Failures:
     def __len__(self) -> int:
         return len(self._seen)
 
+    def count(self, host: str) -> int:
+        """Refusals of an address that are not forgotten."""
+        return self._seen.get(place_of(host), (0, 0.0))[0]
+
     def failed(self, host: str) -> float:
         """Notes a refusal; seconds by which its answer is delayed."""
         now = self._clock.monotonic()

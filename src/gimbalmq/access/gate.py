@@ -23,11 +23,11 @@ from typing import Any
 from gimbalmq.access import audit as events
 from gimbalmq.access.audit import CHANGES, Audit
 from gimbalmq.access.config import AccessConfig
-from gimbalmq.access.decision import Verdict, decide
+from gimbalmq.access.decision import Decider, Verdict
 from gimbalmq.access.directory import Directory
 from gimbalmq.access.failures import Failures
 from gimbalmq.access.named import Group, Topic
-from gimbalmq.access.needs import WRITES_USERS, Level, Need, NeedTable
+from gimbalmq.access.needs import READS_USERS, WRITES_USERS, Level, Need, NeedTable
 from gimbalmq.access.policies import Asked, Rules
 from gimbalmq.access.users import MAX_NAME_LETTERS, User
 from gimbalmq.errors import AccessRefusedError, RocketMQError
@@ -45,6 +45,8 @@ _KEPT = 10_000
 _LONGEST_KEPT = 600
 """Letters of the names in a decision that is remembered; longer ones seldom repeat."""
 _TOLD_RESOURCES = 10
+_MOST_LINES = 1000
+"""So many refusals of an address have a line each."""
 
 _ALWAYS_CLOSED = (Level.SERVER, Level.SUPER_ONLY)
 """Also if authorisation is off."""
@@ -85,6 +87,7 @@ class Gate:
         self._keys: dict[_Identity, SecretKey] = {}
         self._allowed: set[tuple[object, ...]] = set()
         self._senders: dict[tuple[str, str, str, PeerCertificate | None], SecretKey] = {}
+        self._deciders: dict[str, Decider] = {}
         self._decisions: dict[tuple[str, Asked, str], Verdict] = {}
         self._keyed: dict[int, Callable[[Mapping[str, str]], tuple[str, ...]] | None] = {}
 
@@ -119,7 +122,8 @@ class Gate:
     def refused(self, channel: Channel, command: RemotingCommand, remark: str) -> None:
         """Notes what a handler refused: one that looks at more than users and policies."""
         name = (command.ext_fields or {}).get(ACCESS_KEY)
-        self._audit.note(channel, command, name, events.REFUSED, reason=remark)
+        # Nothing slows these down: a topic that was closed for writing has thousands a second, of honest producers.
+        self._audit.note(channel, command, name, events.REFUSED, reason=remark, sums_up=True)
 
     def sender_key(self, channel: Channel, name: str, topic: str) -> SecretKey | None:
         """The key that a send (310) must be signed with if this user's sends to this topic are known to pass.
@@ -175,6 +179,7 @@ class Gate:
         self._keys.clear()
         self._allowed.clear()
         self._senders.clear()
+        self._deciders.clear()
         self._decisions.clear()
 
     def _check_slowly(self, channel: Channel, command: RemotingCommand, name: str | None) -> None:
@@ -276,7 +281,12 @@ class Gate:
         key = (name, wanted, host)
         known = self._decisions.get(key)
         if known is None:
-            known = decide(self._directory.acl(name), wanted, host)
+            decider = self._deciders.get(name)
+            if decider is None:
+                if len(self._deciders) >= _KEPT:
+                    self._deciders.clear()
+                decider = self._deciders[name] = Decider(self._directory.acl(name))
+            known = decider.decide(wanted, host)
             if len(wanted.resource.name) <= _LONGEST_KEPT:
                 if len(self._decisions) >= _KEPT:
                     self._decisions.clear()
@@ -288,12 +298,22 @@ class Gate:
     ) -> None:
         wanted = [f"{one.resource}" for one in why.wanted[:_TOLD_RESOURCES]]
         # Who may only watch must not be able to make users, by any rules and however long the change to signed requests
-        # takes. Brokers that do not sign yet stay registered meanwhile.
-        if self._permissive and not _administers(need, command.code):
-            self._audit.note(channel, command, name, events.TOLERATED, wanted=wanted, reason=why.remark)
+        # takes; nor are strangers told who there is. Brokers that do not sign yet stay registered meanwhile.
+        if self._permissive and not _administers(need, command.code) and command.code not in READS_USERS:
+            self._audit.note(
+                channel, command, name, events.TOLERATED, wanted=wanted, reason=why.remark, sums_up=True
+            )
             return
-        self._audit.note(channel, command, name, events.REFUSED, wanted=wanted, reason=why.remark)
         delay = self._failures.failed(channel.host)
+        self._audit.note(
+            channel,
+            command,
+            name,
+            events.REFUSED,
+            wanted=wanted,
+            reason=why.remark,
+            by_address=self._failures.count(channel.host) > _MOST_LINES,
+        )
         raise AccessRefusedError(why.remark, delay=delay, holds=why.unknown) from None
 
     def _note_change(self, channel: Channel, command: RemotingCommand, name: str | None, need: Need) -> None:

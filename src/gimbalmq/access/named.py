@@ -28,7 +28,7 @@ MOST_ROWS = 200
 MOST_LIST_BYTES = 256 * 1024
 
 MOST_NAMES = 1_000
-"""Topics and groups of one heartbeat or one request for locks; each may need a look at all policies of its user."""
+"""Topics and groups of one heartbeat, list or request for locks; each may need a look at all policies of its user."""
 
 _LONGEST_KEPT = 255
 
@@ -173,9 +173,16 @@ class Each:
         return f"each {self.kind.value} of `{self.field}`: {_listed(self.actions)}"
 
     def asked(self, about: About) -> Iterator[Asked]:
-        for name in (about.field(self.field) or "").split(self.separator):
+        listed = about.field(self.field) or ""
+        if listed.count(self.separator) >= MOST_NAMES:
+            raise InvalidParameterError(
+                f"{self.field} of request {about.command.code} is a list of more than {MOST_NAMES}; a user without "
+                "all rights may name so many at once: ask several times",
+                code=ResponseCode.SYSTEM_ERROR,
+            )
+        make = topic_asked if self.kind is ResourceKind.TOPIC else group_asked
+        for name in listed.split(self.separator):
             if name:
-                make = topic_asked if self.kind is ResourceKind.TOPIC else group_asked
                 yield make(name, self.actions)
 
 
@@ -193,6 +200,22 @@ class Cluster:
     def asked(self, about: About) -> Iterator[Asked]:
         named = about.field("clusterName") if self.as_named else None
         yield cluster_asked(named or about.cluster, self.actions)
+
+
+@dataclass(frozen=True, slots=True)
+class Unnamed:
+    """All topics, because a field that would name one of them is not there."""
+
+    field: str
+    actions: Actions
+
+    @property
+    def words(self) -> str:
+        return f"without `{self.field}` Cluster: {_listed(self.actions)}"
+
+    def asked(self, about: About) -> Iterator[Asked]:
+        if not about.field(self.field):
+            yield cluster_asked(about.cluster, self.actions)
 
 
 class Routed:

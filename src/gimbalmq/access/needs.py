@@ -24,6 +24,8 @@ from gimbalmq.access.named import (
     Rows,
     Stored,
     Topic,
+    Unnamed,
+    cluster_asked,
     ended,
     handed_over,
     sent_back,
@@ -31,6 +33,7 @@ from gimbalmq.access.named import (
     viewed,
 )
 from gimbalmq.access.policies import Action, Asked, ResourceKind, Rules
+from gimbalmq.model.topics import HOLD_OTHERS, OP_HALF_TOPIC, TRANS_GROUP
 from gimbalmq.protocol.codes import RequestCode as Code
 from gimbalmq.protocol.command import RemotingCommand
 
@@ -170,7 +173,7 @@ WRITES_USERS = (
     Code.AUTH_UPDATE_ACL,
     Code.AUTH_DELETE_ACL,
 )
-_READS_USERS = (Code.AUTH_GET_USER, Code.AUTH_LIST_USER, Code.AUTH_GET_ACL, Code.AUTH_LIST_ACL)
+READS_USERS = (Code.AUTH_GET_USER, Code.AUTH_LIST_USER, Code.AUTH_GET_ACL, Code.AUTH_LIST_ACL)
 
 _PULL = _both("consumerGroup", "topic", _SUB)
 
@@ -197,7 +200,10 @@ _STRICT: Mapping[int, Need] = {
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: rights(GroupSettings()),
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: rights(Rows(ResourceKind.GROUP, "groupConfigList")),
     Code.CLONE_GROUP_OFFSET: rights(
-        Group("srcGroup", _GET), Group("destGroup", _UPDATE), Topic("topic", _UPDATE, optional=True)
+        Group("srcGroup", _GET),
+        Group("destGroup", _UPDATE),
+        Topic("topic", _UPDATE, optional=True),
+        Unnamed("topic", _UPDATE),
     ),
     Code.UPDATE_BROKER_CONFIG: _CLUSTER_UPDATE,
     Code.GET_BROKER_CONFIG: _CLUSTER_GET,
@@ -215,7 +221,7 @@ _STRICT: Mapping[int, Need] = {
     Code.GET_BROKER_HA_STATUS: _CLUSTER_GET,
     # Who may write policies may give himself every right.
     **dict.fromkeys(WRITES_USERS, SUPER_ONLY),
-    **dict.fromkeys(_READS_USERS, _CLUSTER_GET),
+    **dict.fromkeys(READS_USERS, _CLUSTER_GET),
 }
 """Our rules for requests of which Apache's say something else."""
 
@@ -262,7 +268,7 @@ _APACHE: Mapping[int, Need] = {
         SIGNED,
     ),
     **dict.fromkeys(WRITES_USERS, rights(Cluster(_UPDATE, as_named=True))),
-    **dict.fromkeys(_READS_USERS, rights(Cluster(_GET, as_named=True))),
+    **dict.fromkeys(READS_USERS, rights(Cluster(_GET, as_named=True))),
 }
 """Apache's rules for requests of which ours say something else."""
 
@@ -296,7 +302,7 @@ _NAMESERVER: Mapping[int, Need] = {
     Code.GET_NAMESRV_CONFIG: SUPER_ONLY,
     **dict.fromkeys(_LISTS, SIGNED),
     **dict.fromkeys(WRITES_USERS, SUPER_ONLY),
-    **dict.fromkeys(_READS_USERS, _CLUSTER_GET),
+    **dict.fromkeys(READS_USERS, _CLUSTER_GET),
     **dict.fromkeys(_ACCOUNTS, SUPER_ONLY),
 }
 
@@ -313,6 +319,17 @@ _PRIVATE_ROUTES: Mapping[int, Need] = {
 }
 
 
+_TOUCH = frozenset({Action.SUB, Action.CREATE, Action.UPDATE, Action.DELETE})
+
+
+def _is_the_brokers(wanted: Asked) -> bool:
+    """Whether a request reads or moves what the broker keeps for all topics; numbers alone anybody may see."""
+    (kind, name, _), actions = wanted
+    if kind is ResourceKind.TOPIC:
+        return (name in HOLD_OTHERS or name == OP_HALF_TOPIC) and not actions.isdisjoint(_TOUCH)
+    return kind is ResourceKind.GROUP and name == TRANS_GROUP and not actions.isdisjoint(_TOUCH)
+
+
 class NeedTable:
     """The rows that count for one server.
 
@@ -322,14 +339,16 @@ class NeedTable:
         topic_at: set by a broker when its store is open: the topic of the message at an offset of the commit log.
     """
 
-    def __init__(self, rows: Mapping[int, Need], cluster: str) -> None:
+    def __init__(self, rows: Mapping[int, Need], cluster: str, *, guards_waiting: bool = False) -> None:
         self.rows = rows
         self.cluster = cluster
         self.topic_at: Callable[[int], str | None] | None = None
+        self._guards_waiting = guards_waiting
 
     @classmethod
     def of_broker(cls, rules: Rules = Rules.STRICT, cluster: str = "DefaultCluster") -> NeedTable:
-        return cls({**_EITHER, **(_APACHE if rules is Rules.APACHE else _STRICT)}, cluster)
+        strict = rules is not Rules.APACHE
+        return cls({**_EITHER, **(_STRICT if strict else _APACHE)}, cluster, guards_waiting=strict)
 
     @classmethod
     def of_nameserver(cls, *, routes_public: bool = True) -> NeedTable:
@@ -348,13 +367,19 @@ class NeedTable:
     def asked(self, need: Need, command: RemotingCommand) -> list[Asked]:
         """The rights that one request wants, each once; a user must have all of them.
 
+        Messages that wait under a system topic are other topics': whoever may read all topics but some would read those
+        there, or have their transactions passed over. So that needs a right to the cluster besides.
+
         Raises:
             InvalidParameterError, RemoteProtocolError: the request does not say what it is about.
         """
         if not need.pieces:
             return []
         about = About(command, self.cluster, self.topic_at)
-        return list(dict.fromkeys(wanted for piece in need.pieces for wanted in piece.asked(about)))
+        wanted = list(dict.fromkeys(wanted for piece in need.pieces for wanted in piece.asked(about)))
+        if self._guards_waiting and any(map(_is_the_brokers, wanted)):
+            wanted.append(cluster_asked(self.cluster, _UPDATE))
+        return wanted
 
     def of_send(self, topic: str) -> Asked:
         """What a send (10, 310, 320) to this topic wants; for senders of many."""

@@ -7,8 +7,6 @@ from gimbalmq.model import topics
 from gimbalmq.model.record import decode_record
 from gimbalmq.store.message_store import MessageStore
 
-_WAITING = (topics.SCHEDULE_TOPIC, topics.TIMER_TOPIC, topics.HALF_TOPIC)
-
 
 def stored_record(store: MessageStore, commitlog_offset: int) -> bytes | None:
     """The record that was stored there as a message; None if none was.
@@ -32,4 +30,8 @@ def stored_topic(store: MessageStore, commitlog_offset: int) -> str | None:
         return None
     record = decode_record(raw)
     # Only the broker writes these topics, and the property with them.
-    return record.properties.get(prop.REAL_TOPIC, record.topic) if record.topic in _WAITING else record.topic
+    return (
+        record.properties.get(prop.REAL_TOPIC, record.topic)
+        if record.topic in topics.HOLD_OTHERS
+        else record.topic
+    )

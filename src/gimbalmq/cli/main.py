@@ -287,8 +287,11 @@ def _pass_over(unknown: Mapping[str, str], typed: Sequence[tuple[str, str]], kno
 
     A file may be Apache's own, with hundreds of keys that only a server in Java has.
     """
-    from gimbalmq._options import did_you_mean, misspelt
+    from gimbalmq._options import did_you_mean, misspelt, options_by_key
+    from gimbalmq.access.config import AccessConfig
+    from gimbalmq.transport.tls_config import TlsConfig
 
+    doors = options_by_key(AccessConfig).keys() | options_by_key(TlsConfig).keys()
     for key, value in unknown.items():
         # Credentials are JSON. An unknown key may be theirs, misspelt, so that an error must not show them.
         text = "..." if value.lstrip().startswith("{") else value
@@ -298,6 +301,16 @@ def _pass_over(unknown: Mapping[str, str], typed: Sequence[tuple[str, str]], kno
         meant = misspelt(key, known)
         if meant is not None:
             raise ConfigError(key, text, f"there is no such option; did you mean {meant}?")
+        # A section of TOML, or a table in place of a text: a server must not start open because of it.
+        inside = next(
+            (name for name in doors if key.endswith(f".{name}") or key.startswith(f"{name}.")), None
+        )
+        if inside is not None and not key.startswith("namesrv."):  # those are for the other server
+            raise ConfigError(
+                key,
+                "...",
+                f"there is no such option; write {inside} = ... before all sections, with a plain value",
+            )
         log.warning("%s is not an option here; passed over", key)
 
 

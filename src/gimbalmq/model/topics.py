@@ -31,6 +31,9 @@ FORBIDDEN_TO_SEND = frozenset(
 )
 """Topics only the broker itself writes."""
 
+HOLD_OTHERS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, TRANS_CHECK_MAX_TOPIC})
+"""Topics in which the broker keeps messages of all others: they wait there, or were given up."""
+
 SYSTEM_TOPICS = FORBIDDEN_TO_SEND | {AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC}
 
 TRANS_GROUP = "CID_RMQ_SYS_TRANS"

@@ -176,6 +176,7 @@ class RouteTable:
         if not may_replace:
             for taken in {address, addresses.get(broker_id, address)}:
                 self.require_owner(taken, owner)
+            _require_own_words(registration)
         if self._loses_to_holder(registration, addresses.get(broker_id)):
             log.warning(
                 "%s of %s is held by %s with a newer state: %s is ignored",
@@ -694,3 +695,22 @@ def members_body(cluster: str, broker_name: str, members: dict[int, str]) -> dic
     """Request 901's answer (Java: GetBrokerMemberGroupResponseBody)."""
     group = {"brokerAddrs": members, "brokerName": broker_name, "cluster": cluster}
     return {"brokerMemberGroup": group}
+
+
+def _require_own_words(registration: Registration) -> None:
+    """Raises NoPermissionError if a broker without credentials speaks for others of its name, or of another name.
+
+    Whoever has the lowest id leads: one below the master's would say which topics the master has.
+    """
+    name = registration.broker_name
+    others = (
+        mapping["bname"]
+        for mapping in registration.queue_mappings.values()
+        if isinstance(mapping, dict) and mapping.get("bname") not in (None, "", name)
+    )
+    other = next(others, None)
+    if registration.broker_id < MASTER_ID or other is not None:
+        what = f"has the id {registration.broker_id}" if other is None else f"speaks for {str(other)[:80]}"
+        raise NoPermissionError(
+            f"the broker {name} at {registration.broker_addr} {what}: sign the request with a server's credentials"
+        )

@@ -17,6 +17,9 @@ ONEWAY_FLAG = 2
 JSON_HEADER = 0
 BINARY_HEADER = 1
 
+_SECRET = frozenset({"Signature", "SecurityToken", "secretKey"})
+"""Fields whose values are in no log: a signature serves whoever has it."""
+
 
 class RemotingCommand(msgspec.Struct, eq=False):
     """A request or a response (Java: RemotingCommand).
@@ -74,7 +77,8 @@ class RemotingCommand(msgspec.Struct, eq=False):
 
     def __repr__(self) -> str:
         kind = "response" if self.is_response else "request"
+        fields = {name: "..." if name in _SECRET else text for name, text in (self.ext_fields or {}).items()}
         return (
             f"<{kind} code={self.code} opaque={self.opaque} flag={self.flag} remark={self.remark!r} "
-            f"ext_fields={dict(self.ext_fields or {})!r} body={len(self.body)} bytes>"
+            f"ext_fields={fields!r} body={len(self.body)} bytes>"
         )

@@ -85,6 +85,10 @@ _RUN_FRAMES = 512
 _ANSWERS_PER_TURN = 64
 """So many answers that waited for a slow peer are made in one turn."""
 
+_MOST_REFUSALS = 16
+"""So many answers to requests that a known user may not send wait at a time; they must not use up what a server works
+on at once."""
+
 _BUSY = "[OVERLOAD]system busy, start flow control for a while"
 
 
@@ -235,6 +239,7 @@ class Channel(asyncio.Protocol):
         """Since when the peer owes us the rest of a frame, its first one included."""
         self._partial_bytes = 0
         self._slowed = False
+        self._refusals_waiting = 0
         self._refusals_held = 0
         """Refusals that a peer who has not proved to be anybody waits for; meanwhile it is served nothing else."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -705,6 +710,7 @@ class Channel(asyncio.Protocol):
             self._write_paused
             or self._needs_room
             or self._refusals_held > 0
+            or self._refusals_waiting >= _MOST_REFUSALS
             or (
                 running > 0
                 and load is not None
@@ -829,8 +835,8 @@ class Channel(asyncio.Protocol):
         except AccessRefusedError as refusal:
             if refusal.delay > 0 and len(self._tasks) < MAX_CALLS_IN_FLIGHT:
                 request.body = b""  # it is not kept for as long as its answer waits
-                if refusal.holds:
-                    self._refusals_held += 1
+                self._refusals_waiting += 1
+                self._refusals_held += refusal.holds
                 self._answer_later(request, self._refuse_later(refusal), self._tasks)
             else:
                 self._reply(request, error_reply(request, refusal))
@@ -842,8 +848,8 @@ class Channel(asyncio.Protocol):
         try:
             await asyncio.sleep(refusal.delay)
         finally:
-            if refusal.holds:
-                self._refusals_held -= 1
+            self._refusals_waiting -= 1
+            self._refusals_held -= refusal.holds
         raise refusal
 
     async def _one_by_one(self, load: Load, handler: Handler, request: RemotingCommand) -> Answer:

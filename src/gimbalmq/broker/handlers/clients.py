@@ -86,12 +86,18 @@ class ClientHandlers:
             )
         beat = Heartbeat.of_request(request.body, limit=most)
         self._check(channel, beat)
-        user = self._user(channel, request, beat)
+        refused: ResponseError | None = None
+        user = None
+        producers = beat.producer_data_set
+        try:
+            user = self._user(channel, request, beat)
+        except NoPermissionError as error:
+            # Its consumers are no worse for it: else anybody could keep them out of their groups by taking their id.
+            refused, producers = error, []
         liveness = HeartbeatRequest.from_ext(request.ext_fields).liveness_millis
         if liveness is not None:
             low, high = LIVENESS_MILLIS
             liveness = min(high, max(low, liveness))
-        refused: ResponseError | None = None
         for data in beat.consumer_data_set:
             try:
                 known = self._join(channel, data, beat)
@@ -116,7 +122,7 @@ class ClientHandlers:
             )
             if changed:
                 self._tell(data.group_name)
-        for producer in beat.producer_data_set:
+        for producer in producers:
             self._producers.heartbeat(producer.group_name, channel, beat.client_id, request, user)
         if refused is not None:
             raise refused

@@ -27,7 +27,7 @@ class Header(msgspec.Struct, rename="camel", kw_only=True, gc=False):
         """
         try:
             return msgspec.convert(fields or {}, cls, strict=False)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:  # half a surrogate pair is no number
             raise InvalidParameterError(
                 f"the header of the request is wrong: {error}", code=ResponseCode.SYSTEM_ERROR
             ) from error
