@@ -175,6 +175,17 @@ def test_policies_by_our_names(run: Run, name: str) -> None:
     assert "No policies." in run("acl", "list", name)
 
 
+def test_allow_adds_and_says_what_no_longer_counts(run: Run, name: str) -> None:
+    run("user", "create", name)
+    assert f"{name}: Allow Pub on Topic:a at" in run("acl", "allow", name, "Topic:a", "--actions", "pub")
+    more = run("acl", "allow", name, "Topic:a", "Group:g", "--actions", "Sub,Get")
+    assert "Allow Pub,Sub,Get on Topic:a; Allow Sub,Get on Group:g at" in more
+    assert "no longer" not in more
+    assert "nothing new" in run("acl", "allow", name, "Topic:a", "--actions", "Get")
+    denied = run("acl", "deny", name, "Topic:a", "--actions", "Pub")
+    assert "This no longer counts: Allow Pub,Sub,Get on Topic:a" in denied
+
+
 def test_policies_by_mqadmin_s_names_and_flags(run: Run, name: str, cluster: ThreadCluster) -> None:
     place = ("-c", "DefaultCluster")
     run("user", "create", name)
