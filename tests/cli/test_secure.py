@@ -224,6 +224,8 @@ def test_a_first_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
             admin.topics.create("orders", queues=1)
         with sync.Producer("shop", client_file=folder / "alice.toml") as producer:
             producer.send(Message("orders", b"hello"))
+        code, told = command("user", "delete", "admin", "--yes", *mine)
+        assert code == 1 and "the last enabled SUPER user" in told
         # Both servers of the process know the same users.
         assert list(folder.rglob("users.json")) == [folder / "store" / "config" / "users.json"]
         code, told = command("topic", "list", "--namesrv", namesrv)

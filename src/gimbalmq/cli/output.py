@@ -38,6 +38,8 @@ _REMEDIES: dict[type[Exception], str] = {
 _REFUSALS = {
     "username cannot be null": "it asks who you are: --client-file FILE, or --access-key and --secret-key-file",
     "check signature failed": "the secret key is not that user's",
+    "needs its client certificate": "show it by --tls-cert and --tls-key; servers must ask for one, by "
+    "tls.server.need.client.auth=optional",
     "The user is existed": "gimbalmq user update changes it",
     "is not exist": "gimbalmq user list shows the users there are",
 }
