@@ -40,6 +40,7 @@ _REFUSALS = {
     "check signature failed": "the secret key is not that user's",
     "needs its client certificate": "show it by --tls-cert and --tls-key; servers must ask for one, by "
     "tls.server.need.client.auth=optional",
+    "the decision is deny": "gimbalmq acl show USER shows the entry that denies it, to an administrator",
     "The user is existed": "gimbalmq user update changes it",
     "is not exist": "gimbalmq user list shows the users there are",
 }
