@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,7 @@ def test_accounts_of_4_x_are_looked_for_beside_the_file(tmp_path: Path, beside: 
 def test_a_secret_that_everybody_may_read_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING)
     file = tmp_path / "broker.conf"
     file.write_text('initAuthenticationUser={"username":"a","password":"hush"}\nmetricsTokenFile=t\n')
     file.chmod(0o600)
