@@ -214,8 +214,33 @@ class ServiceNotAvailableError(ResponseError):
     retriable = True
 
 
+_NO_POLICY = re.compile(
+    r"User:([\w.@%-]{1,255}) has no permission to access ((Topic|Group|Cluster):[\w.@%-]{1,255}) from \S+, "
+    r"no matched policies"
+)
+"""Only with names that a shell takes for words: people paste what the error tells them."""
+
+_ACTIONS_TO_ALLOW = {
+    "Topic": "Pub to send, Sub,Get to read",
+    "Group": "Sub,Get",
+    "Cluster": "Get to look, Update to change",
+}
+
+
 class NoPermissionError(ResponseError):
+    """The server does not allow it; if a policy is missing, the text names the command that makes one."""
+
     default_code = 16
+
+    def __init__(self, remark: str = "", *, code: int | None = None, address: str = "") -> None:
+        super().__init__(remark, code=code, address=address)
+        refused = _NO_POLICY.match(remark) if address else None
+        if refused is not None:
+            user, resource, kind = refused.groups()
+            self.args = (
+                f"{self.args[0].removesuffix('.')}; an administrator allows it by gimbalmq acl allow {user} {resource} "
+                f"--actions ACTIONS: {_ACTIONS_TO_ALLOW[kind]}",
+            )
 
 
 class AccessRefusedError(NoPermissionError):
@@ -293,7 +318,11 @@ class SendFailedError(RocketMQError):
     def __init__(self, topic: str, attempts: list[tuple[object, Exception]]) -> None:
         self.topic = topic
         self.attempts = attempts
-        told = "; ".join(f"{queue}: {cause}" for queue, cause in attempts) or "no attempt was possible"
+        queues: dict[str, list[str]] = {}  # by what went wrong there, so that it is told once
+        for queue, cause in attempts:
+            queues.setdefault(str(cause), []).append(str(queue))
+        told = "; ".join(f"{', '.join(where)}: {cause}" for cause, where in queues.items())
+        told = told or "no attempt was possible"
         super().__init__(f"sending to {topic} failed after {len(attempts)} attempt(s): {told}")
 
 

@@ -45,6 +45,20 @@ def test_a_line_says_who_from_where_what_and_why(tmp_path: Path) -> None:
     ]
 
 
+def test_an_unsigned_send_is_known_by_its_topic_and_group(caplog: pytest.LogCaptureFixture) -> None:
+    audit = Audit(AccessConfig(), ManualClock())
+    send = RemotingCommand(RequestCode.SEND_MESSAGE_V2, {"a": "shop", "b": "orders", "i": "KEYS\x01hush"})
+    leave = RemotingCommand(
+        RequestCode.UNREGISTER_CLIENT, {"clientID": "10.0.0.7@1", "producerGroup": "shop"}
+    )
+    with caplog.at_level(logging.INFO, "gimbalmq.audit"):
+        for command in (send, leave):
+            audit.note(Peer().channel, command, None, REFUSED, reason="no.")
+    told = [record.getMessage() for record in caplog.records]
+    assert 'about="topic=orders producerGroup=shop" ' in told[0] and "hush" not in told[0]
+    assert 'about="producerGroup=shop clientID=10.0.0.7@1" ' in told[1]
+
+
 def test_a_line_may_be_json(tmp_path: Path) -> None:
     (line,) = noted(tmp_path, "json", AccessKey=HOSTILE, topic="T")
     assert json.loads(line) == {

@@ -276,6 +276,19 @@ def test_the_last_enabled_super_user_stays(change: Callable[[AccessTable], Any])
     run(scenario())
 
 
+def test_the_servers_own_user_is_no_administrator() -> None:
+    async def scenario() -> None:
+        table = await _filled(None)
+        await table.create_user(User("server-1", "p", UserType.SUPER))
+        table.servers_own = "server-1"
+        with pytest.raises(NoPermissionError, match=r"admin is the last .*server-1 is the servers' own"):
+            await table.delete_user("admin")
+        await table.delete_user("server-1")
+        assert table.user("admin") is not None and table.user("server-1") is None
+
+    run(scenario())
+
+
 def test_the_users_of_the_options_are_made_once(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         table = AccessTable(None)

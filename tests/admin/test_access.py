@@ -152,6 +152,31 @@ def test_policies_are_made_replaced_and_deleted(
     assert admin.acls.get(name) is None
 
 
+def test_actions_that_are_added_join_those_that_are_there(admin: Admin, name: str) -> None:
+    def entries() -> list[tuple[str, ...]]:
+        found = admin.acls.get(name)
+        assert found is not None
+        return [(e.policy_type, e.resource, *e.actions, e.decision, *e.source_ips) for e in found.entries]
+
+    admin.users.create(name, "one")
+    admin.acls.add(name, ["Topic:a"], ["Pub"])
+    admin.acls.add(name, ["topic:a", "Group:g"], ["sub", "Get"])
+    assert entries() == [
+        ("Custom", "Topic:a", "Pub", "Sub", "Get", "Allow"),
+        ("Custom", "Group:g", "Sub", "Get", "Allow"),
+    ]
+    admin.acls.add(name, ["Group:g"], ["Update"], policy_type="Default")
+    admin.acls.add(name, ["Group:g"], ["All"])
+    assert entries()[1:] == [
+        ("Custom", "Group:g", "All", "Allow"),
+        ("Default", "Group:g", "Update", "Allow"),
+    ]
+    admin.acls.add(name, ["Topic:a"], ["Pub"], source_ips=["10.0.0.1"])  # it must not widen to Sub and Get
+    assert entries()[0] == ("Custom", "Topic:a", "Pub", "Allow", "10.0.0.1")
+    admin.acls.add(name, ["Topic:a"], ["Sub"], decision="Deny", source_ips=["10.0.0.1"])
+    assert entries()[0] == ("Custom", "Topic:a", "Sub", "Deny", "10.0.0.1")
+
+
 def test_policies_that_are_gone_at_a_later_server_are_no_problem(admin: Admin, name: str) -> None:
     admin.users.create(name, "one")
     admin.acls.create(name, ["Topic:a"], ["Pub"])

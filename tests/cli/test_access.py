@@ -91,8 +91,9 @@ def test_a_client_file_lets_a_new_user_in(
     assert made.secret_key is not None and len(made.secret_key) >= 32 and made.secret_key not in out
     assert file.stat().st_mode & 0o777 == 0o600
     mine = ("--client-file", file)
-    run("message", "send", "orders", "hi", *mine, code=1, error="acl allow USER")
     run("topic", "create", "orders", "--queues", "1")
+    allow = f"gimbalmq acl allow {name} Topic:orders --actions"
+    run("message", "send", "orders", "hi", *mine, code=1, error=re.escape(allow))
     run("acl", "allow", name, "Topic:orders", "--actions", "Pub")
     run("message", "send", "orders", "hi", *mine)
     run("topic", "delete", "orders", "--yes", *mine, code=1, error="no permission")
@@ -105,7 +106,8 @@ def test_refusals_tell_what_to_do(run: Run, guarded_cluster: ThreadCluster, tmp_
     wrong.write_text("not-the-secret")
     run("user", "list", "--client-file", tmp_path / "plain.toml", code=1, error="it asks who you are")
     run("user", "list", "--access-key", "root", "--secret-key-file", wrong, code=1, error="not that user's")
-    run("user", "create", "root", code=1, error="existed")
+    run("user", "create", "root", code=1, error="existed; gimbalmq user update")
+    run("acl", "allow", "nobody", "Topic:a", "--actions", "Pub", code=1, error="gimbalmq user list shows")
     run("user", "show", code=2, error="name a user")
     run("user", "update", "root", "--type", "King", code=2, error="King")
     run("user", "list", "-b", "broker-a", "-c", "DefaultCluster", code=2, error="not both")
@@ -139,6 +141,17 @@ def test_policies_by_our_names(run: Run, name: str) -> None:
     run("acl", "delete", name, code=4)
     run("acl", "delete", name, "--yes")
     assert "No policies." in run("acl", "list", name)
+
+
+def test_allow_adds_and_says_what_no_longer_counts(run: Run, name: str) -> None:
+    run("user", "create", name)
+    assert f"{name}: Allow Pub on Topic:a at" in run("acl", "allow", name, "Topic:a", "--actions", "pub")
+    more = run("acl", "allow", name, "Topic:a", "Group:g", "--actions", "Sub,Get")
+    assert "Allow Pub,Sub,Get on Topic:a; Allow Sub,Get on Group:g at" in more
+    assert "no longer" not in more
+    assert "nothing new" in run("acl", "allow", name, "Topic:a", "--actions", "Get")
+    denied = run("acl", "deny", name, "Topic:a", "--actions", "Pub")
+    assert "This no longer counts: Allow Pub,Sub,Get on Topic:a" in denied
 
 
 def test_policies_by_mqadmin_s_names_and_flags(run: Run, name: str, guarded_cluster: ThreadCluster) -> None:

@@ -34,7 +34,8 @@ def test_a_certificate_is_only_replaced_if_that_is_said(
     made(capsys, tmp_path, "10.0.0.5")
     key = (tmp_path / "server.key").read_bytes()
     assert main(["cert", str(tmp_path)]) == 2
-    assert "--renew makes it anew" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "--renew makes it anew" in told and "--client NAME" in told
     assert (tmp_path / "server.key").read_bytes() == key
     found = made(capsys, tmp_path, "--renew")
     assert found["server"]["hosts"] == ["localhost", "127.0.0.1", "::1", "10.0.0.5"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,21 @@ def test_accounts_of_4_x_are_looked_for_beside_the_file(tmp_path: Path, beside: 
     for key in ("aclConfigPath", "rocketmqHome"):
         conf.write_text(f"{key}=elsewhere")
         assert read(conf) == {key: "elsewhere"}
+
+
+def test_a_secret_that_everybody_may_read_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    file = tmp_path / "broker.conf"
+    file.write_text('initAuthenticationUser={"username":"a","password":"hush"}\nmetricsTokenFile=t\n')
+    file.chmod(0o600)
+    read(file)
+    assert not caplog.records
+    file.chmod(0o644)
+    read(file)
+    (told,) = caplog.messages
+    assert "in initAuthenticationUser; say chmod 600" in told and "hush" not in told
+    file.write_text("metricsTokenFile=t\n")
+    read(file)
+    assert len(caplog.records) == 1

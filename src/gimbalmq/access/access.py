@@ -162,6 +162,8 @@ class Access:
             await self.table.ensure_super(first.name, first.secret, "initAuthenticationUser")
         if inner is not None:
             await self.table.ensure_super(inner.name, inner.secret, "innerClientAuthenticationCredentials")
+            if first is None or first.name != inner.name:
+                self.table.servers_own = inner.name
         self._warn(self.table)
 
     def _warn(self, table: AccessTable) -> None:

@@ -78,6 +78,8 @@ _TOLD_FIELDS = (
     "group",
     "groupName",
     "consumerGroup",
+    "producerGroup",
+    "clientID",
     "srcGroup",
     "destGroup",
     "username",
@@ -91,6 +93,12 @@ _TOLD_FIELDS = (
     "clusterName",
 )
 """Fields that say what a request is about. Nothing else of it is written: request 50 has a secret among its fields."""
+
+_SHORT_FIELDS = {"b": "topic", "a": "producerGroup"}
+_WITH_SHORT_FIELDS = frozenset(
+    {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
+)
+"""Sends whose fields have one letter each; without their names nobody knows whose keys are missing."""
 
 _MOST_LETTERS = 200
 _MOST_WAITING = 10_000
@@ -200,7 +208,10 @@ class Audit:
 def _about(command: RemotingCommand, wanted: Iterable[object]) -> str:
     fields = command.ext_fields or {}
     words = [f"{name}={fields[name]}" for name in _TOLD_FIELDS if name in fields]
-    return " ".join([*map(str, wanted), *words])
+    resources = [*map(str, wanted)]
+    if not resources and command.code in _WITH_SHORT_FIELDS:
+        words += [f"{name}={fields[short]}" for short, name in _SHORT_FIELDS.items() if short in fields]
+    return " ".join([*resources, *words])
 
 
 def _name(code: int) -> str:

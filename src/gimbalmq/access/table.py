@@ -43,6 +43,8 @@ class AccessTable:
 
     Attributes:
         revision: grows with each change.
+        servers_own: name of the SUPER user that servers sign as. No person has its secret at hand, so it does not count
+            when the last administrator is about to go.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class AccessTable:
             max_entries: entries of all users' policies together.
         """
         self.revision = 0
+        self.servers_own: str | None = None
         self.max_users = max_users
         self.max_entries = max_entries
         self._users_file = None if folder is None else PrivateFile(folder / "users.json", files)
@@ -211,12 +214,14 @@ class AccessTable:
         """Raises an error if this is the only user who may do everything, and so must stay so."""
         if not (user.is_super and user.is_enabled):
             return
-        if not any(
-            other.is_super and other.is_enabled and other is not user for other in self._users.values()
-        ):
+        others = (
+            other for other in self._users.values() if other is not user and other.name != self.servers_own
+        )
+        if not any(other.is_super and other.is_enabled for other in others):
             raise NoPermissionError(
                 f"{user.name} is the last enabled SUPER user and stays one, because nobody could make another; "
                 "create or enable another SUPER user first"
+                + ("" if self.servers_own is None else f" ({self.servers_own} is the servers' own)")
             )
 
     # -- policies ----------------------------------------------------------------------

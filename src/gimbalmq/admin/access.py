@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from gimbalmq.access.policies import Acl, subject_of_user, user_of_subject
+from gimbalmq.access.policies import Acl, Action, Entry, Policy, subject_of_user, user_of_subject
 from gimbalmq.access.users import User, check_name
 from gimbalmq.admin.access_servers import AccessServers
 from gimbalmq.admin.connection import AdminConnection
@@ -246,6 +247,31 @@ class AclAdmin:
             cluster,
         )
 
+    async def add(
+        self,
+        user: str,
+        resources: Sequence[str],
+        actions: Sequence[str],
+        *,
+        decision: str = "Allow",
+        source_ips: Sequence[str] = (),
+        policy_type: str | None = None,
+        broker: str | None = None,
+        cluster: str | None = None,
+    ) -> AccessChange:
+        """As ``create``, but the actions join those of an entry that decides alike for the same sources.
+
+        An entry for the same resource that decides otherwise, or for other sources, is replaced: Apache's brokers keep
+        one for each resource.
+        """
+        body = _acl_body(user, resources, actions, decision, source_ips, policy_type)
+
+        async def put(caller: Caller, address: str) -> None:
+            there = await access.acl(caller, address, body.subject or "")
+            await access.create_acl(caller, address, _joined(body, there))
+
+        return await self._servers.change(put, broker=broker, cluster=cluster)
+
     async def _put(
         self, call: _PutAcl, body: AclBody, broker: str | None, cluster: str | None
     ) -> AccessChange:
@@ -404,6 +430,29 @@ def _acl_view(body: AclBody) -> AclView:
             for entry in policy.entries or ()
         ),
     )
+
+
+def _joined(new: AclBody, there: AclBody | None) -> AclBody:
+    """The new entries, with the actions of those that are there for the same resource, decision and sources."""
+    if there is None or not there.policies:
+        return new
+    before = Acl.of(there)
+    policies = []
+    for policy in new.policies or ():
+        wanted = Policy.of(policy)
+        entries = tuple(_joined_entry(entry, before.entries(wanted.type)) for entry in wanted.entries)
+        told = replace(wanted, entries=entries).body()
+        told.policy_type = policy.policy_type
+        policies.append(told)
+    return AclBody(subject=new.subject, policies=policies)
+
+
+def _joined_entry(new: Entry, there: tuple[Entry, ...]) -> Entry:
+    alike = [entry for entry in there if entry.resource == new.resource]
+    if len(alike) != 1 or (alike[0].decision, set(alike[0].sources)) != (new.decision, set(new.sources)):
+        return new
+    actions = new.actions | alike[0].actions
+    return replace(new, actions=frozenset({Action.ALL}) if Action.ALL in actions else actions)
 
 
 def _subject(user: str) -> str:

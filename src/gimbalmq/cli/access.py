@@ -30,7 +30,7 @@ from gimbalmq.errors import ConfigError
 
 if TYPE_CHECKING:
     from gimbalmq.admin.admin import Admin
-    from gimbalmq.admin.views import AccessChange, AclView, UserView
+    from gimbalmq.admin.views import AccessChange, AclEntryView, AclView, UserView
 
 USER = Named("user", ("-u", "--username"), "name of the user", "name a user; gimbalmq user list shows them")
 SUBJECT = Named(
@@ -133,7 +133,7 @@ def _acl_verbs() -> list[Verb]:
     return [
         Verb(
             "allow",
-            "let a user do something",
+            "let a user do something, besides what it may do already",
             lambda admin, args: _decide(admin, args, "Allow"),
             _decide_options,
             watch=False,
@@ -504,7 +504,40 @@ def _decide_options(parser: Parser) -> None:
 
 
 async def _decide(admin: Admin, args: argparse.Namespace, decision: str) -> Shown:
-    return await _put(admin, args, args.user, args.resources, decision, "create")
+    """Says what counts from now on, and what no longer does."""
+    before = await _entries(admin, args)
+    done = await admin.acls.add(
+        args.user,
+        args.resources,
+        listed(args.actions),
+        decision=decision,
+        source_ips=listed(args.sources),
+        policy_type=args.policy_type,
+        **_place(args),
+    )
+    after = await _entries(admin, args)
+    words = "; ".join(_entry_words(entry) for entry in after if entry not in before) or "nothing new"
+    shown = _changed(
+        done,
+        f"{args.user}: {words}",
+        {"user": args.user, "resources": args.resources, "decision": decision},
+    )
+    places = {(entry.policy_type, entry.resource, entry.decision, entry.source_ips) for entry in after}
+    for entry in before:
+        if (entry.policy_type, entry.resource, entry.decision, entry.source_ips) not in places:
+            shown.text += f"\nThis no longer counts: {_entry_words(entry)}"
+    return shown
+
+
+async def _entries(admin: Admin, args: argparse.Namespace) -> tuple[AclEntryView, ...]:
+    found = await admin.acls.get(args.user, **_place(args))
+    return () if found is None else found.entries
+
+
+def _entry_words(entry: AclEntryView) -> str:
+    sources = f" from {','.join(entry.source_ips)}" if entry.source_ips else ""
+    kind = "" if entry.policy_type == "Custom" else f" ({entry.policy_type})"
+    return f"{entry.decision} {','.join(entry.actions)} on {entry.resource}{sources}{kind}"
 
 
 def _put_acl_options(parser: Parser) -> None:

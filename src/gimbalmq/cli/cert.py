@@ -90,7 +90,8 @@ def _issue(authority: Authority, args: argparse.Namespace, days: int) -> list[Is
             raise ConfigError(
                 "NAME",
                 name,
-                f"{there[name].certificate} counts until {until:%Y-%m-%d}; --renew makes it anew",
+                f"{there[name].certificate} counts until {until:%Y-%m-%d}; --renew makes it anew, "
+                "--name NAME makes one for another server, --client NAME one for a client",
             )
         if name in args.client and name in there and there[name].hosts:
             raise ConfigError("--client", name, "that is a server's certificate; choose another name")
@@ -113,7 +114,7 @@ def _shown(authority: Authority, made: set[str]) -> Shown:
     data["certificates"] = []
     found = authority.all()
     for issued in found:
-        what = "for " + ", ".join(issued.hosts) if issued.hosts else "for a client"
+        what = ", ".join(issued.hosts) or "a client"
         new = "new" if issued.name in made else ""
         rows.append((issued.name, issued.certificate, f"{issued.until:%Y-%m-%d}", what, new))
         data["certificates"].append(
@@ -126,7 +127,7 @@ def _shown(authority: Authority, made: set[str]) -> Shown:
                 "new": bool(new),
             }
         )
-    text = table(("NAME", "CERTIFICATE", "UNTIL", "", ""), rows)
+    text = table(("NAME", "CERTIFICATE", "UNTIL", "FOR", ""), rows)
     server = next((issued for issued in found if issued.hosts), None)
     if server is not None:
         text += (

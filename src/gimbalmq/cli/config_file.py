@@ -6,10 +6,14 @@ value is right is for the configuration classes to say.
 
 from __future__ import annotations
 
+import logging
+import stat
 from pathlib import Path
 
-from gimbalmq.errors import ConfigError
+from gimbalmq.errors import ConfigError, names_a_secret
 from gimbalmq.protocol import properties_text
+
+log = logging.getLogger(__name__)
 
 
 def read(path: Path) -> dict[str, str]:
@@ -20,6 +24,7 @@ def read(path: Path) -> dict[str, str]:
     """
     try:
         text = path.read_text("utf-8")
+        mode = path.stat().st_mode
     except OSError as error:
         raise ConfigError("-c", str(path), f"cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -28,6 +33,9 @@ def read(path: Path) -> dict[str, str]:
         found = parse_toml(text) if path.suffix == ".toml" else properties_text.loads(text)
     except ValueError as error:
         raise ConfigError("-c", str(path), str(error)) from error
+    held = sorted(filter(names_a_secret, found))
+    if held and mode & stat.S_IROTH:
+        log.warning("%s: everybody may read the secret in %s; say chmod 600 %s", path, ", ".join(held), path)
     folder = path.absolute().parent
     if "rocketmqHome" not in found and ((folder / "plain_acl.yml").is_file() or (folder / "acl").is_dir()):
         # Apache's conf folder holds the configuration and the accounts side by side.

@@ -176,7 +176,7 @@ def _door(
             "--host",
             args.host,
             "others could act on the cluster, which "
-            + ("has no users" if has_users is False else "does not answer")
+            + ("lets everybody in" if has_users is False else "does not answer")
             + "; give --password-file (or --users, if it has users), or listen on 127.0.0.1",
         )
     if has_users is None:
@@ -186,7 +186,7 @@ def _door(
         )
     return (
         Door.OPEN,
-        "without a login: the cluster has no users, so whoever reaches this address may look and act",
+        "without a login: the cluster lets everybody in, so whoever reaches this address may look and act",
     )
 
 

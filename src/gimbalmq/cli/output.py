@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gimbalmq.errors import (
     ConnectError,
+    ConnectionLostError,
     ConsumerNotOnlineError,
     NoPermissionError,
     NoWritableQueueError,
@@ -37,9 +38,16 @@ _REMEDIES: dict[type[Exception], str] = {
 _REFUSALS = {
     "username cannot be null": "it asks who you are: --client-file FILE, or --access-key and --secret-key-file",
     "check signature failed": "the secret key is not that user's",
-    "no matched policies": "an administrator allows it by gimbalmq acl allow USER RESOURCE --actions ACTION",
+    "needs its client certificate": "show it by --tls-cert and --tls-key; servers must ask for one, by "
+    "tls.server.need.client.auth=optional",
+    "the decision is deny": "gimbalmq acl show USER shows the entry that denies it, to an administrator",
+    "The user is existed": "gimbalmq user update changes it",
+    "is not exist": "gimbalmq user list shows the users there are",
 }
 """The same for servers that refuse, by a part of what they say; their code has other meanings besides."""
+
+_WANTS_TLS = "does it want TLS?"
+_TLS_FAILED = "TLS with "
 
 
 class LogLines(logging.Formatter):
@@ -88,4 +96,8 @@ def _sentence(error: Exception) -> str:
     remedy = next((remedy for kind, remedy in _REMEDIES.items() if isinstance(error, kind)), None)
     if isinstance(error, NoPermissionError | SendFailedError):
         remedy = next((remedy for part, remedy in _REFUSALS.items() if part in text), None)
+    if isinstance(error, ConnectionLostError) and _WANTS_TLS in text:
+        remedy = "TLS is spoken with --client-file FILE, $GIMBALMQ_CLIENT_FILE or --tls-ca FILE"
+    if isinstance(error, ConnectError) and _TLS_FAILED in text:
+        remedy = None  # somebody listens, and the error says what to do
     return text if remedy is None else f"{text}; {remedy}"

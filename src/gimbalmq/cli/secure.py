@@ -90,11 +90,9 @@ class Secured:
                 if show_secret
                 else "the secret is shown on terminals only",
             ]
-        lines += [
-            "next:",
-            f"  export GIMBALMQ_CLIENT_FILE={shlex.quote(str(self.client_file))}",
-            "  gimbalmq user create alice --new-client-file alice.toml",
-        ]
+        lines += ["next:", f"  export GIMBALMQ_CLIENT_FILE={shlex.quote(str(self.client_file))}"]
+        if self.secret is not None:
+            lines.append("  gimbalmq user create alice --new-client-file alice.toml")
         return lines
 
 

@@ -95,6 +95,7 @@ class _Users(_Part):
 class _Acls(_Part):
     create = blocking(AclAdmin.create)
     update = blocking(AclAdmin.update)
+    add = blocking(AclAdmin.add)
     delete = blocking(AclAdmin.delete)
     get = blocking(AclAdmin.get)
     all = blocking(AclAdmin.all)

@@ -53,7 +53,10 @@ _HOST_MISMATCHES = frozenset({62, 63, 64})
 _HOST_REMEDY = (
     "; have it made for this address, or say check_host=False, --tls-any-host or tlsCheckHost=false"
 )
-_TRUST_REMEDY = "; name its authority by client_tls(ca), --tls-ca, tlsTrustFile or tls.client.trustCertPath"
+_TRUST_REMEDY = (
+    "; name its authority by client_tls(ca), tls_ca in the client file, --tls-ca, tlsTrustFile or "
+    "tls.client.trustCertPath"
+)
 _DATE_REMEDY = "; it has to be renewed, unless a clock is wrong"
 
 _REMEDIES = {
