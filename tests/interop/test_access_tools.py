@@ -13,7 +13,7 @@ from gimbalmq import Message, sync
 from gimbalmq.cli import passwords
 from gimbalmq.cli.main import main
 from gimbalmq.errors import SendFailedError
-from tests.interop.apache_access import GUARDED, ROOT
+from tests.interop.apache_access import CLOSED, ROOT
 from tests.interop.apache_cluster import NEWEST, SEND_SECONDS, ApacheServer
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
@@ -59,7 +59,7 @@ def test_users_and_policies_are_managed_and_count(run: Run, server: ApacheServer
             "send_timeout": SEND_SECONDS,
         }
         with sync.Producer("alices", server.namesrv, **keys) as producer:
-            producer.send(Message(GUARDED, b"by alice"))
+            producer.send(Message(CLOSED, b"by alice"))
 
     assert server.broker in run("user", "create", "alice")
     run("user", "create", "alice", code=1, error="existed")
@@ -69,7 +69,7 @@ def test_users_and_policies_are_managed_and_count(run: Run, server: ApacheServer
         "acl",
         "allow",
         "alice",
-        f"Topic:{GUARDED}",
+        f"Topic:{CLOSED}",
         "Group:a*",
         "--actions",
         "Pub,Sub",
@@ -77,16 +77,16 @@ def test_users_and_policies_are_managed_and_count(run: Run, server: ApacheServer
         "127.0.0.1",
     )
     send()
-    run("createAcl", "-b", server.broker, "-s", "User:alice", "-r", "Topic:gua*", "-a", "All", "-d", "Deny")
+    run("createAcl", "-b", server.broker, "-s", "User:alice", "-r", "Topic:clo*", "-a", "All", "-d", "Deny")
     run("acl", "allow", "alice", "Group:*", "--actions", "Sub", "--default")
     shown = json.loads(run("acl", "show", "alice", "--json"))
     assert {(entry["policy_type"], entry["resource"], entry["decision"]) for entry in shown["entries"]} == {
-        ("Custom", f"Topic:{GUARDED}", "Allow"),
+        ("Custom", f"Topic:{CLOSED}", "Allow"),
         ("Custom", "Group:a*", "Allow"),
-        ("Custom", "Topic:gua*", "Deny"),
+        ("Custom", "Topic:clo*", "Deny"),
         ("Default", "Group:*", "Allow"),
     }
-    run("acl", "delete", "alice", f"Topic:{GUARDED}", "--yes")
+    run("acl", "delete", "alice", f"Topic:{CLOSED}", "--yes")
     run("acl", "delete", "alice", "Group:*", "--default", "--yes")
     assert run("acl", "list", "alice").count("alice") == 2
     with pytest.raises(SendFailedError, match="decision is deny"):
