@@ -153,9 +153,11 @@ async def attack(broker: str, namesrv: str, *, seed: int, rounds: int, seconds: 
 async def read_again(namesrv: str, account: Account) -> None:
     """What a new group finds after a restart."""
     account.found.clear()
-    consumer = PushConsumer(
-        f"QuietReaders{os.urandom(4).hex()}", namesrv, consume_from_where=ConsumeFromWhere.FIRST_OFFSET
-    )
+    group = f"QuietReaders{os.urandom(4).hex()}"
+    async with Admin(namesrv) as admin:
+        # By hand: after ten minutes of attacks the broker creates no more groups for clients.
+        await admin.groups.create(group)
+    consumer = PushConsumer(group, namesrv, consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
 
     async def note(message: MessageView) -> None:
         account.found.append(message.body)
