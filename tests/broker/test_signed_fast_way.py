@@ -9,8 +9,8 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gimbalmq.access.gate import Gate
-from gimbalmq.broker.handlers.send_fast import _admitted, _NotAdmitted, _SignedFields
+from gimbalmq.access.gate import Gate, NotAdmitted
+from gimbalmq.broker.handlers.send_fast import _admitted, _SignedFields
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.frames import Frame
 from gimbalmq.protocol.serializers import decode_command
@@ -30,7 +30,7 @@ class Known:
 def admitted(frame: Frame) -> object:
     try:
         return _admitted(cast(Gate, Known()), cast(Channel, None), frame)
-    except (_NotAdmitted, msgspec.MsgspecError, UnicodeDecodeError):
+    except (NotAdmitted, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 

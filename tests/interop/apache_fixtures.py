@@ -7,6 +7,7 @@ another name server.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,18 +17,19 @@ from tests.interop.apache_cluster import NEWEST, OLDEST, ApacheServer, start_ser
 from tests.peers.apache import ApacheBroker, ApacheNameServer
 from tests.peers.driver import JavaClient
 
+Start = Callable[[str, Path], tuple[ApacheServer, tuple[ApacheNameServer, ApacheBroker]]]
 
-@pytest.fixture(scope="session")
-def apache_servers(
-    java_is_here: None, tmp_path_factory: pytest.TempPathFactory
+
+def _when_asked_for(
+    start: Start, name: str, folders: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], ApacheServer]]:
-    """Starts a version when it is first asked for."""
+    """Starts a version when it is first asked for, and ends them all."""
     started: dict[str, ApacheServer] = {}
     processes: list[ApacheNameServer | ApacheBroker] = []
 
     def get(version: str) -> ApacheServer:
         if version not in started:
-            started[version], pair = start_servers(version, tmp_path_factory.mktemp(f"apache-{version}"))
+            started[version], pair = start(version, folders.mktemp(f"{name}-{version}"))
             processes.extend(pair)
             conftest._running.extend((process.name, process.log) for process in pair)
         return started[version]
@@ -35,26 +37,21 @@ def apache_servers(
     yield get
     for process in reversed(processes):
         process.kill()
+
+
+@pytest.fixture(scope="session")
+def apache_servers(
+    java_is_here: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], ApacheServer]]:
+    yield from _when_asked_for(start_servers, "apache", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def guarded_servers(
     java_is_here: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], ApacheServer]]:
-    """Starts a version with access control when it is first asked for; `apache_access` says whom it lets in."""
-    started: dict[str, ApacheServer] = {}
-    processes: list[ApacheNameServer | ApacheBroker] = []
-
-    def get(version: str) -> ApacheServer:
-        if version not in started:
-            started[version], pair = start_guarded(version, tmp_path_factory.mktemp(f"guarded-{version}"))
-            processes.extend(pair)
-            conftest._running.extend((process.name, process.log) for process in pair)
-        return started[version]
-
-    yield get
-    for process in reversed(processes):
-        process.kill()
+    """With access control; `apache_access` says whom they let in."""
+    yield from _when_asked_for(start_guarded, "guarded", tmp_path_factory)
 
 
 @pytest.fixture(params=[NEWEST, OLDEST])

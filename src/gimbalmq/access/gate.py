@@ -57,6 +57,10 @@ _Identity = tuple[str, str, PeerCertificate | None]
 """A user's name, an address and a certificate under which the user may come."""
 
 
+class NotAdmitted(Exception):
+    """Raised by fast ways for a request that is not known to pass: it has to go the plain way, which asks ``check``."""
+
+
 class Gate:
     """Implements ``transport.channel.RequestGate`` for one server; ``needs`` are that server's.
 

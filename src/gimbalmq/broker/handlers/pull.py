@@ -7,7 +7,7 @@ import struct
 
 import msgspec
 
-from gimbalmq.access.gate import Gate
+from gimbalmq.access.gate import Gate, NotAdmitted
 from gimbalmq.broker.clients import Consumers
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.creations import Creations
@@ -85,10 +85,6 @@ class _SignedPull(msgspec.Struct, gc=False):
     version: int = 0
 
 
-class _NotAdmitted(Exception):
-    """The gate has to look at it: the plain way asks it."""
-
-
 _decode = msgspec.json.Decoder(_JsonPull, strict=False).decode
 _decode_signed = msgspec.json.Decoder(_SignedPull).decode
 _Request = RemotingCommand | _JsonPull
@@ -99,7 +95,7 @@ def _admitted(gate: Gate, channel: Channel, frame: Frame) -> _JsonPull:
     signed = _decode_signed(frame[1])
     command = RemotingCommand(signed.code, signed.extFields, frame[2], version=signed.version)
     if not gate.knows(channel, command):
-        raise _NotAdmitted
+        raise NotAdmitted
     header = msgspec.convert(signed.extFields, PullMessage, strict=False)
     return _JsonPull(signed.code, signed.opaque, header, signed.flag)
 
@@ -142,7 +138,7 @@ class PullHandlers:
         for frame in frames:
             try:
                 request = _decode(frame[1]) if self._gate is None else _admitted(self._gate, channel, frame)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, _NotAdmitted):
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, NotAdmitted):
                 channel.handle_frame(frame)
                 continue
             if request.code not in _PULLS or request.flag & RESPONSE_FLAG:

@@ -15,7 +15,7 @@ import struct
 
 import msgspec
 
-from gimbalmq.access.gate import Gate
+from gimbalmq.access.gate import Gate, NotAdmitted
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.flush import GroupCommit
 from gimbalmq.broker.handlers.send import ORDINARY_FLAGS, cluster_property, durability, trace_fields
@@ -98,10 +98,6 @@ class _SignedHeader(msgspec.Struct, gc=False):
     opaque: int
     extFields: _SignedFields
     flag: int = 0
-
-
-class _NotAdmitted(Exception):
-    """The gate has to look at it: the plain way asks it."""
 
 
 _decode_fast = msgspec.json.Decoder(_FastHeader, strict=False).decode
@@ -207,7 +203,7 @@ class FastSendHandlers:
                     tail = tails.get(end) or self._read_tail(end)
                     if tail[0] and (not unique_at or _ordinary_head(text[:unique_at])):
                         queue = queues.get(key) or self._find_queue(key)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, _NotAdmitted):
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, NotAdmitted):
                 pass
             if queue is not None and group is None:
                 try:
@@ -364,7 +360,7 @@ def _admitted(gate: Gate, channel: Channel, frame: Frame) -> _FastHeader:
     of = header.extFields
     key = gate.sender_key(channel, of.AccessKey, of.b)
     if key is None or header.code != _SEND:
-        raise _NotAdmitted
+        raise NotAdmitted
     text = (
         f"{of.AccessKey}{of.SecurityToken}{of.a}{of.b}{of.bname}{of.c}{of.d}{of.e}{of.f}{of.g}{of.h}{of.i}"
         f"{of.j}{of.k}{of.l}{of.m}{of.n}{of.ns}{of.nsd}{of.oway}"
@@ -376,13 +372,13 @@ def _admitted(gate: Gate, channel: Channel, frame: Frame) -> _FastHeader:
         or not (born.isascii() and born.isdigit())
         or of.m not in ("", "false")
     ):
-        raise _NotAdmitted
+        raise NotAdmitted
     try:
         fields = _FastFields(
             of.b, _NUMBERS[of.e], _NUMBERS[of.f], int(born), _NUMBERS[of.h], of.i, _NUMBERS[of.j or "0"]
         )
     except KeyError:
-        raise _NotAdmitted from None
+        raise NotAdmitted from None
     return _FastHeader(_SEND, header.opaque, fields, header.flag)
 
 
