@@ -22,11 +22,13 @@ REMARK = "User:ann has no permission to access {} from 10.0.0.7, no matched poli
     [
         (
             "Topic:orders",
-            "gimbalmq acl allow ann Topic:orders --actions ACTIONS: Pub to send, Sub,Get to read",
+            "gimbalmq acl allow ann Topic:orders --actions ACTIONS: Pub to send, Sub,Get to read, "
+            "Create or Delete to manage it",
         ),
         (
             "Topic:%DLQ%g-1",
-            "gimbalmq acl allow ann Topic:%DLQ%g-1 --actions ACTIONS: Pub to send, Sub,Get to read",
+            "gimbalmq acl allow ann Topic:%DLQ%g-1 --actions ACTIONS: Pub to send, Sub,Get to read, "
+            "Create or Delete to manage it",
         ),
         ("Group:billing", "gimbalmq acl allow ann Group:billing --actions ACTIONS: Sub,Get"),
         ("Cluster:c", "gimbalmq acl allow ann Cluster:c --actions ACTIONS: Get to look, Update to change"),

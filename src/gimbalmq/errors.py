@@ -221,7 +221,7 @@ _NO_POLICY = re.compile(
 """Only with names that a shell takes for words: people paste what the error tells them."""
 
 _ACTIONS_TO_ALLOW = {
-    "Topic": "Pub to send, Sub,Get to read",
+    "Topic": "Pub to send, Sub,Get to read, Create or Delete to manage it",
     "Group": "Sub,Get",
     "Cluster": "Get to look, Update to change",
 }
