@@ -67,6 +67,11 @@ _SWITCH_DARK = f"""() => {{
     emit(dark);
 }}"""
 
+_GO_TO = """(event) => {
+    const name = event.target.value.trim();
+    if (name) window.location.href = "/%s/" + encodeURIComponent(name);
+}"""
+
 
 @contextmanager
 def frame(viewer: Viewer, title: str, *, within: str = "") -> Iterator[None]:
@@ -138,13 +143,9 @@ def _entry(text: str, link: str, icon: str, *, active: bool) -> None:
 
 def ask_by_name(kind: str, label: str) -> None:
     """A way to a page for those who may not see the whole list."""
+    # The browser goes there by itself: an event for the server would be lost if the page's connection does not stand yet.
     name = ui.input(label).props("dense outlined").classes("w-full sm:w-64")
-
-    def go() -> None:
-        if (name.value or "").strip():
-            ui.navigate.to(link_to(kind, name.value.strip()))
-
-    name.on("keydown.enter", go)
+    name.on("keydown.enter", js_handler=_GO_TO % kind)
 
 
 def heading(text: str) -> None:
