@@ -98,7 +98,7 @@ class PacketReader:
             self._head = b""
             if self._offset < 0 or self._left < 0:
                 raise RemoteProtocolError(
-                    f"a packet of {self._left} bytes of the log at offset {self._offset}: that is no master's replication port"
+                    f"a packet of {self._left} bytes at offset {self._offset} of the log: that is no replication port"
                 )
             if not self._left:
                 yield LogPiece(self._offset, view[:0])

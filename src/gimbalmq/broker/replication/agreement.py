@@ -133,8 +133,8 @@ async def agree(
 ) -> tuple[int, Agreement]:
     """What a slave reports first, and what was found.
 
-    A master takes a report of 0 for "my last file", and never sends the files before that one. So an empty slave reports
-    where the master's log begins. If that is 0, it gets the first record by itself and reports its end.
+    A master that is told 0 sends its last file, and never those before it. So an empty slave reports where the master's
+    log begins. If that is 0, it fetches the first record and reports where that ends.
 
     Raises:
         CopyRefusedError: our log does not continue the master's.
@@ -151,7 +151,7 @@ async def agree(
     record = await record_of(caller, master, 0)
     if record is None:
         raise CopyRefusedError(
-            f"the master {master} has no record at the beginning of its log, 0, which ends at {found.end}: its log is damaged"
+            f"the log of the master {master} has no record at its beginning, 0, and ends at {found.end}: it is damaged"
         )
     if store.received_offset == 0:
         store.receive(0, record)

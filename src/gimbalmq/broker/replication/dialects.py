@@ -52,7 +52,10 @@ class SourceDialect(Protocol):
 
 
 class MasterLine(Protocol):
-    """The slave's end of a connection, as a dialect sees it (``follower.Follower``)."""
+    """The slave's end of a connection, as a dialect sees it (in ``follower``)."""
+
+    master_end: int
+    """Where the master's log ends, as far as it is known."""
 
     def write(self, data: bytes) -> None: ...
 

@@ -45,12 +45,15 @@ class PlainCopy:
     def __init__(self, agree: Callable[[], Awaitable[int]]) -> None:
         self._agree = agree
         self._packets = PacketReader()
+        self._first = 0
 
     async def open(self, line: MasterLine) -> None:
-        line.write(encode_report(await self._agree()))
+        self._first = await self._agree()
+        line.write(encode_report(self._first))
 
     def feed(self, data: bytes) -> Iterator[LogPiece]:
         return self._packets.feed(data)
 
     def report(self, end: int) -> bytes:
-        return encode_report(end)
+        # An empty slave has asked for the master's first file, and has nothing yet.
+        return encode_report(max(end, self._first))
