@@ -108,6 +108,7 @@ class Replication:
         topics: Topics,
         groups: Groups,
         long_poll: LongPoll,
+        source: HaSource,
         arrived: Callable[[Sequence[QueueLog]], None],
     ) -> None:
         self._store = store
@@ -129,7 +130,7 @@ class Replication:
         """Where the master's log begins; None if it has not been asked, or this broker is the master."""
         self._listens = False
         self.roles = roles
-        self.source = HaSource(store, live, network, clock)
+        self.source = source
         self.follower = Follower(store, live, network, pool, clock, arrived)
         self.on_copying: list[Callable[[str | None], None]] = []
         registration.answered = self._answered
@@ -172,10 +173,6 @@ class Replication:
         await self._tasks.close()
         await self.follower.close()
         await self.source.close()
-
-    async def abandon(self) -> None:
-        """Ends as a crash would; nothing of it is in memory only."""
-        await self.close()
 
     # -- the master --------------------------------------------------------------------------
 
