@@ -8,17 +8,20 @@ delivered since the offsets were saved (``store/marks``).
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gimbalmq._clock import Clock
 from gimbalmq.broker.json_file import JsonFile
 from gimbalmq.broker.redelivery import Deliverer, waiting_copy
+from gimbalmq.broker.versions import next_version
 from gimbalmq.broker.writer import Draft, Writer
 from gimbalmq.errors import StoreError
 from gimbalmq.model import topics
 from gimbalmq.model.queue_entry import FILLER_SIZE
 from gimbalmq.model.record import decode_record
+from gimbalmq.protocol.bodies import DataVersion
 from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.message_store import MessageStore
 
@@ -36,6 +39,15 @@ def _read(document: Any) -> tuple[dict[int, int], int]:
     return table, int(document.get("marksFrom", -1))
 
 
+def _read_all(document: Any) -> tuple[dict[int, int], int, DataVersion]:
+    version = document.get("dataVersion") or {}
+    return *_read(document), version if isinstance(version, DataVersion) else DataVersion.of(version)
+
+
+def _written(offsets: dict[int, int]) -> dict[str, int]:
+    return {str(level): offsets[level] for level in sorted(offsets)}
+
+
 class DelayLevels:
     """The levels of messageDelayLevel (Java: ScheduleMessageService)."""
 
@@ -48,6 +60,9 @@ class DelayLevels:
         self._deliverer = deliverer
         self._clock = clock
         self._offsets: dict[int, int] = {}
+        self._version = DataVersion(timestamp=clock.wall_ms())
+        self._versioned: dict[int, int] = {}
+        """The offsets of that version."""
         self._saved: tuple[dict[int, int], int] = ({}, -1)
         self._delivered: set[int] = set()
         """Commit-log offsets of messages delivered before the last crash, as far as offsets do not say so."""
@@ -60,14 +75,51 @@ class DelayLevels:
         """Messages from the one offset on were put again, and end at the other."""
         self._move_to = 0
         """What waits before this offset of the log is to be put again; 0 if nothing is."""
+        self._is_copy = False
+        """The offsets are those of the master whose log this broker copies; nothing is delivered meanwhile."""
 
     def load(self) -> None:
-        self._offsets, marks_from = self._file.load(_read) or ({}, -1)
-        self._saved = (dict(self._offsets), marks_from)
+        loaded = self._file.load(_read_all)
+        if loaded is not None:
+            self._offsets, marks_from, self._version = loaded
+            self._versioned = dict(self._offsets)
+            self._saved = (dict(self._offsets), marks_from)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Delivers from the offsets on that were loaded or copied; what has a mark was delivered."""
+        self._is_copy = False
+        marks_from = self._saved[1]
         if marks_from >= 0:
             self._find_marks(marks_from)
         else:
             self._note_marks()
+
+    @property
+    def version(self) -> DataVersion:
+        """Of the offsets as they are now; it grows when somebody asks for it and they have changed."""
+        if self._versioned != self._offsets:
+            self._versioned = dict(self._offsets)
+            self._version = next_version(self._version, self._clock)
+        return self._version
+
+    def new_term(self, state_version: int) -> None:
+        """The broker was made master by a controller: its offsets are newer than those of any master before it."""
+        self._version = next_version(self.version, self._clock, state_version)
+
+    def copy(self, document: Mapping[str, object]) -> None:
+        """Takes the progress of another broker, whose log this one has, in the place of its own.
+
+        It is what is saved from now on. Nothing is delivered before ``go_on``.
+        """
+        self._is_copy = True
+        self._offsets, marks_from, self._version = _read_all(document)
+        self._versioned = dict(self._offsets)
+        self._saved = (dict(self._offsets), marks_from)
+        self._delivered.clear()
+        self._check_until.clear()
+        self._set_back.clear()
+        self._moved_from = self._moved_end = self._move_to = 0
 
     def _find_marks(self, start: int) -> None:
         for _, source in self._store.marks_since(start):
@@ -91,18 +143,14 @@ class DelayLevels:
         """To be saved as soon as the commit log is durable up to where it is now."""
         offsets = {level: self._offsets[level] for level in sorted(self._offsets)}
         marks_from = self._store.max_commitlog_offset
-        if self._check_until:
-            marks_from = self._saved[
-                1
-            ]  # the offsets have not passed all that was delivered before the last crash
+        if self._is_copy or self._check_until:
+            # The offsets have not passed all that was delivered, by the master or before the last crash.
+            marks_from = self._saved[1]
         elif (
             offsets == self._saved[0] and self._saved[1] >= 0 and marks_from - self._saved[1] < _MARKS_BEHIND
         ):
             marks_from = self._saved[1]  # not worth a write
-        return {
-            "marksFrom": marks_from,
-            "offsetTable": {str(level): offset for level, offset in offsets.items()},
-        }
+        return {"dataVersion": self.version, "marksFrom": marks_from, "offsetTable": _written(offsets)}
 
     def save(self, document: dict[str, object]) -> None:
         self._file.save(document)
@@ -125,7 +173,7 @@ class DelayLevels:
 
     def tick(self) -> bool:
         """Delivers what has fallen due, for a few milliseconds at most; True if more may be due now."""
-        if self._saved[1] < 0:
+        if self._saved[1] < 0 or self._is_copy:
             return False  # the next save says that marks tell what was delivered
         more = self._deliver_due()
         return self._move_on() or more
@@ -210,8 +258,9 @@ class DelayLevels:
         """
         if self._store.flushed_offset >= self._moved_end:
             self._moved_from = limit
-        self._move_to = limit
-        self._move_on()
+        if not self._is_copy:  # else the master does it
+            self._move_to = limit
+            self._move_on()
         lowest = min((self._lowest(level, queue) for level, queue in self._queues()), default=limit)
         return min(limit, lowest, self._moved_from)
 

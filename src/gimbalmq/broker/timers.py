@@ -15,14 +15,17 @@ import heapq
 import logging
 from array import array
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from gimbalmq._clock import Clock
+from gimbalmq._steps import Steps
 from gimbalmq.broker.delay_levels import PIECE_SECONDS
 from gimbalmq.broker.redelivery import Deliverer, waiting_copy
 from gimbalmq.broker.stats import Stats
+from gimbalmq.broker.versions import next_version
 from gimbalmq.broker.writer import Draft
 from gimbalmq.errors import StoreError
 from gimbalmq.model import properties as prop
@@ -30,6 +33,7 @@ from gimbalmq.model import topics
 from gimbalmq.model.javahash import java_hash
 from gimbalmq.model.queue_entry import FILLER_SIZE
 from gimbalmq.model.record import Record, decode_record
+from gimbalmq.protocol.bodies import DataVersion
 from gimbalmq.store.marks import source_of
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.store.timer_files import TimerCheck, TimerFiles
@@ -101,6 +105,12 @@ class Timers:
         self._lap_bytes = 0
         self._lap_timers = 0
         self._lap_told = False
+        self._copied: TimerCheck | None = None
+        """The progress of the master whose log this broker copies; nothing is entered or delivered meanwhile."""
+        self._free_below = 0
+        """That master's log has nothing before this offset, so no timer waits there."""
+        self._version = DataVersion(timestamp=clock.wall_ms())
+        self._versioned = (0, 0)
 
     def __len__(self) -> int:
         """How many wait."""
@@ -175,7 +185,83 @@ class Timers:
         record = None if raw is None else decode_record(raw)
         return record if record is not None and record.topic == topics.TIMER_TOPIC else None
 
+    # -- replicas ----------------------------------------------------------------------
+
+    def progress(self) -> TimerCheck:
+        """How far timers have come, for a slave."""
+        return self._check()
+
+    @property
+    def version(self) -> DataVersion:
+        """Of the progress as it is now; it grows when somebody asks for it and there is some."""
+        check = self._check()
+        if self._versioned != (check.read_ms, check.queue_offset):
+            self._versioned = (check.read_ms, check.queue_offset)
+            self._version = next_version(self._version, self._clock)
+        return self._version
+
+    def copy(self, check: TimerCheck, free_below: int) -> bool:
+        """Takes the progress of another broker, whose log this one has, in the place of its own.
+
+        Its wheel is not copied: ``go_on`` fills ours from the queue again. Until then nothing is entered or delivered.
+
+        Args:
+            free_below: where that broker's log begins.
+
+        Returns:
+            Whether it was taken; not while files are being saved.
+
+        Raises:
+            StoreError: the files cannot be emptied.
+        """
+        if self._copied is None:
+            if self._files.is_saving:
+                return False
+            self._files.empty()
+            self._pending = 0
+            self._slot = None
+        self._copied = replace(check, log_end=0)
+        self._free_below = free_below
+        return True
+
+    def go_on(self) -> None:
+        """Delivers from the progress on that was copied; what has a mark was delivered."""
+        check, self._copied = self._copied, None
+        if check is None:
+            return
+        self._known.clear()
+        self._known_from = self._move_marks = -1
+        self._known_until = self._known_queue = 0
+        self._moved_below = self._move_to = self._move_at = 0
+        self._lap_end = self._lap_bytes = self._lap_timers = 0
+        self._marks_from = self._store.max_commitlog_offset
+        self._go_on_from(replace(check, log_end=-1))
+        if check.marks_from < 0:
+            self._note_marks()
+
+    def waiting_by_topic(self, names: Iterable[str]) -> Steps[dict[str, int]]:
+        """How many timers of each of these topics wait."""
+        hashes: dict[int, str] = {}
+        for number, name in enumerate(names, 1):
+            hashes[java_hash(name)] = name
+            if number % 64 == 0:
+                yield
+        counts: dict[str, int] = {}
+        position, steps = self._log.skip_blank(self._log.first), 0
+        while position < self._log.end:
+            unit = self._log.unit(position)
+            topic = None if unit is None else hashes.get(unit.topic)
+            if unit is not None and topic is not None and self._waits(unit.due_ms // 1000, position):
+                counts[topic] = counts.get(topic, 0) + 1
+            position = self._log.after(position)
+            steps += 1
+            if steps % 64 == 0:
+                yield
+        return counts
+
     def _check(self) -> TimerCheck:
+        if self._copied is not None:
+            return self._copied
         needed = [start for start in (self._known_from, self._move_marks) if start >= 0]
         filling = self._queue_offset < self._fill_until
         return TimerCheck(
@@ -211,6 +297,8 @@ class Timers:
     def _worth_saving(self) -> bool:
         """Whether anything came or went, or so much else was stored that looking for marks would take long."""
         saved = self._files.saved
+        if self._copied is not None:
+            return self._copied != saved
         return (
             saved.marks_from < 0
             or self._log.waiting > 0
@@ -262,6 +350,8 @@ class Timers:
 
     def tick(self) -> bool:
         """Works for a few milliseconds at most; True if there is more to do now."""
+        if self._copied is not None:
+            return False
         more = self._enter_new()
         if self._files.saved.marks_from < 0:
             return more  # the next save says that marks tell what was delivered
@@ -495,6 +585,8 @@ class Timers:
 
         What waits below is put again in the next ticks; its old place may go when that is saved.
         """
+        if self._copied is not None:
+            return min(limit, self._free_below)
         queue = self._store.find_queue(topics.TIMER_TOPIC, 0)
         if queue is None:
             return limit
