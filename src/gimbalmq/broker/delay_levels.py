@@ -66,8 +66,8 @@ class DelayLevels:
         """The offsets of that version."""
         self._saved: tuple[dict[int, int], int] = ({}, -1)
         self._rests_from: int | None = None
-        """Set while nothing is delivered here: marks of what the master has delivered beyond ``_offsets`` lie in the log
-        from there on."""
+        """Set while nothing is delivered here: marks of what the master has delivered beyond ``_offsets`` lie in the
+        log from there on."""
         self._delivered: set[int] = set()
         """Commit-log offsets of messages delivered before the last crash, as far as offsets do not say so."""
         self._check_until: dict[int, int] = {}

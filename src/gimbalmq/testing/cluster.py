@@ -84,8 +84,8 @@ class LocalCluster:
 
     Args:
         brokers: how many, named broker-a, broker-b, ...; or their names.
-        replicas: how many brokers each name has: a master (id 0) and its slaves (1, 2 ...), each with a folder and ports
-            of its own. They are numbered master by master: with two names and three replicas the slaves of the second
+        replicas: how many brokers each name has: a master (id 0) and its slaves (1, 2 ...), each with a folder and
+            ports of its own. They are numbered master by master: with two names and three replicas the slaves of the second
             name are 4 and 5, or ("broker-b", 1) and ("broker-b", 2).
         properties: RocketMQ's broker keys, for all of them; ``tls.*`` reach the name server too.
         namesrv_properties: RocketMQ's name server keys.
@@ -218,7 +218,11 @@ class LocalCluster:
         host = HOST if self._network is None else NAMESERVER_HOST
         shared = {key: text for key, text in self._properties.items() if key.startswith("tls.")}
         if self._secure:
-            hosts = () if self._network is None else (host, *map(self._host_of, range(len(self._names) * self._replicas)))
+            hosts = (
+                ()
+                if self._network is None
+                else (host, *map(self._host_of, range(len(self._names) * self._replicas)))
+            )
             self._security = ClusterSecurity(self.folder / "security", self._users, hosts)
             shared = self._security.properties | shared
         keys = {"bindAddress": host, "listenPort": "0", **shared, **self._namesrv_properties}
@@ -293,7 +297,9 @@ class LocalCluster:
         name, broker_id = which
         if name not in self._names or not 0 <= broker_id < self._replicas:
             raise ConfigError(
-                "broker", which, f"use one of {', '.join(self._names)} with an id of 0 to {self._replicas - 1}"
+                "broker",
+                which,
+                f"use one of {', '.join(self._names)} with an id of 0 to {self._replicas - 1}",
             )
         return self._names.index(name) * self._replicas + broker_id
 

@@ -24,7 +24,7 @@ from gimbalmq.store.timer_files import TimerCheck
 log = logging.getLogger(__name__)
 
 _WAITING = 64
-"""Answers that wait for the log; a slave that is far behind takes none but the oldest of them until it has caught up."""
+"""Answers that wait for the log; those of a slave that is far behind are but the first ones and the last."""
 
 
 @dataclass(slots=True)
