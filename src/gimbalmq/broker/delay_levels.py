@@ -8,11 +8,11 @@ delivered since the offsets were saved (``store/marks``).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gimbalmq._clock import Clock
+from gimbalmq._steps import Steps
 from gimbalmq.broker.json_file import JsonFile
 from gimbalmq.broker.redelivery import Deliverer, waiting_copy
 from gimbalmq.broker.versions import next_version
@@ -39,13 +39,8 @@ def _read(document: Any) -> tuple[dict[int, int], int]:
     return table, int(document.get("marksFrom", -1))
 
 
-def _read_all(document: Any) -> tuple[dict[int, int], int, DataVersion]:
-    version = document.get("dataVersion") or {}
-    return *_read(document), version if isinstance(version, DataVersion) else DataVersion.of(version)
-
-
-def _written(offsets: dict[int, int]) -> dict[str, int]:
-    return {str(level): offsets[level] for level in sorted(offsets)}
+def _read_with_version(document: Any) -> tuple[dict[int, int], int, DataVersion]:
+    return *_read(document), DataVersion.of(document.get("dataVersion") or {})
 
 
 class DelayLevels:
@@ -64,6 +59,9 @@ class DelayLevels:
         self._versioned: dict[int, int] = {}
         """The offsets of that version."""
         self._saved: tuple[dict[int, int], int] = ({}, -1)
+        self._rests_from: int | None = None
+        """Set while nothing is delivered here: marks of what the master has delivered beyond ``_offsets`` lie in the log
+        from there on."""
         self._delivered: set[int] = set()
         """Commit-log offsets of messages delivered before the last crash, as far as offsets do not say so."""
         self._check_until: dict[int, int] = {}
@@ -75,25 +73,41 @@ class DelayLevels:
         """Messages from the one offset on were put again, and end at the other."""
         self._move_to = 0
         """What waits before this offset of the log is to be put again; 0 if nothing is."""
-        self._is_copy = False
-        """The offsets are those of the master whose log this broker copies; nothing is delivered meanwhile."""
 
     def load(self) -> None:
-        loaded = self._file.load(_read_all)
-        if loaded is not None:
-            self._offsets, marks_from, self._version = loaded
-            self._versioned = dict(self._offsets)
-            self._saved = (dict(self._offsets), marks_from)
-        self.go_on()
+        """Takes up the note of the folder; nothing is delivered before ``go_on``."""
+        self._offsets, marks_from, self._version = self._file.load(_read_with_version) or (
+            {},
+            -1,
+            self._version,
+        )
+        self._versioned = dict(self._offsets)
+        self._saved = (dict(self._offsets), marks_from)
+        self._rests_from = marks_from
 
-    def go_on(self) -> None:
-        """Delivers from the offsets on that were loaded or copied; what has a mark was delivered."""
-        self._is_copy = False
-        marks_from = self._saved[1]
-        if marks_from >= 0:
-            self._find_marks(marks_from)
-        else:
+    def go_on(self, *, promoted: bool = False) -> Steps[None]:
+        """Finds out what has been delivered already, in steps; then ``tick`` delivers the rest.
+
+        Args:
+            promoted: this was a slave. If it has never heard how far its master had come, the whole log tells.
+        """
+        assert self._rests_from is not None
+        start = max(self._rests_from, 0 if promoted else -1)
+        self._delivered.clear()
+        self._check_until.clear()
+        if start >= 0:
+            yield from self._find_marks(start)
+        self._rests_from = None
+        if start < 0 or promoted:
+            self._saved = (dict(self._offsets), start)
             self._note_marks()
+
+    def rest(self) -> None:
+        """Delivers nothing from now on; somebody else may."""
+        if self._rests_from is None:
+            self._rests_from = self._marks_from()
+        self._set_back.clear()
+        self._moved_from = self._moved_end = self._move_to = 0
 
     @property
     def version(self) -> DataVersion:
@@ -107,22 +121,20 @@ class DelayLevels:
         """The broker was made master by a controller: its offsets are newer than those of any master before it."""
         self._version = next_version(self.version, self._clock, state_version)
 
-    def copy(self, document: Mapping[str, object]) -> None:
-        """Takes the progress of another broker, whose log this one has, in the place of its own.
+    def take(self, offsets: dict[int, int], marks_from: int, version: DataVersion | None = None) -> None:
+        """While it rests: how far the master had come. What it delivered later has marks from ``marks_from`` on."""
+        assert self._rests_from is not None, "only one that rests may be told"
+        self._offsets = dict(offsets)
+        if version is not None:
+            self._version, self._versioned = version, dict(offsets)
+        self._rests_from = marks_from
 
-        It is what is saved from now on. Nothing is delivered before ``go_on``.
-        """
-        self._is_copy = True
-        self._offsets, marks_from, self._version = _read_all(document)
-        self._versioned = dict(self._offsets)
-        self._saved = (dict(self._offsets), marks_from)
-        self._delivered.clear()
-        self._check_until.clear()
-        self._set_back.clear()
-        self._moved_from = self._moved_end = self._move_to = 0
-
-    def _find_marks(self, start: int) -> None:
-        for _, source in self._store.marks_since(start):
+    def _find_marks(self, start: int) -> Steps[None]:
+        for found in self._store.marks_since(start):
+            if found is None:
+                yield
+                continue
+            source = found[1]
             raw = self._store.record_at(source)
             record = None if raw is None else decode_record(raw)
             if record is None or record.topic != topics.SCHEDULE_TOPIC:
@@ -142,15 +154,20 @@ class DelayLevels:
     def document(self) -> dict[str, object]:
         """To be saved as soon as the commit log is durable up to where it is now."""
         offsets = {level: self._offsets[level] for level in sorted(self._offsets)}
-        marks_from = self._store.max_commitlog_offset
-        if self._is_copy or self._check_until:
-            # The offsets have not passed all that was delivered, by the master or before the last crash.
-            marks_from = self._saved[1]
-        elif (
-            offsets == self._saved[0] and self._saved[1] >= 0 and marks_from - self._saved[1] < _MARKS_BEHIND
-        ):
-            marks_from = self._saved[1]  # not worth a write
-        return {"dataVersion": self.version, "marksFrom": marks_from, "offsetTable": _written(offsets)}
+        return {
+            "dataVersion": self.version,
+            "marksFrom": self._marks_from() if self._rests_from is None else self._rests_from,
+            "offsetTable": {str(level): offset for level, offset in offsets.items()},
+        }
+
+    def _marks_from(self) -> int:
+        """From where on the log has to be looked through for deliveries that the offsets do not tell."""
+        if self._check_until:
+            return self._saved[1]  # the offsets have not passed all that was delivered before the last crash
+        end, (offsets, marks_from) = self._store.max_commitlog_offset, self._saved
+        if self._offsets == offsets and marks_from >= 0 and end - marks_from < _MARKS_BEHIND:
+            return marks_from  # not worth a write
+        return end
 
     def save(self, document: dict[str, object]) -> None:
         self._file.save(document)
@@ -173,7 +190,7 @@ class DelayLevels:
 
     def tick(self) -> bool:
         """Delivers what has fallen due, for a few milliseconds at most; True if more may be due now."""
-        if self._saved[1] < 0 or self._is_copy:
+        if self._rests_from is not None or self._saved[1] < 0:
             return False  # the next save says that marks tell what was delivered
         more = self._deliver_due()
         return self._move_on() or more
@@ -256,11 +273,12 @@ class DelayLevels:
         What waits below is put again, in this and the next ticks, as a timer for the same moment, which can wait
         further on in the log; its old place may go when that is durable.
         """
+        if self._rests_from is not None:
+            return limit
         if self._store.flushed_offset >= self._moved_end:
             self._moved_from = limit
-        if not self._is_copy:  # else the master does it
-            self._move_to = limit
-            self._move_on()
+        self._move_to = limit
+        self._move_on()
         lowest = min((self._lowest(level, queue) for level, queue in self._queues()), default=limit)
         return min(limit, lowest, self._moved_from)
 

@@ -54,6 +54,8 @@ _SOON_MS = 1_000
 """So little later that it holds up others hardly; what is due after that waits in the wheel if its place is free."""
 _NEIGHBOURS = 60
 _MARKS_BEHIND = 64 << 20
+_READ_BEHIND_MS = 10_000
+"""How much further a master may have come before its slave writes that down."""
 _TIMER_TOPIC = topics.TIMER_TOPIC.encode()
 
 
@@ -94,6 +96,11 @@ class Timers:
         self._known_queue = 0
         """No record of ``_known`` lies at this queue offset or behind it."""
         self._slot: _OpenSlot | None = None
+        self._version = DataVersion(timestamp=clock.wall_ms())
+        self._versioned = (0, 0)
+        self._is_resting = True
+        self._rests: TimerCheck | None = None
+        """While it rests: from where on it would go on; None if nobody has said."""
         self._moved_below = 0
         self._move_to = 0
         self._move_at = 0
@@ -105,12 +112,6 @@ class Timers:
         self._lap_bytes = 0
         self._lap_timers = 0
         self._lap_told = False
-        self._copied: TimerCheck | None = None
-        """The progress of the master whose log this broker copies; nothing is entered or delivered meanwhile."""
-        self._free_below = 0
-        """That master's log has nothing before this offset, so no timer waits there."""
-        self._version = DataVersion(timestamp=clock.wall_ms())
-        self._versioned = (0, 0)
 
     def __len__(self) -> int:
         """How many wait."""
@@ -119,125 +120,65 @@ class Timers:
     # -- life --------------------------------------------------------------------------
 
     def load(self) -> None:
-        now = self._clock.wall_ms()
-        check, self._pending = self._files.load()
-        self._second = now // 1000
+        """Takes up the files of the folder; nothing is entered or delivered before ``go_on``."""
+        self._rests, self._pending = self._files.load()
+        self._is_resting = True
+
+    def go_on(self, *, promoted: bool = False) -> Steps[None]:
+        """Finds out what has been delivered already, in steps; then ``tick`` does the rest.
+
+        Args:
+            promoted: this was a slave. If it has never heard how far its master had come, the whole log tells.
+        """
+        check = self._rests
+        if check is None and promoted:
+            check = TimerCheck(marks_from=0)
+        self._second = self._clock.wall_ms() // 1000
         self._marks_from = self._store.max_commitlog_offset
+        self._known.clear()
+        self._known_from = self._move_marks = -1
+        self._known_until = self._known_queue = self._move_to = self._move_at = 0
         if check is not None:
-            self._go_on_from(check)
+            yield from self._go_on_from(check)
+        self._is_resting, self._rests = False, None
         if check is None or check.marks_from < 0:
             self._note_marks()
 
-    def _note_marks(self) -> None:
-        """From here on marks tell what was delivered; that is noted before the first delivery."""
-        write = self._files.prepare_save(self._check())
-        if write is not None:
-            done = False
-            try:
-                write()
-                done = True
-            except StoreError as error:
-                log.error("%s; tried again", error)
-            finally:
-                self._files.ended(done)
+    def rest(self) -> None:
+        """Neither enters nor delivers anything from now on; somebody else may."""
+        if not self._is_resting:
+            self._rests = self._check()
+            self._is_resting = True
+            self._slot = None
 
-    def _go_on_from(self, check: TimerCheck) -> None:
-        self._second = check.read_ms // 1000
-        self._queue_offset = check.queue_offset
-        self._moved_below = check.moved_below
-        self._fill_until, self._filled_from = check.fill_until, check.filled_from_ms
-        if check.log_end >= 0:
-            self._catch_up_queue()
-        else:
-            self._queue_offset = 0
-            self._fill_until = max(check.queue_offset, check.fill_until)
-            self._filled_from = check.filled_from_ms or check.read_ms
-        if check.marks_from >= 0:
-            self._find_marks(check.marks_from)
+    def take(self, check: TimerCheck) -> None:
+        """While it rests: how far the master had come. When this broker goes on, the wheel is filled from the topic."""
+        assert self._is_resting, "only one that rests may be told"
+        if self._saving:
+            return  # the wheel is being written; the master is asked again soon
+        if self._log.end or self._pending:
+            self._files.wipe()
+            self._pending = 0
+        self._rests = replace(
+            check,
+            queue_offset=0,
+            log_end=0,
+            fill_until=max(check.queue_offset, check.fill_until),
+            filled_from_ms=check.filled_from_ms or check.read_ms,
+        )
 
-    def _catch_up_queue(self) -> None:
-        """The queue offset behind the newest timer of the log, if that is further than the note says."""
-        newest = self._log.newest()
-        record = None if newest is None else self._timer_at(newest.offset)
-        if record is not None:
-            self._queue_offset = max(self._queue_offset, record.queue_offset + 1)
-
-    def _find_marks(self, start: int) -> None:
-        self._marks_from = start
-        for topic, source in self._store.marks_since(start):
-            record = self._timer_at(source)
-            if record is None:
-                continue
-            self._known.add(source)
-            if topic == _TIMER_TOPIC:
-                # Timers were being put again: that is finished first.
-                self._move_marks = start
-                self._move_to = max(self._move_to, source + 1)
-                self._move_at = self._log.first
-            else:
-                self._known_from = start
-                self._known_until = max(self._known_until, self._second, due_ms(record) // 1000)
-        queue = self._store.find_queue(topics.TIMER_TOPIC, 0)
-        self._known_queue = 0 if queue is None else queue.max_offset
-
-    def _timer_at(self, offset: int) -> Record | None:
-        raw = self._store.record_at(offset)
-        record = None if raw is None else decode_record(raw)
-        return record if record is not None and record.topic == topics.TIMER_TOPIC else None
-
-    # -- replicas ----------------------------------------------------------------------
-
-    def progress(self) -> TimerCheck:
-        """How far timers have come, for a slave."""
+    def checkpoint(self) -> TimerCheck:
+        """How far it has come; of one that rests, how far its master had."""
         return self._check()
 
     @property
     def version(self) -> DataVersion:
-        """Of the progress as it is now; it grows when somebody asks for it and there is some."""
+        """Of the checkpoint as it is now; it grows when somebody asks for it and there is progress."""
         check = self._check()
         if self._versioned != (check.read_ms, check.queue_offset):
             self._versioned = (check.read_ms, check.queue_offset)
             self._version = next_version(self._version, self._clock)
         return self._version
-
-    def copy(self, check: TimerCheck, free_below: int) -> bool:
-        """Takes the progress of another broker, whose log this one has, in the place of its own.
-
-        Its wheel is not copied: ``go_on`` fills ours from the queue again. Until then nothing is entered or delivered.
-
-        Args:
-            free_below: where that broker's log begins.
-
-        Returns:
-            Whether it was taken; not while files are being saved.
-
-        Raises:
-            StoreError: the files cannot be emptied.
-        """
-        if self._copied is None:
-            if self._files.is_saving:
-                return False
-            self._files.empty()
-            self._pending = 0
-            self._slot = None
-        self._copied = replace(check, log_end=0)
-        self._free_below = free_below
-        return True
-
-    def go_on(self) -> None:
-        """Delivers from the progress on that was copied; what has a mark was delivered."""
-        check, self._copied = self._copied, None
-        if check is None:
-            return
-        self._known.clear()
-        self._known_from = self._move_marks = -1
-        self._known_until = self._known_queue = 0
-        self._moved_below = self._move_to = self._move_at = 0
-        self._lap_end = self._lap_bytes = self._lap_timers = 0
-        self._marks_from = self._store.max_commitlog_offset
-        self._go_on_from(replace(check, log_end=-1))
-        if check.marks_from < 0:
-            self._note_marks()
 
     def waiting_by_topic(self, names: Iterable[str]) -> Steps[dict[str, int]]:
         """How many timers of each of these topics wait."""
@@ -259,9 +200,70 @@ class Timers:
                 yield
         return counts
 
+    def _note_marks(self) -> None:
+        """From here on marks tell what was delivered; that is noted before the first delivery."""
+        write = self._files.prepare_save(self._check())
+        if write is not None:
+            done = False
+            try:
+                write()
+                done = True
+            except StoreError as error:
+                log.error("%s; tried again", error)
+            finally:
+                self._files.ended(done)
+
+    def _go_on_from(self, check: TimerCheck) -> Steps[None]:
+        self._second = check.read_ms // 1000
+        self._queue_offset = check.queue_offset
+        self._moved_below = check.moved_below
+        self._fill_until, self._filled_from = check.fill_until, check.filled_from_ms
+        if check.log_end >= 0:
+            self._catch_up_queue()
+        else:
+            self._queue_offset = 0
+            self._fill_until = max(check.queue_offset, check.fill_until)
+            self._filled_from = check.filled_from_ms or check.read_ms
+        if check.marks_from >= 0:
+            yield from self._find_marks(check.marks_from)
+
+    def _catch_up_queue(self) -> None:
+        """The queue offset behind the newest timer of the log, if that is further than the note says."""
+        newest = self._log.newest()
+        record = None if newest is None else self._timer_at(newest.offset)
+        if record is not None:
+            self._queue_offset = max(self._queue_offset, record.queue_offset + 1)
+
+    def _find_marks(self, start: int) -> Steps[None]:
+        self._marks_from = start
+        for found in self._store.marks_since(start):
+            if found is None:
+                yield
+                continue
+            topic, source = found
+            record = self._timer_at(source)
+            if record is None:
+                continue
+            self._known.add(source)
+            if topic == _TIMER_TOPIC:
+                # Timers were being put again: that is finished first.
+                self._move_marks = start
+                self._move_to = max(self._move_to, source + 1)
+                self._move_at = self._log.first
+            else:
+                self._known_from = start
+                self._known_until = max(self._known_until, self._second, due_ms(record) // 1000)
+        queue = self._store.find_queue(topics.TIMER_TOPIC, 0)
+        self._known_queue = 0 if queue is None else queue.max_offset
+
+    def _timer_at(self, offset: int) -> Record | None:
+        raw = self._store.record_at(offset)
+        record = None if raw is None else decode_record(raw)
+        return record if record is not None and record.topic == topics.TIMER_TOPIC else None
+
     def _check(self) -> TimerCheck:
-        if self._copied is not None:
-            return self._copied
+        if self._is_resting:
+            return self._rests or self._files.saved
         needed = [start for start in (self._known_from, self._move_marks) if start >= 0]
         filling = self._queue_offset < self._fill_until
         return TimerCheck(
@@ -297,8 +299,13 @@ class Timers:
     def _worth_saving(self) -> bool:
         """Whether anything came or went, or so much else was stored that looking for marks would take long."""
         saved = self._files.saved
-        if self._copied is not None:
-            return self._copied != saved
+        if self._is_resting:
+            resting = self._rests or saved
+            return (
+                resting.fill_until != saved.fill_until
+                or resting.read_ms - saved.read_ms > _READ_BEHIND_MS
+                or resting.marks_from - saved.marks_from > _MARKS_BEHIND
+            )
         return (
             saved.marks_from < 0
             or self._log.waiting > 0
@@ -339,6 +346,8 @@ class Timers:
 
     @property
     def seconds_behind(self) -> int:
+        if self._is_resting:
+            return 0
         return max(0, self._clock.wall_ms() // 1000 - self._second)
 
     @property
@@ -350,7 +359,7 @@ class Timers:
 
     def tick(self) -> bool:
         """Works for a few milliseconds at most; True if there is more to do now."""
-        if self._copied is not None:
+        if self._is_resting:
             return False
         more = self._enter_new()
         if self._files.saved.marks_from < 0:
@@ -585,10 +594,8 @@ class Timers:
 
         What waits below is put again in the next ticks; its old place may go when that is saved.
         """
-        if self._copied is not None:
-            return min(limit, self._free_below)
         queue = self._store.find_queue(topics.TIMER_TOPIC, 0)
-        if queue is None:
+        if queue is None or self._is_resting:
             return limit
         kept = min(limit, self._next_record())
         first = self._log.unit(self._log.first)
