@@ -161,9 +161,10 @@ class Broker:
                 )
             await self._start_fast_port(config)
             await self.replication.listen(self.live.now)
+            await self.replication.require_place(self.address)
             self._schedule()
-            await self.replication.start(self.address)
             await self._registration.start(self.address, self.replication.ha_address)
+            await self.replication.start()
         except BaseException:
             await self.close()
             raise

@@ -117,7 +117,7 @@ class TimerFiles:
         """
         check = TimerCheck.load(self._path)
         if check is None:
-            self.wipe()
+            self._wipe()
             return None, 0
         self.saved = check
         pending = self._open(check)
@@ -125,7 +125,7 @@ class TimerFiles:
             log.error(
                 "timerwheel and timerlog do not agree with timercheck: filled again from the timer queue"
             )
-            self.wipe()
+            self._wipe()
             self.saved = replace(check, log_end=-1)
             return self.saved, 0
         return check, pending
@@ -154,8 +154,7 @@ class TimerFiles:
                 pending += 1
         return pending
 
-    def wipe(self) -> None:
-        """Forgets all timers; the next note must say from where they are filled again."""
+    def _wipe(self) -> None:
         self.wheel.wipe()
         self.log.wipe()
 

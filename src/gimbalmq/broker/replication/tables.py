@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from gimbalmq._clock import Clock
 from gimbalmq._steps import for_each
 from gimbalmq.access.access import Access
@@ -40,7 +42,7 @@ from gimbalmq.broker.stats import Stats
 from gimbalmq.broker.values import mend_group, mend_topic
 from gimbalmq.errors import RemoteProtocolError, ResponseError, RocketMQError, TransportError
 from gimbalmq.model import topics as names
-from gimbalmq.protocol.bodies import DataVersion, GroupConfig, TopicConfig
+from gimbalmq.protocol.bodies import DataVersion, GroupConfig, TopicConfig, without_nulls
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers.base import Header
@@ -398,8 +400,7 @@ class TableCopies:
     async def _copy_delays(self, master: str, copy: Copy) -> int | None:
         answer = await self._ask(master, RequestCode.GET_ALL_DELAY_OFFSET, GetOffsetTable(data_version=""))
         table = DelayOffsetTable.parse(answer.body)
-        copy.delay_offsets, copy.delay_version = table.offset_table, table.data_version
-        copy.delay_marks_from = table.marks_from
+        copy.delays = without_nulls(msgspec.to_builtins(table))
         return OffsetTableReply.from_ext(answer.ext_fields).log_offset
 
     async def _copy_timers(self, master: str, seen: _Seen, copy: Copy) -> int | None:
