@@ -64,7 +64,7 @@ from gimbalmq.transport.turns import Turns
 
 log = logging.getLogger(__name__)
 
-_OURS_SECONDS = 1.0
+_OURS_SECONDS = 0.75
 _APACHES_SECONDS = 10.0
 _TIMERS_SECONDS = 5.0
 _SELDOM_SECONDS = 10.0
