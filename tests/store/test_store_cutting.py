@@ -31,7 +31,7 @@ FILE = 1024
 @pytest.fixture(scope="module")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MessageStore]:
     store = open_store(tmp_path_factory.mktemp("cutting") / "master", commitlog_file_bytes=FILE)
-    fill_all_kinds(store, 9)
+    fill_all_kinds(store, 10)
     yield store
     store.abandon()
 
