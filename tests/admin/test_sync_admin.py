@@ -10,7 +10,7 @@ from gimbalmq import Message, sync
 from gimbalmq.admin.admin import Admin
 from gimbalmq.testing import LocalCluster
 
-PARTS = ("clusters", "topics", "groups", "messages", "dead_letters")
+PARTS = ("clusters", "replication", "topics", "groups", "messages", "dead_letters")
 NOT_FOR_BLOCKING_CALLERS = {"close", "producer"}
 
 

@@ -47,7 +47,9 @@ def words_by_command() -> dict[str, list[str]]:
         _walk(parser, "", found, only=chosen)
     verbs = found["broker"]
     _walk(build_parser("broker"), "", found, only="broker")
-    found["broker"] = sorted({*verbs, *found["broker"]})  # it is followed by verbs, or by the options of a server
+    found["broker"] = sorted(
+        {*verbs, *found["broker"]}
+    )  # it is followed by verbs, or by the options of a server
     found[""] = sorted({*NOUNS, "server", "namesrv"})
     return found
 

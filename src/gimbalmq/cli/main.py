@@ -125,7 +125,7 @@ def _slave_id(text: str) -> str:
     return text
 
 
-def _pair(text: str) -> tuple[str, str]:
+def pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
@@ -238,7 +238,7 @@ def _common_options(parser: argparse.ArgumentParser) -> None:
     add("-c", "--config", type=Path, metavar="FILE", help="configuration file, .properties or .toml")
     add(
         "--set",
-        type=_pair,
+        type=pair,
         action="append",
         default=[],
         metavar="KEY=VALUE",
