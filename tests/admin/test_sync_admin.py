@@ -11,7 +11,7 @@ from gimbalmq.admin.admin import Admin
 from gimbalmq.testing import LocalCluster
 
 PARTS = ("clusters", "replication", "topics", "groups", "messages", "dead_letters")
-NOT_FOR_BLOCKING_CALLERS = {"close", "producer"}
+NOT_FOR_BLOCKING_CALLERS = {"caller", "close", "producer"}
 
 
 @pytest.mark.parametrize("part", PARTS)

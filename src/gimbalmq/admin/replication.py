@@ -206,7 +206,6 @@ class ReplicationAdmin:
         """Address of the master of a name."""
         return (await self._at.masters(broker=broker))[broker]
 
-    @property
     def caller(self) -> Caller:
         """Signs and sends, for what asks brokers itself."""
         return self._at.caller

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections import Counter
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from gimbalmq.admin.admin import Admin
     from gimbalmq.broker.config import BrokerConfig
-    from gimbalmq.broker.replication.common_end import Tail
     from gimbalmq.store.message_store import MessageStore
 
 _LARGEST = (1 << 63) - 1
@@ -102,24 +102,15 @@ async def _of_running(admin: Admin, args: argparse.Namespace) -> Shown:
 
 
 async def _of_folder(admin: Admin, args: argparse.Namespace) -> Shown:
-    from gimbalmq.broker.replication.common_end import find_tail
-
     config = _config(args)
     name = config.broker_name
     master = args.master or await admin.replication.master_of(name)
     with _opened(config) as store:
-        tail = await find_tail(store, config.mapped_file_size_commit_log, admin.replication.caller, master)
+        tail = await _tail(store, admin, master)
         data: dict[str, Any] = asdict(tail) | {"broker": name, "master": master, "cut": False}
         ends = f"The log in {args.store} ends at {tail.end:,}, that of {name}'s master {master} at {tail.master_end:,}."
-        if tail.common_end is None:
-            return Shown(
-                f"{ends}\nThey have no record in common that can be compared. Start with an empty folder: the slave "
-                "copies everything anew.",
-                data,
-                REFUSED,
-            )
         start = f"Start it as a slave: {_command(args, config)}"
-        if not tail.size:
+        if tail.begin == tail.end:
             return Shown(f"{ends}\nThe master has all of it: nothing is to be cut.\n{start}", data)
         lost = _lost(tail)
         if not args.cut:
@@ -131,11 +122,40 @@ async def _of_folder(admin: Admin, args: argparse.Namespace) -> Shown:
             )
         if not args.json:
             print(f"{ends}\n{lost}")
-        if not confirmed(f"Cut {tail.size:,} bytes off, for good?", assume_yes=args.yes):
+        if not confirmed(f"Cut {tail.end - tail.begin:,} bytes off, for good?", assume_yes=args.yes):
             return Shown("Nothing was changed.", data, REFUSED)
         store.follow()
-        store.cut(tail.common_end)
-    return Shown(f"The log ends at {tail.common_end:,} now.\n{start}", data | {"cut": True}, OK)
+        store.cut(tail.begin)
+    return Shown(f"The log ends at {tail.begin:,} now.\n{start}", data | {"cut": True}, OK)
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What a folder has and its master has not: between which offsets, and what by topic."""
+
+    begin: int
+    end: int
+    master_end: int
+    messages: dict[str, int]
+    message_bytes: dict[str, int]
+
+
+async def _tail(store: MessageStore, admin: Admin, master: str) -> Tail:
+    from gimbalmq._clock import SYSTEM_CLOCK
+    from gimbalmq.broker.replication.agreement import bounds
+    from gimbalmq.broker.replication.rejoining import last_common
+    from gimbalmq.store.dispatcher import LogScanner
+    from gimbalmq.transport.turns import Turns
+
+    caller, end = admin.replication.caller(), store.max_commitlog_offset
+    _, master_end = await bounds(caller, master)
+    begin = await last_common(store, caller, master, Turns(SYSTEM_CLOCK)) if store.last_record() else end
+    messages: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for found in LogScanner(store.log.segments, begin, end):
+        messages[found.topic] += 1
+        sizes[found.topic] += found.size
+    return Tail(begin, end, master_end, dict(messages), dict(sizes))
 
 
 def _config(args: argparse.Namespace) -> BrokerConfig:
@@ -172,12 +192,12 @@ def _opened(config: BrokerConfig) -> Iterator[MessageStore]:
 
 
 def _lost(tail: Tail) -> str:
-    rows = [(topic, count, tail.record_bytes[topic]) for topic, count in sorted(tail.records.items())]
-    count = sum(tail.records.values())
-    told = "message, which" if count == 1 else "messages, which"
+    rows = [(topic, count, tail.message_bytes[topic]) for topic, count in sorted(tail.messages.items())]
+    count = sum(tail.messages.values())
     return (
-        f"Both are the same up to {tail.common_end:,}. Behind that the folder has {count:,} {told} the master has "
-        f"not:\n\n{table(('TOPIC', 'MESSAGES', 'BYTES'), rows)}\n"
+        f"Both are the same up to {tail.begin:,}. Behind that the folder has {count:,} "
+        f"{'message' if count == 1 else 'messages'} that the master has not:\n\n"
+        f"{table(('TOPIC', 'MESSAGES', 'BYTES'), rows)}\n"
     )
 
 
