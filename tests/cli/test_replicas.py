@@ -118,7 +118,7 @@ def test_the_masters_flushed_offset_is_set_at_a_slave_only(cluster: ScriptedClus
         "-o",
         17,
         code=2,
-        error=f"there is {master.address}",
+        error="there is broker-a",
     )
 
 

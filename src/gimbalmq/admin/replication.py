@@ -111,21 +111,11 @@ class ReplicationAdmin:
 
     async def reset_master_flush_offset(self, broker: str, offset: int) -> str:
         """Sets what a slave believes its master to have flushed; nobody but tools reads it. The slave's address."""
-        ((_, _, broker_id, address),) = await self._one(broker)
+        _, _, broker_id, address = await self._at.one_broker(broker)
         if broker_id == MASTER_ID:
             raise ConfigError("broker", broker, "a master keeps no such number; name a slave by its address")
         await calls.reset_master_flush_offset(self._at.caller, address, offset)
         return address
-
-    async def _one(self, broker: str) -> list[Place]:
-        places = await self._places()
-        found = [place for place in places if place[3] == broker]
-        if not found:
-            known = ", ".join(f"{place[3]} ({place[1]}, id {place[2]})" for place in places) or "none"
-            raise ConfigError(
-                "broker", broker, f"no broker is registered with that address; there is {known}"
-            )
-        return found
 
     # -- by hand ----------------------------------------------------------------------
 
@@ -462,7 +452,7 @@ def _dangers(slave: ReplicaView, master: ReplicaView | None, others: list[Replic
         )
     silent = [view for view in others if view.is_slave and view.problem]
     found += [f"{view.title} cannot be asked whether it has more: {view.problem}" for view in silent]
-    if slave.trouble:
+    if slave.state == "refused":
         found.append(f"the slave does not continue its master's log: {slave.trouble}")
     return found
 
