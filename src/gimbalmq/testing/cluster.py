@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -51,7 +51,7 @@ _LOOK_SECONDS = 0.01
 class _Slot:
     config: BrokerConfig
     broker: Broker | None = None
-    held: socket.socket | None = None
+    held: list[socket.socket] = field(default_factory=list)
 
     @property
     def title(self) -> str:
@@ -59,27 +59,27 @@ class _Slot:
         name, broker_id = self.config.broker_name, self.config.broker_id
         return f"{name}, slave {broker_id}," if broker_id else name
 
-    def hold_port(self) -> None:
-        """Keeps the port of a broker that is down, or another's listening on any free port might take it.
+    def hold_ports(self) -> None:
+        """Keeps the ports of a broker that is down, or another's listening on any free port might take them.
 
         Linux lets a server listen beside a socket that is only bound, where both allow reuse; connections to it are
         refused.
         """
-        if self.held is not None or sys.platform != "linux":
+        if self.held or sys.platform != "linux":
             return
-        held = socket.socket()
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            held.bind((self.config.bind_address, self.config.listen_port))
-        except OSError:  # taken already, or no address of IPv4: then it is as if it were not held
-            held.close()
-        else:
-            self.held = held
+        for port in filter(None, (self.config.listen_port, self.config.ha_listen_port)):
+            held = socket.socket()
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                held.bind((self.config.bind_address, port))
+            except OSError:  # taken already, or no address of IPv4: then it is as if it were not held
+                held.close()
+            else:
+                self.held.append(held)
 
-    def free_port(self) -> None:
-        if self.held is not None:
-            self.held.close()
-            self.held = None
+    def free_ports(self) -> None:
+        while self.held:
+            self.held.pop().close()
 
 
 class LocalCluster:
@@ -286,7 +286,7 @@ class LocalCluster:
             broker, slot.broker = slot.broker, None
             if broker is not None:
                 await broker.close()
-            slot.free_port()
+            slot.free_ports()
         nameserver, self._nameserver = self._nameserver, None
         if nameserver is not None:
             await nameserver.close()
@@ -345,10 +345,11 @@ class LocalCluster:
             raise StateError(f"{slot.title} is running")
         broker = self._new_broker(replica * len(self._names) + index, slot.config)
         await broker.start()
-        slot.free_port()
+        slot.free_ports()
         slot.broker = broker
-        # Clients hold addresses: a broker comes back where it was.
-        slot.config = replace(slot.config, listen_port=broker.port)
+        # Clients hold addresses, and slaves that of their master's log: a broker comes back where it was.
+        ha_port = broker.replication.source.port if self._replicas > 1 else slot.config.ha_listen_port
+        slot.config = replace(slot.config, listen_port=broker.port, ha_listen_port=ha_port)
         return broker
 
     def _new_broker(self, index: int, config: BrokerConfig) -> Broker:
@@ -361,15 +362,15 @@ class LocalCluster:
         broker, slot.broker = slot.broker, None
         if broker is not None:
             await broker.close()
-            self._hold_port(slot)
+            self._hold_ports(slot)
 
     def move_broker(self, index: int = 0, replica: int = 0) -> None:
         """Has a broker that is down come back elsewhere: at another port, in a MemoryNetwork on another host."""
         slot = self._slot(index, replica)
         if slot.broker is not None:
             raise StateError(f"{slot.title} is running: stop it first")
-        slot.free_port()
-        slot.config = replace(slot.config, listen_port=0)
+        slot.free_ports()
+        slot.config = replace(slot.config, listen_port=0, ha_listen_port=0)
         if self._network is not None:
             ten, zero, net, number = slot.config.bind_address.split(".")
             host = f"{ten}.{zero}.{int(net) + 1}.{number}"
@@ -386,11 +387,11 @@ class LocalCluster:
         broker, slot.broker = slot.broker, None
         if broker is not None:
             await broker.abandon()
-            self._hold_port(slot)
+            self._hold_ports(slot)
 
-    def _hold_port(self, slot: _Slot) -> None:
+    def _hold_ports(self, slot: _Slot) -> None:
         if self._network is None:
-            slot.hold_port()
+            slot.hold_ports()
 
 
 class ThreadCluster:
