@@ -15,11 +15,13 @@ from gimbalmq._clock import Clock
 from gimbalmq._steps import Steps
 from gimbalmq.broker.json_file import JsonFile
 from gimbalmq.broker.redelivery import Deliverer, waiting_copy
+from gimbalmq.broker.versions import next_version
 from gimbalmq.broker.writer import Draft, Writer
 from gimbalmq.errors import StoreError
 from gimbalmq.model import topics
 from gimbalmq.model.queue_entry import FILLER_SIZE
 from gimbalmq.model.record import decode_record
+from gimbalmq.protocol.bodies import DataVersion
 from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.message_store import MessageStore
 
@@ -37,6 +39,10 @@ def _read(document: Any) -> tuple[dict[int, int], int]:
     return table, int(document.get("marksFrom", -1))
 
 
+def _read_with_version(document: Any) -> tuple[dict[int, int], int, DataVersion]:
+    return *_read(document), DataVersion.of(document.get("dataVersion") or {})
+
+
 class DelayLevels:
     """The levels of messageDelayLevel (Java: ScheduleMessageService)."""
 
@@ -49,6 +55,9 @@ class DelayLevels:
         self._deliverer = deliverer
         self._clock = clock
         self._offsets: dict[int, int] = {}
+        self._version = DataVersion(timestamp=clock.wall_ms())
+        self._versioned: dict[int, int] = {}
+        """The offsets of that version."""
         self._saved: tuple[dict[int, int], int] = ({}, -1)
         self._rests_from: int | None = None
         """Set while nothing is delivered here: marks of what the master has delivered beyond ``_offsets`` lie in the log
@@ -67,7 +76,12 @@ class DelayLevels:
 
     def load(self) -> None:
         """Takes up the note of the folder; nothing is delivered before ``go_on``."""
-        self._offsets, marks_from = self._file.load(_read) or ({}, -1)
+        self._offsets, marks_from, self._version = self._file.load(_read_with_version) or (
+            {},
+            -1,
+            self._version,
+        )
+        self._versioned = dict(self._offsets)
         self._saved = (dict(self._offsets), marks_from)
         self._rests_from = marks_from
 
@@ -95,10 +109,24 @@ class DelayLevels:
         self._set_back.clear()
         self._moved_from = self._moved_end = self._move_to = 0
 
-    def take(self, offsets: dict[int, int], marks_from: int) -> None:
+    @property
+    def version(self) -> DataVersion:
+        """Of the offsets as they are now; it grows when somebody asks for it and they have changed."""
+        if self._versioned != self._offsets:
+            self._versioned = dict(self._offsets)
+            self._version = next_version(self._version, self._clock)
+        return self._version
+
+    def new_term(self, state_version: int) -> None:
+        """The broker was made master by a controller: its offsets are newer than those of any master before it."""
+        self._version = next_version(self.version, self._clock, state_version)
+
+    def take(self, offsets: dict[int, int], marks_from: int, version: DataVersion | None = None) -> None:
         """While it rests: how far the master had come. What it delivered later has marks from ``marks_from`` on."""
         assert self._rests_from is not None, "only one that rests may be told"
         self._offsets = dict(offsets)
+        if version is not None:
+            self._version, self._versioned = version, dict(offsets)
         self._rests_from = marks_from
 
     def _find_marks(self, start: int) -> Steps[None]:
@@ -127,6 +155,7 @@ class DelayLevels:
         """To be saved as soon as the commit log is durable up to where it is now."""
         offsets = {level: self._offsets[level] for level in sorted(self._offsets)}
         return {
+            "dataVersion": self.version,
             "marksFrom": self._marks_from() if self._rests_from is None else self._rests_from,
             "offsetTable": {str(level): offset for level, offset in offsets.items()},
         }

@@ -15,7 +15,7 @@ import heapq
 import logging
 from array import array
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from gimbalmq._steps import Steps
 from gimbalmq.broker.delay_levels import PIECE_SECONDS
 from gimbalmq.broker.redelivery import Deliverer, waiting_copy
 from gimbalmq.broker.stats import Stats
+from gimbalmq.broker.versions import next_version
 from gimbalmq.broker.writer import Draft
 from gimbalmq.errors import StoreError
 from gimbalmq.model import properties as prop
@@ -32,6 +33,7 @@ from gimbalmq.model import topics
 from gimbalmq.model.javahash import java_hash
 from gimbalmq.model.queue_entry import FILLER_SIZE
 from gimbalmq.model.record import Record, decode_record
+from gimbalmq.protocol.bodies import DataVersion
 from gimbalmq.store.marks import source_of
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.store.timer_files import TimerCheck, TimerFiles
@@ -94,6 +96,8 @@ class Timers:
         self._known_queue = 0
         """No record of ``_known`` lies at this queue offset or behind it."""
         self._slot: _OpenSlot | None = None
+        self._version = DataVersion(timestamp=clock.wall_ms())
+        self._versioned = (0, 0)
         self._is_resting = True
         self._rests: TimerCheck | None = None
         """While it rests: from where on it would go on; None if nobody has said."""
@@ -166,6 +170,35 @@ class Timers:
     def checkpoint(self) -> TimerCheck:
         """How far it has come; of one that rests, how far its master had."""
         return self._check()
+
+    @property
+    def version(self) -> DataVersion:
+        """Of the checkpoint as it is now; it grows when somebody asks for it and there is progress."""
+        check = self._check()
+        if self._versioned != (check.read_ms, check.queue_offset):
+            self._versioned = (check.read_ms, check.queue_offset)
+            self._version = next_version(self._version, self._clock)
+        return self._version
+
+    def waiting_by_topic(self, names: Iterable[str]) -> Steps[dict[str, int]]:
+        """How many timers of each of these topics wait."""
+        hashes: dict[int, str] = {}
+        for number, name in enumerate(names, 1):
+            hashes[java_hash(name)] = name
+            if number % 64 == 0:
+                yield
+        counts: dict[str, int] = {}
+        position, steps = self._log.skip_blank(self._log.first), 0
+        while position < self._log.end:
+            unit = self._log.unit(position)
+            topic = None if unit is None else hashes.get(unit.topic)
+            if unit is not None and topic is not None and self._waits(unit.due_ms // 1000, position):
+                counts[topic] = counts.get(topic, 0) + 1
+            position = self._log.after(position)
+            steps += 1
+            if steps % 64 == 0:
+                yield
+        return counts
 
     def _note_marks(self) -> None:
         """From here on marks tell what was delivered; that is noted before the first delivery."""

@@ -17,6 +17,7 @@ from gimbalmq.broker.delay_levels import DelayLevels
 from gimbalmq.broker.metadata import ConsumerOffsets
 from gimbalmq.broker.timers import Timers
 from gimbalmq.model import topics
+from gimbalmq.protocol.bodies import DataVersion
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.store.timer_files import TimerCheck
 
@@ -34,6 +35,7 @@ class Copy:
         since: our log ended there when the round began, and the master's not before it.
         until: the master's log ended there when the round was over, or earlier.
         delay_offsets: by level, how far its messages were delivered.
+        delay_version: of these offsets, if the master has told it.
         delay_marks_from: marks of what was delivered beyond lie in the log from here on.
         timers: how far timers had come.
         transactions: how far the queues of half messages and of their ends had been walked.
@@ -42,6 +44,7 @@ class Copy:
     since: int
     until: int = -1
     delay_offsets: dict[int, int] | None = None
+    delay_version: DataVersion | None = None
     delay_marks_from: int = -1
     timers: TimerCheck | None = None
     transactions: dict[str, int] | None = None
@@ -81,11 +84,11 @@ class CopiedProgress:
             return
         if taken.delay_offsets is not None:
             marks_from = taken.delay_marks_from if taken.delay_marks_from >= 0 else taken.since
-            self._delays.take(taken.delay_offsets, marks_from)
+            self._delays.take(taken.delay_offsets, marks_from, taken.delay_version)
         if taken.timers is not None:
             self._timers.take(taken.timers)
         for topic, offset in (taken.transactions or {}).items():
-            self._offsets.commit(topics.TRANS_GROUP, topic, 0, offset)
+            self._offsets.take(topics.TRANS_GROUP, topic, 0, offset)
 
     def forget(self) -> None:
         """Answers that still wait are of no use any more: the role or the master has changed."""
