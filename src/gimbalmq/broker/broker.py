@@ -47,6 +47,7 @@ from gimbalmq.broker.replication.role import Role, Roles
 from gimbalmq.broker.replication.role_file import RoleFile
 from gimbalmq.broker.replication.services import MasterServices
 from gimbalmq.broker.replication.source import HaSource
+from gimbalmq.broker.replication.tables import TableCopies
 from gimbalmq.broker.request_modes import RequestModes
 from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
 from gimbalmq.broker.stored import stored_topic
@@ -160,9 +161,10 @@ class Broker:
                 )
             await self._start_fast_port(config)
             await self.replication.listen(self.live.now)
+            await self.replication.require_place(self.address)
             self._schedule()
-            await self.replication.start(self.address)
             await self._registration.start(self.address, self.replication.ha_address)
+            await self.replication.start()
         except BaseException:
             await self.close()
             raise
@@ -238,6 +240,7 @@ class Broker:
         signer = None if inner is None else Signer(inner.name, inner.secret)
         self._pool = ChannelPool(network=self._network, tls=self._tls.client, signer=signer)
         self._registration = Registrar(self._pool, self.topics, live, self._tasks, self.roles)
+        progress = CopiedProgress(self.store, self.offsets, self.delays, self.timers)
         self.replication = Replication(
             self.store,
             live,
@@ -249,13 +252,28 @@ class Broker:
             role_file,
             self._registration,
             services,
-            CopiedProgress(self.store, self.offsets, self.delays, self.timers),
+            progress,
             self.topics,
             self.groups,
             self.long_poll,
             self.source,
             self.writer.arrived,
         )
+        self.copies = TableCopies(
+            self.store,
+            self.topics,
+            self.groups,
+            self.offsets,
+            self.request_modes,
+            progress,
+            self.access,
+            self.stats,
+            self._pool,
+            self._turns,
+            live,
+            clock,
+        )
+        self.replication.on_copying.append(self.copies.aim)
         self.metrics = MetricsServer(
             self.store,
             self.stats,
@@ -525,6 +543,7 @@ class Broker:
     async def _stop_serving(self) -> None:
         await self._server.close()
         await self._fast_server.close()
+        await self.copies.close()
         await self.replication.close()
         await self._tasks.close()
         await self._pool.close()

@@ -22,9 +22,14 @@ class OffsetTable(Body):
 
 
 class DelayOffsetTable(Body):
-    """45's answer: by level, the queue offset up to which its messages were delivered."""
+    """45's answer: by level, the queue offset up to which its messages were delivered.
+
+    Attributes:
+        marks_from: ours: marks of what was delivered beyond lie in the log from here on.
+    """
 
     data_version: DataVersion | None = None
+    marks_from: int | None = None
     offset_table: dict[int, int] = field(default_factory=dict)
 
 

@@ -173,7 +173,7 @@ class TableHandlers:
 
     def timer_checkpoint(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = GetOffsetTable.from_ext(request.ext_fields)
-        check = self._timers.checkpoint()
+        check = self._timers.progress()
         checkpoint = TimerCheckpoint(
             last_read_time_ms=check.read_ms,
             last_timer_log_flush_pos=max(0, check.log_end),
