@@ -404,8 +404,8 @@ def test_ordered_consumers_stop_when_the_lock_expires() -> None:
 
 
 def test_leased_queues_are_begun_by_nobody_while_there_is_no_master() -> None:
-    """A lease is the master's word. Without it nothing is begun after the margin; when it is back, the queue goes on, and
-    nothing is passed over."""
+    """A lease is the master's word: without it nothing is begun after the margin, and when it is back, the queue goes
+    on where it was."""
 
     async def scenario(pair: Pair) -> None:
         pair.put("a")
