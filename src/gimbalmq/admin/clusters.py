@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from gimbalmq.admin.connection import AdminConnection
 from gimbalmq.admin.views import BrokerView
 from gimbalmq.errors import NoPermissionError, RocketMQError
-from gimbalmq.model.route import MASTER_ID
 from gimbalmq.rpc import management
 
 
@@ -51,9 +50,9 @@ class ClusterAdmin:
         )
 
     async def broker(self, broker: str) -> BrokerView:
-        """One broker, by name or address."""
-        ((name, address),) = (await self._at.masters(broker=broker)).items()
-        return await self._look(await self._cluster_of(name), name, MASTER_ID, address)
+        """One broker, by name or address; a name means the master, or a slave if there is no master."""
+        name, broker_id, address = await self._at.replica(broker)
+        return await self._look(await self._cluster_of(name), name, broker_id, address)
 
     async def _cluster_of(self, broker: str) -> str:
         info = await self._at.cluster_info()
@@ -61,7 +60,7 @@ class ClusterAdmin:
 
     async def config(self, broker: str) -> dict[str, str]:
         """A broker's settings under RocketMQ's keys."""
-        ((_, address),) = (await self._at.masters(broker=broker)).items()
+        _, _, address = await self._at.replica(broker)
         return await management.broker_config(self._at.caller, address)
 
     async def set_config(
