@@ -86,6 +86,24 @@ class AdminConnection:
             raise ConnectError("no broker is registered with the name server")
         return found
 
+    async def one_broker(self, broker: str) -> tuple[str, str, int, str]:
+        """Cluster, name, id and address of one broker: by name its master, by address any, also a slave.
+
+        Raises:
+            ConfigError: there is no such broker; the ones there are are named.
+        """
+        info = await self.cluster_info()
+        clusters = {name: cluster for cluster, names in info.cluster_addr_table.items() for name in names}
+        for name, data in info.broker_addr_table.items():
+            for broker_id, address in data.broker_addrs.items():
+                if broker == address or (broker == name and broker_id == MASTER_ID):
+                    return clusters.get(name, data.cluster), name, broker_id, address
+        if broker in info.broker_addr_table:
+            slaves = ", ".join(sorted(info.broker_addr_table[broker].broker_addrs.values()))
+            raise ConfigError("broker", broker, f"it has no master now; its slaves are {slaves}: name one")
+        known = ", ".join(sorted(info.broker_addr_table)) or "none"
+        raise ConfigError("broker", broker, f"no such broker is registered; there is {known}")
+
     async def readers(self) -> dict[str, str]:
         """Whom to ask, by broker name: the master, or the first slave of a broker whose master is gone."""
         info = await self.cluster_info()
@@ -98,21 +116,6 @@ class AdminConnection:
             raise ConnectError("no broker is registered with the name server")
         return found
 
-    async def replica(self, broker: str) -> tuple[str, int, str]:
-        """Name, id and address of one broker to ask: that at an address, or of a name as ``readers`` says.
-
-        Raises:
-            ConfigError: there is none; the ones there are are named.
-        """
-        table = (await self.cluster_info()).broker_addr_table
-        for name in sorted(table):
-            for broker_id, address in sorted(table[name].broker_addrs.items()):
-                if broker in (name, address):
-                    return name, broker_id, address
-        raise ConfigError(
-            "broker", broker, f"no such broker is registered; there is {', '.join(sorted(table)) or 'none'}"
-        )
-
     async def writers_of(self, topic: str) -> dict[str, str]:
         """Where a topic can be changed: the masters of all brokers that have it, by name.
 
@@ -124,8 +127,8 @@ class AdminConnection:
         missing = sorted(name for name, address in found.items() if address is None)
         if missing:
             raise StateError(
-                f"broker {missing[0]}, which has topic {topic}, has no master now, and a slave cannot change anything: try "
-                "again when its master is back, or make a slave the master with `gimbalmq broker promote`"
+                f"broker {missing[0]}, which has topic {topic}, has no master now, and a slave cannot change anything: "
+                "try again when its master is back, or make a slave the master with `gimbalmq broker promote`"
             )
         return {name: address for name, address in found.items() if address is not None}
 

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 HOST = "127.0.0.1"
 NAMESERVER_HOST = "10.0.0.1"
-"""Where the name server lives in a MemoryNetwork; brokers are 10.0.0.11, 10.0.0.12, ..."""
+"""Where the name server lives in a MemoryNetwork; brokers are 10.0.0.11, 10.0.0.12, ..., their slaves 10.1.0.11, ..."""
 
 SMALL = {
     "mappedFileSizeCommitLog": str(64 << 20),
@@ -43,12 +43,21 @@ SMALL = {
 }
 """File sizes for tests: a store of a few messages needs no gigabyte, not even a sparse one."""
 
+_MOST_REPLICAS = 9
+_LOOK_SECONDS = 0.01
+
 
 @dataclass(slots=True)
 class _Slot:
     config: BrokerConfig
     broker: Broker | None = None
     held: socket.socket | None = None
+
+    @property
+    def title(self) -> str:
+        """What messages call it: slaves of one master have its name."""
+        name, broker_id = self.config.broker_name, self.config.broker_id
+        return f"{name}, slave {broker_id}," if broker_id else name
 
     def hold_port(self) -> None:
         """Keeps the port of a broker that is down, or another's listening on any free port might take it.
@@ -78,7 +87,10 @@ class LocalCluster:
 
     Args:
         brokers: how many, named broker-a, broker-b, ...; or their names.
-        properties: RocketMQ's broker keys, for all of them; ``tls.*`` reach the name server too.
+        replicas: how many copies each broker keeps: 1 is a master alone, 3 a master with two slaves. Slaves are named
+            by ``replica``, 1 and 2; without it methods mean the broker that began as the master.
+        properties: RocketMQ's broker keys, for all of them; ``tls.*`` reach the name server too. ``brokerRole`` is that
+            of masters.
         namesrv_properties: RocketMQ's name server keys.
         store: a folder that is kept; without it everything is deleted at the end.
         secure: whether it asks for users and their policies, and speaks nothing but TLS; ``client_options`` and
@@ -93,6 +105,7 @@ class LocalCluster:
         self,
         *,
         brokers: int | Sequence[str] = 1,
+        replicas: int = 1,
         properties: Mapping[str, object] | None = None,
         namesrv_properties: Mapping[str, object] | None = None,
         store: Path | None = None,
@@ -108,6 +121,8 @@ class LocalCluster:
         )
         if not 1 <= len(names) <= 26 or len(set(names)) < len(names):
             raise ConfigError("brokers", brokers, "use 1 to 26, or as many different names")
+        if not 1 <= replicas <= _MOST_REPLICAS:
+            raise ConfigError("replicas", replicas, f"use 1 (no slaves) to {_MOST_REPLICAS}")
         if users and not secure:
             raise ConfigError("users", ", ".join(users), "only a secure cluster has users: say secure=True")
         self._secure = secure
@@ -117,6 +132,7 @@ class LocalCluster:
         self._properties = _texts(properties)
         self._namesrv_properties = _texts(namesrv_properties)
         self._names = tuple(names)
+        self._replicas = replicas
         self._kept = store
         self._network = network
         self._clock = clock
@@ -144,7 +160,7 @@ class LocalCluster:
 
     @property
     def broker(self) -> Broker:
-        """The first running broker."""
+        """The first running broker, a master if one runs."""
         running = self.brokers
         if not running:
             raise StateError("no broker of the cluster is running")
@@ -152,12 +168,19 @@ class LocalCluster:
 
     @property
     def brokers(self) -> list[Broker]:
-        """The running brokers."""
+        """The running brokers: first those that began as masters, then slaves."""
         return [slot.broker for slot in self._slots if slot.broker is not None]
+
+    def replica(self, index: int = 0, replica: int = 0) -> Broker:
+        """One running broker: of the ``index``-th name, the master that was (0) or a slave (1, 2, ...)."""
+        slot = self._slot(index, replica)
+        if slot.broker is None:
+            raise StateError(f"{slot.title} is not running")
+        return slot.broker
 
     @property
     def folder(self) -> Path:
-        """Where the stores lie: one folder per broker name."""
+        """Where the stores lie: a folder by broker name, and for slaves by name and id, such as broker-a-1."""
         if self._folder is None:
             raise StateError("the cluster is not running")
         return self._folder
@@ -191,7 +214,10 @@ class LocalCluster:
         await self.close()
 
     async def start(self) -> None:
-        """Starts the name server, then the brokers; all are registered when it returns."""
+        """Starts the name server, then the brokers; all are registered when it returns.
+
+        Slaves may still be looking for their masters then; ``in_step`` waits for them.
+        """
         if self._folder is not None:
             raise StateError("the cluster was started before")
         self._folder = self._kept or Path(tempfile.mkdtemp(prefix="gimbalmq-"))
@@ -205,7 +231,10 @@ class LocalCluster:
         host = HOST if self._network is None else NAMESERVER_HOST
         shared = {key: text for key, text in self._properties.items() if key.startswith("tls.")}
         if self._secure:
-            hosts = () if self._network is None else (host, *map(self._host_of, range(len(self._names))))
+            places = [
+                (index, replica) for replica in range(self._replicas) for index in range(len(self._names))
+            ]
+            hosts = () if self._network is None else (host, *(self._host_of(*place) for place in places))
             self._security = ClusterSecurity(self.folder / "security", self._users, hosts)
             shared = self._security.properties | shared
         keys = {"bindAddress": host, "listenPort": "0", **shared, **self._namesrv_properties}
@@ -224,15 +253,16 @@ class LocalCluster:
             access=self._access,
         )
         await self._nameserver.start()
-        for index, name in enumerate(self._names):
-            self._slots.append(_Slot(self._broker_config(index, name)))
-            await self.start_broker(index)
+        for replica in range(self._replicas):
+            for index, name in enumerate(self._names):
+                self._slots.append(_Slot(self._broker_config(index, name, replica)))
+                await self.start_broker(index, replica)
 
-    def _host_of(self, index: int) -> str:
-        return HOST if self._network is None else f"10.0.0.{11 + index}"
+    def _host_of(self, index: int, replica: int) -> str:
+        return HOST if self._network is None else f"10.{replica}.0.{11 + index}"
 
-    def _broker_config(self, index: int, name: str) -> BrokerConfig:
-        host = self._host_of(index)
+    def _broker_config(self, index: int, name: str, replica: int) -> BrokerConfig:
+        host = self._host_of(index, replica)
         keys = {
             "brokerName": name,
             "bindAddress": host,
@@ -240,10 +270,11 @@ class LocalCluster:
             "brokerIP2": host,
             "listenPort": "0",
             "namesrvAddr": self.namesrv,
-            "storePathRootDir": str(self.folder / name),
+            "storePathRootDir": str(self.folder / (f"{name}-{replica}" if replica else name)),
             **SMALL,
             **({} if self._security is None else self._security.properties),
             **self._properties,
+            **({"brokerRole": "SLAVE", "brokerId": str(replica)} if replica else {}),
         }
         config, unknown = BrokerConfig.from_properties(keys)
         _refuse(unknown, BrokerConfig)
@@ -270,12 +301,49 @@ class LocalCluster:
 
     # -- what tests do to it ---------------------------------------------------------
 
-    async def start_broker(self, index: int = 0) -> Broker:
+    def _slot(self, index: int, replica: int) -> _Slot:
+        if not 0 <= replica < self._replicas:
+            raise ConfigError("replica", replica, f"use 0 to {self._replicas - 1}, or make it with replicas=")
+        if not 0 <= index < len(self._names):
+            raise ConfigError("index", index, f"use 0 to {len(self._names) - 1}")
+        return self._slots[replica * len(self._names) + index]
+
+    async def in_step(self, seconds: float = 10.0) -> None:
+        """Waits until every running slave has all that its running master has written.
+
+        Raises:
+            TimeoutError: one still lacks something; the text says which, and how much.
+        """
+        late = self._late()
+        deadline = self._clock.monotonic() + seconds
+        while late:
+            if self._clock.monotonic() > deadline:
+                raise TimeoutError(f"not in step after {seconds:g} s: {'; '.join(late)}")
+            await asyncio.sleep(_LOOK_SECONDS)
+            late = self._late()
+
+    def _late(self) -> list[str]:
+        ends = {
+            broker.live.now.broker_name: broker.store.max_commitlog_offset
+            for broker in self.brokers
+            if broker.live.now.broker_role != "SLAVE"
+        }
+        found = []
+        for slot in self._slots:
+            if slot.broker is None or slot.broker.live.now.broker_role != "SLAVE":
+                continue
+            end = ends.get(slot.config.broker_name)
+            has = slot.broker.store.max_commitlog_offset
+            if end is not None and has != end:
+                found.append(f"{slot.title} has its log up to {has}, its master up to {end}")
+        return found
+
+    async def start_broker(self, index: int = 0, replica: int = 0) -> Broker:
         """Starts a broker that is not running, on the port and folder it had."""
-        slot = self._slots[index]
+        slot = self._slot(index, replica)
         if slot.broker is not None:
-            raise StateError(f"{slot.config.broker_name} is running")
-        broker = self._new_broker(index, slot.config)
+            raise StateError(f"{slot.title} is running")
+        broker = self._new_broker(replica * len(self._names) + index, slot.config)
         await broker.start()
         slot.free_port()
         slot.broker = broker
@@ -287,19 +355,19 @@ class LocalCluster:
         network = None if self._network is None else self._network.host(config.bind_address)
         return Broker(config, network=network, clock=self._clock, access=self._access)
 
-    async def stop_broker(self, index: int = 0) -> None:
+    async def stop_broker(self, index: int = 0, replica: int = 0) -> None:
         """Closes a broker cleanly."""
-        slot = self._slots[index]
+        slot = self._slot(index, replica)
         broker, slot.broker = slot.broker, None
         if broker is not None:
             await broker.close()
             self._hold_port(slot)
 
-    def move_broker(self, index: int = 0) -> None:
+    def move_broker(self, index: int = 0, replica: int = 0) -> None:
         """Has a broker that is down come back elsewhere: at another port, in a MemoryNetwork on another host."""
-        slot = self._slots[index]
+        slot = self._slot(index, replica)
         if slot.broker is not None:
-            raise StateError(f"{slot.config.broker_name} is running: stop it first")
+            raise StateError(f"{slot.title} is running: stop it first")
         slot.free_port()
         slot.config = replace(slot.config, listen_port=0)
         if self._network is not None:
@@ -307,14 +375,14 @@ class LocalCluster:
             host = f"{ten}.{zero}.{int(net) + 1}.{number}"
             slot.config = replace(slot.config, bind_address=host, broker_ip1=host, broker_ip2=host)
 
-    async def restart_broker(self, index: int = 0) -> Broker:
+    async def restart_broker(self, index: int = 0, replica: int = 0) -> Broker:
         """Closes a broker cleanly if it runs, and starts it again."""
-        await self.stop_broker(index)
-        return await self.start_broker(index)
+        await self.stop_broker(index, replica)
+        return await self.start_broker(index, replica)
 
-    async def kill_broker(self, index: int = 0) -> None:
+    async def kill_broker(self, index: int = 0, replica: int = 0) -> None:
         """Ends a broker as a crash would: connections break, nothing is flushed or unregistered."""
-        slot = self._slots[index]
+        slot = self._slot(index, replica)
         broker, slot.broker = slot.broker, None
         if broker is not None:
             await broker.abandon()
@@ -353,6 +421,10 @@ class ThreadCluster:
     def brokers(self) -> list[Broker]:
         return self._cluster.brokers
 
+    def replica(self, index: int = 0, replica: int = 0) -> Broker:
+        """See LocalCluster."""
+        return self._cluster.replica(index, replica)
+
     @property
     def folder(self) -> Path:
         return self._cluster.folder
@@ -384,20 +456,24 @@ class ThreadCluster:
             finally:
                 self._end_thread()
 
-    def start_broker(self, index: int = 0) -> None:
-        self._call(self._cluster.start_broker(index))
+    def start_broker(self, index: int = 0, replica: int = 0) -> None:
+        self._call(self._cluster.start_broker(index, replica))
 
-    def stop_broker(self, index: int = 0) -> None:
-        self._call(self._cluster.stop_broker(index))
+    def stop_broker(self, index: int = 0, replica: int = 0) -> None:
+        self._call(self._cluster.stop_broker(index, replica))
 
-    def restart_broker(self, index: int = 0) -> None:
-        self._call(self._cluster.restart_broker(index))
+    def restart_broker(self, index: int = 0, replica: int = 0) -> None:
+        self._call(self._cluster.restart_broker(index, replica))
 
-    def kill_broker(self, index: int = 0) -> None:
-        self._call(self._cluster.kill_broker(index))
+    def kill_broker(self, index: int = 0, replica: int = 0) -> None:
+        self._call(self._cluster.kill_broker(index, replica))
 
-    def move_broker(self, index: int = 0) -> None:
-        self._cluster.move_broker(index)
+    def move_broker(self, index: int = 0, replica: int = 0) -> None:
+        self._cluster.move_broker(index, replica)
+
+    def in_step(self, seconds: float = 10.0) -> None:
+        """See LocalCluster."""
+        self._call(self._cluster.in_step(seconds))
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop is None:
