@@ -83,8 +83,8 @@ class MessageAdmin:
     async def _holders(self, address: str) -> tuple[list[str], bool]:
         """Who may have what the broker at an address has stored, that broker first; and whether it is known.
 
-        Messages keep the address of the master that stored them. If nobody has it now, it may be that of a master that is
-        gone: then its slave, or whoever is the master now, is among the first of all brokers.
+        Messages keep the address of the master that stored them. If nobody has it now, it may be that of a master that
+        is gone: then its slave, or whoever is the master now, is among the first of all brokers.
         """
         table = (await self._at.cluster_info()).broker_addr_table
         sets = [
