@@ -41,6 +41,7 @@ from gimbalmq.broker.redelivery import Deliverer
 from gimbalmq.broker.registration import Registrar
 from gimbalmq.broker.replication.acknowledging import Acknowledging
 from gimbalmq.broker.replication.progress import CopiedProgress
+from gimbalmq.broker.replication.reading import ReadRules
 from gimbalmq.broker.replication.refusals import SlaveRefusals
 from gimbalmq.broker.replication.replication import Replication
 from gimbalmq.broker.replication.role import Role, Roles
@@ -341,6 +342,7 @@ class Broker:
                 self.long_poll,
                 live,
                 self.stats,
+                ReadRules(live, self.roles),
                 gate,
             ),
             clients,
