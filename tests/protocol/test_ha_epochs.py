@@ -56,8 +56,28 @@ def test_what_a_master_sends_is_read_from_pieces_of_any_size(size: int) -> None:
     ]
     data = b"".join(packet.encode() for packet in packets)
     reader = FromMaster()
-    got = [packet for at in range(0, len(data), size) for packet in reader.feed(data[at : at + size])]
+    got: list[MasterHandshake | Transfer] = []
+    for at in range(0, len(data), size):
+        for packet in reader.feed(data[at : at + size]):
+            before = got[-1] if got else None
+            if (
+                isinstance(packet, Transfer)
+                and isinstance(before, Transfer)
+                and packet.epoch == before.epoch
+                and before.data
+                and packet.offset == before.offset + len(before.data)
+            ):
+                got[-1] = before._replace(data=bytes(before.data) + packet.data)
+            else:
+                got.append(packet)
     assert got == packets
+
+
+def test_bytes_of_the_log_do_not_wait_for_the_rest_of_their_packet() -> None:
+    packet = Transfer(100, Epoch(2, 50), 70, b"abcdef").encode()
+    reader = FromMaster()
+    assert list(reader.feed(packet[:-4])) == [Transfer(100, Epoch(2, 50), 70, b"ab")]
+    assert list(reader.feed(packet[-4:])) == [Transfer(102, Epoch(2, 50), 70, b"cdef")]
 
 
 def test_only_the_newest_epochs_are_told() -> None:

@@ -86,14 +86,13 @@ class MasterHandshake:
         return head + b"".join(_EPOCH.pack(*epoch) for epoch in epochs)
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """Bytes of the log from ``offset`` on; without bytes it is a heartbeat."""
+class Transfer(NamedTuple):
+    """Bytes of the log from ``offset`` on, a packet or a piece of one; a packet without bytes is a heartbeat."""
 
     offset: int
     epoch: Epoch
     confirm: int
-    data: bytes = b""
+    data: bytes | memoryview = b""
 
     def encode(self) -> bytes:
         return transfer_header(len(self.data), self.offset, self.epoch, self.confirm) + self.data
@@ -144,46 +143,55 @@ class FromSlave:
 
 
 class FromMaster:
-    """What a master sends, read from pieces of any size."""
+    """What a master sends, read from pieces of any size. Bytes of the log are handed on as they come."""
 
     def __init__(self) -> None:
-        self._pieces = bytearray()
-        self._need = _STATE.size + 4
+        self._head = b""
+        self._transfer = Transfer(0, Epoch(0, 0), 0)
+        self._left = 0
+        """Bytes of the packet at hand that have not come yet."""
 
     def feed(self, piece: bytes | bytearray | memoryview) -> Iterator[MasterHandshake | Transfer]:
-        """The packets that ``piece`` completes.
+        """What these bytes bring, in order; go through it before the next bytes come.
 
         Raises:
-            RemoteProtocolError: this is no such stream; packets before the mistake were given.
+            RemoteProtocolError: this is no such stream; what came before the mistake was given.
         """
-        held = self._pieces
-        held += piece
-        if len(held) < self._need:
-            return  # most pieces of a large packet
-        at = 0
-        try:
-            while True:
-                have = len(held) - at
-                self._need = _STATE.size + 4
-                if have < self._need:
-                    return
-                state, size = struct.unpack_from(">ii", held, at)
-                head = _header_bytes(state, size)
-                self._need = head + size
-                if have < self._need:
-                    return
-                if state == TRANSFER:
-                    _, _, offset, epoch, start, confirm = _TRANSFER.unpack_from(held, at)
-                    body = bytes(memoryview(held)[at + head : at + head + size])
-                    at += head + size
-                    yield Transfer(offset, Epoch(epoch, start), confirm, body)
-                else:
-                    _, _, end, _ = _MASTER_HANDSHAKE.unpack_from(held, at)
-                    listed = bytes(memoryview(held)[at + head : at + head + size])
-                    at += head + size
-                    yield MasterHandshake(end, [Epoch(*entry) for entry in _EPOCH.iter_unpack(listed)])
-        finally:
-            del held[:at]
+        view = memoryview(piece)
+        while view:
+            if self._left:
+                data, view = view[: self._left], view[self._left :]
+                now = self._transfer
+                self._left -= len(data)
+                self._transfer = now._replace(offset=now.offset + len(data))
+                yield now._replace(data=data)
+                continue
+            view = self._fill(view, _STATE.size + 4)
+            if len(self._head) < _STATE.size + 4:
+                return
+            state, size = struct.unpack_from(">ii", self._head)
+            head_bytes = _header_bytes(state, size)
+            need = head_bytes if state == TRANSFER else head_bytes + size
+            view = self._fill(view, need)
+            if len(self._head) < need:
+                return
+            head, self._head = self._head, b""
+            if state == HANDSHAKE:
+                _, _, end, _ = _MASTER_HANDSHAKE.unpack_from(head)
+                yield MasterHandshake(
+                    end, [Epoch(*entry) for entry in _EPOCH.iter_unpack(head[_MASTER_HANDSHAKE.size :])]
+                )
+                continue
+            _, self._left, offset, epoch, start, confirm = _TRANSFER.unpack(head)
+            self._transfer = Transfer(offset, Epoch(epoch, start), confirm)
+            if not self._left:
+                yield self._transfer
+
+    def _fill(self, view: memoryview, size: int) -> memoryview:
+        """Completes the head as far as there are bytes for it; returns what is left of them."""
+        missing = max(0, size - len(self._head))
+        self._head += view[:missing]
+        return view[missing:]
 
 
 def _header_bytes(state: int, size: int) -> int:
