@@ -97,9 +97,7 @@ async def register(
     Raises:
         ResponseError: 2010, the controller does not know the id.
     """
-    answer = await ask(
-        caller, address, RequestCode.CONTROLLER_REGISTER_BROKER, header, timeout=timeout
-    )
+    answer = await ask(caller, address, RequestCode.CONTROLLER_REGISTER_BROKER, header, timeout=timeout)
     return standing_of(headers.MasterReply.from_ext(answer.ext_fields), _set(answer))
 
 
@@ -125,9 +123,7 @@ async def elect(
     )
 
 
-async def replica_info(
-    caller: Caller, address: str, broker: str, *, timeout: float = TIMEOUT
-) -> Standing:
+async def replica_info(caller: Caller, address: str, broker: str, *, timeout: float = TIMEOUT) -> Standing:
     """Who is the master (1004).
 
     Raises:

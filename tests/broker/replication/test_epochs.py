@@ -62,7 +62,9 @@ def test_a_damaged_file_is_read_from_its_backup(tmp_path: Path, text: bytes) -> 
 def test_a_file_and_a_backup_that_are_damaged_stop_the_start(tmp_path: Path) -> None:
     path = tmp_path / "epochFileCheckpoint"
     path.write_bytes(b"1\n5\n1-0\n")
-    with pytest.raises(StoreIOError, match=r"check sum.*and so is its \.bak; if this is not the only replica"):
+    with pytest.raises(
+        StoreIOError, match=r"check sum.*and so is its \.bak; if this is not the only replica"
+    ):
         loaded(path)
 
 

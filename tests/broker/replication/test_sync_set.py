@@ -9,17 +9,7 @@ import pytest
 
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.replication.sync_set import SyncSet
-
-
-class Seconds:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall_ms(self) -> int:
-        return int(self.now * 1000)
+from tests.support import ManualClock
 
 
 @dataclass(eq=False)
@@ -32,12 +22,10 @@ class Desk:
     """A master with id 1 and a log of which only the end is known."""
 
     def __init__(self, *, all_ack: bool = True) -> None:
-        self.clock = Seconds()
+        self.clock = ManualClock()
         self.end = 10_000_000
         self.slaves: list[Slave] = []
-        self.live = LiveConfig(
-            BrokerConfig(store_path_root_dir="unused", all_ack_in_sync_state_set=all_ack)
-        )
+        self.live = LiveConfig(BrokerConfig(store_path_root_dir="unused", all_ack_in_sync_state_set=all_ack))
         self.set = SyncSet(1, self.slaves, lambda: self.end, self.live, self.clock)
         self.wishes = 0
         self.set.wish = self._wish

@@ -1,7 +1,7 @@
 """Epochs: which part of the log was written under which master, in memory and in Apache's file.
 
-The file is text, and Apache 5.x reads and writes the same: the number of entries, a check sum, then ``epoch-start`` line
-by line. What it said before is in ``.bak``.
+The file is text, and Apache 5.x reads and writes the same: the number of entries, a check sum, then lines of
+``epoch-start``. What it said before is in ``.bak``.
 
 An entry counts only if both its epoch and its start are greater than those of the last one, as at Apache's. So a term
 in which nothing was written leaves no entry, and the next term's data count to the older epoch. Two replicas can then
@@ -109,8 +109,8 @@ class Epochs:
             return
         if problem is not None:
             raise StoreIOError(
-                f"{self.path} is damaged ({problem}) and so is its .bak; if this is not the only replica, move both away "
-                "together with the log, and it is copied anew"
+                f"{self.path} is damaged ({problem}) and so is its .bak; if this is not the only replica, move both "
+                "away together with the log, and it is copied anew"
             ) from problem
 
     def save(self) -> None:
@@ -146,7 +146,6 @@ class Epochs:
         except OSError as error:
             raise store_error(error, f"{self.path} cannot be written") from error
         self._written = text
-
 
     def _remove(self) -> None:
         if not self.path.parent.exists():

@@ -155,7 +155,9 @@ class SyncSet:
         self._joining.pop(who, None)
         self._paces.pop(who, None)
         if who in self.counted:
-            self._missing.setdefault(who, self._now() - self._grace())  # it was here: nobody waits for it to come
+            self._missing.setdefault(
+                who, self._now() - self._grace()
+            )  # it was here: nobody waits for it to come
             self.wish()
         self._look()
 
@@ -203,9 +205,19 @@ class SyncSet:
         return before
 
     def refused(self, before: frozenset[int]) -> None:
-        """It said no, or was not reached: what was asked just now is void, what was asked before without an answer is not."""
+        """It said no, or was not reached: what was asked just now is void, unlike what was not answered before."""
         self._asked = before
         self._look()
+
+    def settled(self) -> None:
+        """The controller's set is the one we know, and it has dealt with all that was asked."""
+        self._asked = frozenset()
+        self._look()
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether something was asked without an answer."""
+        return bool(self._asked)
 
     # --- the confirm offset ------------------------------------------------------------------
 
