@@ -25,6 +25,7 @@ from gimbalmq.access.named import (
     Stored,
     Topic,
     Unnamed,
+    WithField,
     cluster_asked,
     ended,
     handed_over,
@@ -216,7 +217,7 @@ _STRICT: Mapping[int, Need] = {
     # These name a message by its place in the log, which may be any message: sent back, it is copied to the sender's
     # own retry topic and read there.
     Code.CONSUMER_SEND_MSG_BACK: rights(Group("group", _SUB), Stored("offset", sent_back, _SUB)),
-    Code.VIEW_MESSAGE_BY_ID: rights(Stored("offset", viewed, _GET)),
+    Code.VIEW_MESSAGE_BY_ID: rights(Stored("offset", viewed, _GET), WithField("raw", _GET)),
     Code.END_TRANSACTION: rights(Stored("commitLogOffset", ended, _PUB, of_retry=_SUB)),
     Code.CONSUME_MESSAGE_DIRECTLY: rights(
         Group("consumerGroup", _SUB), Stored("msgId", handed_over, _SUB, late=True)
@@ -272,7 +273,7 @@ _APACHE: Mapping[int, Need] = {
     Code.LOCK_BATCH_MQ: rights(Locked(skip_retry=True)),
     Code.UNLOCK_BATCH_MQ: rights(Locked(skip_retry=True)),
     Code.CONSUMER_SEND_MSG_BACK: rights(Group("group", _SUB)),
-    Code.VIEW_MESSAGE_BY_ID: rights(Topic("topic", _GET, optional=True)),
+    Code.VIEW_MESSAGE_BY_ID: rights(Topic("topic", _GET, optional=True), WithField("raw", _GET)),
     Code.END_TRANSACTION: rights(Topic("topic", _PUB, optional=True)),
     Code.CONSUME_MESSAGE_DIRECTLY: rights(Group("consumerGroup", _SUB), Topic("topic", _SUB, optional=True)),
     Code.CLONE_GROUP_OFFSET: rights(Group("destGroup", _UPDATE), Topic("topic", _UPDATE, optional=True)),

@@ -37,6 +37,8 @@ from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.broker.metrics import MetricsServer
 from gimbalmq.broker.redelivery import Deliverer
 from gimbalmq.broker.registration import Registrar
+from gimbalmq.broker.replication.acknowledging import Acknowledging
+from gimbalmq.broker.replication.source import HaSource
 from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
 from gimbalmq.broker.stored import stored_topic
 from gimbalmq.broker.timers import SAVE_SECONDS, Timers
@@ -169,6 +171,8 @@ class Broker:
             self.locks = QueueLocks(clock, live=live)
             self.long_poll = LongPoll(self._tags_since, live)
             self.commit = GroupCommit(self.store)
+            self.source = HaSource(self.store, live, self._network, clock)
+            self.acknowledging = Acknowledging(live, self.commit, self.source.acks)
             self._turns = Turns(clock)
             self.upkeep = Upkeep(self.store, self.commit, self._turns, live, clock)
             self.writer = Writer(self.store, live, self.long_poll, self.stats, clock, self.commit)
@@ -231,7 +235,7 @@ class Broker:
                 creations,
                 self.locks,
                 self.transactions,
-                self.commit,
+                self.acknowledging,
                 live,
                 self.stats,
                 store_host,
@@ -240,7 +244,7 @@ class Broker:
                 clock,
             ),
             FastSendHandlers(
-                self.store, self.writer, self.topics, self.commit, live, self.stats, store_host, gate
+                self.store, self.writer, self.topics, self.acknowledging, live, self.stats, store_host, gate
             ),
             SendBackHandlers(
                 self.store,
@@ -277,7 +281,7 @@ class Broker:
                 self.stats,
                 self._turns,
                 self._registration.announced,
-                self.commit.wait,
+                self.acknowledging,
             ),
             GroupAdminHandlers(
                 self.store,
