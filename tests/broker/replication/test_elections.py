@@ -106,21 +106,20 @@ async def broker(number: int, folder: Path, *controllers: str, joins: bool = Tru
 
 def test_the_first_is_master_the_second_its_slave(tmp_path: Path) -> None:
     async def work() -> None:
-        async with ControllerDouble() as double:
-            async with (
-                broker(1, tmp_path, double.address) as first,
-                broker(2, tmp_path, double.address) as second,
-            ):
-                assert (first.role, second.role) == ("master", "slave")
-                assert (first.elections.own_id, second.elections.own_id) == (1, 2)
-                standing = second.roles[0][1]
-                assert standing == Standing(1, first.address, 1, frozenset((1,)), 1)
-                text = (tmp_path / "2" / "brokerIdentity").read_text()
-                assert text == f"DefaultCluster#{NAME}#2"
-                assert not (tmp_path / "2" / "brokerIdentity-temp").exists()
-                beat = double.alive[NAME][2]
-                assert (beat.max_offset, beat.heartbeat_timeout_mills) == (200, 10_000)
-                assert first.elections.trouble is None
+        async with (
+            ControllerDouble() as double, broker(1, tmp_path, double.address) as first,
+            broker(2, tmp_path, double.address) as second,
+        ):
+            assert (first.role, second.role) == ("master", "slave")
+            assert (first.elections.own_id, second.elections.own_id) == (1, 2)
+            standing = second.roles[0][1]
+            assert standing == Standing(1, first.address, 1, frozenset((1,)), 1)
+            text = (tmp_path / "2" / "brokerIdentity").read_text()
+            assert text == f"DefaultCluster#{NAME}#2"
+            assert not (tmp_path / "2" / "brokerIdentity-temp").exists()
+            beat = double.alive[NAME][2]
+            assert (beat.max_offset, beat.heartbeat_timeout_mills) == (200, 10_000)
+            assert first.elections.trouble is None
 
     run(work())
 
@@ -166,53 +165,50 @@ def test_an_id_that_somebody_else_has_is_given_up(tmp_path: Path) -> None:
 
 def test_the_death_of_the_master_makes_the_slave_master(tmp_path: Path) -> None:
     async def work() -> None:
-        async with ControllerDouble() as double:
-            async with broker(2, tmp_path, double.address, joins=False) as second:
-                await second.elections.joined()
-                async with broker(1, tmp_path, double.address) as other:
-                    # The set has the master only; it asks for the slave that has everything.
-                    double.notify = lambda _: other.elections.notified()
-                    second.slaves.append(Slave(2, second.end))
-                    assert second.elections.sync_set is not None
-                    second.elections.sync_set.reported(second.slaves[0])
-                    await until(lambda: double.replicas[NAME].in_sync == {1, 2})
-                    await until(
-                        lambda: second.elections.sync_set and second.elections.sync_set.members == {1, 2}
-                    )
-                    await second.pool.close()
-                    await until(lambda: other.role == "master")
-                    assert other.roles[-1][1].master_epoch == 2
-                    assert other.roles[-1][1].in_sync == {2}
+        async with ControllerDouble() as double, broker(2, tmp_path, double.address, joins=False) as second:
+            await second.elections.joined()
+            async with broker(1, tmp_path, double.address) as other:
+                # The set has the master only; it asks for the slave that has everything.
+                double.notify = lambda _: other.elections.notified()
+                second.slaves.append(Slave(2, second.end))
+                assert second.elections.sync_set is not None
+                second.elections.sync_set.reported(second.slaves[0])
+                await until(lambda: double.replicas[NAME].in_sync == {1, 2})
+                await until(
+                    lambda: second.elections.sync_set and second.elections.sync_set.members == {1, 2}
+                )
+                await second.pool.close()
+                await until(lambda: other.role == "master")
+                assert other.roles[-1][1].master_epoch == 2
+                assert other.roles[-1][1].in_sync == {2}
 
     run(work())
 
 
 def test_an_election_by_hand_changes_both_roles(tmp_path: Path) -> None:
     async def work() -> None:
-        async with ControllerDouble() as double:
-            async with (
-                broker(1, tmp_path, double.address) as first,
-                broker(2, tmp_path, double.address) as second,
-            ):
-                double.replicas[NAME].in_sync = {1, 2}
-                double.replicas[NAME].set_epoch += 1
-                assert double.elect(NAME, 2)
-                first.elections.notified()
-                second.elections.notified()
-                await until(lambda: (first.role, second.role) == ("slave", "master"))
-                assert first.roles[-1][1].master_address == second.address
+        async with (
+            ControllerDouble() as double, broker(1, tmp_path, double.address) as first,
+            broker(2, tmp_path, double.address) as second,
+        ):
+            double.replicas[NAME].in_sync = {1, 2}
+            double.replicas[NAME].set_epoch += 1
+            assert double.elect(NAME, 2)
+            first.elections.notified()
+            second.elections.notified()
+            await until(lambda: (first.role, second.role) == ("slave", "master"))
+            assert first.roles[-1][1].master_address == second.address
 
     run(work())
 
 
 def test_a_notice_alone_changes_nothing(tmp_path: Path) -> None:
     async def work() -> None:
-        async with ControllerDouble() as double:
-            async with broker(1, tmp_path, double.address) as first:
-                asked = double.count(RequestCode.CONTROLLER_GET_REPLICA_INFO)
-                first.elections.notified()
-                await until(lambda: double.count(RequestCode.CONTROLLER_GET_REPLICA_INFO) > asked)
-                assert len(first.roles) == 1
+        async with ControllerDouble() as double, broker(1, tmp_path, double.address) as first:
+            asked = double.count(RequestCode.CONTROLLER_GET_REPLICA_INFO)
+            first.elections.notified()
+            await until(lambda: double.count(RequestCode.CONTROLLER_GET_REPLICA_INFO) > asked)
+            assert len(first.roles) == 1
 
     run(work())
 
@@ -291,11 +287,10 @@ def test_a_lost_answer_about_the_set_is_asked_again(tmp_path: Path, monkeypatch:
 
 def test_a_role_that_cannot_be_taken_is_tried_again(tmp_path: Path) -> None:
     async def work() -> None:
-        async with ControllerDouble() as double:
-            async with broker(1, tmp_path, double.address, joins=False) as first:
-                first.fails = 1
-                await first.elections.joined()
-                assert [role for role, _ in first.roles] == ["master"]
+        async with ControllerDouble() as double, broker(1, tmp_path, double.address, joins=False) as first:
+            first.fails = 1
+            await first.elections.joined()
+            assert [role for role, _ in first.roles] == ["master"]
 
     run(work())
 
@@ -319,15 +314,14 @@ def test_a_controller_that_lost_its_data_is_not_believed(tmp_path: Path) -> None
 
 def test_who_does_not_have_everything_is_not_elected(tmp_path: Path) -> None:
     async def work() -> None:
-        async with ControllerDouble() as double:
-            async with broker(2, tmp_path, double.address, joins=False) as second:
-                double.refuse[RequestCode.CONTROLLER_ELECT_MASTER] = (
-                    ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
-                )
-                await until(
-                    lambda: "none of those that have everything lives" in (second.elections.trouble or "")
-                )
-                assert not second.roles
+        async with ControllerDouble() as double, broker(2, tmp_path, double.address, joins=False) as second:
+            double.refuse[RequestCode.CONTROLLER_ELECT_MASTER] = (
+                ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
+            )
+            await until(
+                lambda: "none of those that have everything lives" in (second.elections.trouble or "")
+            )
+            assert not second.roles
 
     run(work())
 

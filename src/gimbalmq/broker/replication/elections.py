@@ -384,7 +384,7 @@ def _explained(error: Exception, own_id: int | None, name: str) -> str:
             return (
                 f"the controller does not know id {own_id} of {name}, which it gave this broker: it has lost its data, "
                 "or it is another controller. Give it its folder back (controllerStorePath); if it is to begin anew, "
-                "stop all replicas, remove brokerIdentity from their folders, and start the one with the longest log first"
+                "stop all replicas, remove brokerIdentity from their folders, and start the one with the longest log"
             )
         if error.code == ResponseCode.CONTROLLER_ELECT_MASTER_FAILED:
             return (
