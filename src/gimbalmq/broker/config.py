@@ -296,6 +296,11 @@ class LiveConfig:
         Raises:
             ConfigError: a value is wrong, or the key can only be set at the start.
         """
-        self.now, unknown = self.now.changed(properties)
-        self.version += 1
+        config, unknown = self.now.changed(properties)
+        self.swap(config)
         return unknown
+
+    def swap(self, config: BrokerConfig) -> None:
+        """Puts another configuration in force."""
+        self.now = config
+        self.version += 1
