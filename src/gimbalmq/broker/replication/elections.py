@@ -25,7 +25,7 @@ from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.replication.controller import Controllers
 from gimbalmq.broker.replication.identity import Applied, IdentityFile
 from gimbalmq.broker.replication.sync_set import SyncSet
-from gimbalmq.errors import ConnectError, ResponseError, RocketMQError, StoreError, TransportError
+from gimbalmq.errors import ConnectError, ResponseError, RocketMQError, TransportError
 from gimbalmq.protocol.codes import ResponseCode
 from gimbalmq.protocol.headers.controller import AlterSyncStateSet, ElectMaster, RegisterAtController
 from gimbalmq.protocol.headers.replication import BrokerHeartbeat
@@ -144,8 +144,12 @@ class Elections:
             try:
                 await self._join()
                 break
-            except (RocketMQError, StoreError) as error:
+            except RocketMQError as error:
                 self._note_trouble(_explained(error, self.own_id, self._live.now.broker_name))
+            except Exception as error:
+                # A broker must not stay without a role for ever because of one bad answer.
+                log.exception("joining failed and is tried again")
+                self.trouble = repr(error)
             pause = _START_PAUSES[min(tries, len(_START_PAUSES) - 1)]
             tries += 1
             # Brokers that start together must not ask for the same id again and again.
@@ -254,8 +258,11 @@ class Elections:
             self._look_now.clear()
             try:
                 await self.look()
-            except (RocketMQError, StoreError) as error:
+            except RocketMQError as error:
                 self._note_trouble(_explained(error, self.own_id, self._live.now.broker_name))
+            except Exception as error:
+                log.exception("the controller's answer could not be used; it is asked again")
+                self.trouble = repr(error)
 
     async def look(self) -> None:
         """Asks who the master is, and takes the role that follows from it."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.replication import agreement
@@ -21,11 +21,13 @@ from gimbalmq.broker.replication.dialects import MasterLine, SlaveLine
 from gimbalmq.broker.replication.epochs import Epochs, common_end, with_ends
 from gimbalmq.errors import (
     CopyRefusedError,
-    OutOfStepError,
+    DiskFullError,
     RemoteProtocolError,
     ReplicaRefusedError,
     RequestTimeoutError,
+    ResourceShortageError,
     StoreError,
+    StoreIOError,
 )
 from gimbalmq.protocol.ha import LogPiece
 from gimbalmq.protocol.ha_epochs import (
@@ -39,14 +41,12 @@ from gimbalmq.protocol.ha_epochs import (
 )
 from gimbalmq.rpc.call import Caller
 from gimbalmq.store.cutting import CutReport
-from gimbalmq.store.dispatcher import LogScanner
 from gimbalmq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
 
 _NO_END = 1 << 62
 _HANDSHAKE_SECONDS = 5.0
-_RECORDS_A_TURN = 200
 _NO_EPOCH = Epoch(-1, 0)
 
 
@@ -126,7 +126,8 @@ class EpochCopy:
 
     Args:
         master: the ordinary address of the master that is copied.
-        cut: cuts the store's log, in turns.
+        cut: cuts the store's log and says what is lost.
+        last_common: finds the end of the last record that our log has in common with a master's.
         confirmed: called with what the master says is confirmed, when we have the bytes that came with it.
         noted: called when there is a new epoch to be saved.
     """
@@ -141,6 +142,7 @@ class EpochCopy:
         master: Callable[[], str],
         *,
         cut: Callable[[int], Awaitable[CutReport]],
+        last_common: Callable[[str], Awaitable[int]],
         confirmed: Callable[[int], None],
         noted: Callable[[], None],
     ) -> None:
@@ -151,6 +153,7 @@ class EpochCopy:
         self._caller = caller
         self._master = master
         self._cut = cut
+        self._last_common = last_common
         self._confirmed = confirmed
         self._noted = noted
         self._packets = FromMaster()
@@ -217,7 +220,9 @@ class EpochCopy:
         if found.verdict is agreement.Verdict.DIFFERENT:
             if shared is None:
                 raise CopyRefusedError(self._nothing_in_common(answer))
-            place = await self._last_common(shared[0].start, found.ours)
+            place = await self._last_common(self._master())
+            if place < shared[0].start:
+                raise CopyRefusedError(self._nothing_in_common(answer))
             await self._cut_to(place, f"epoch {shared[0].epoch} has other records there at the master")
             return
         problem = found.problem(self._master())
@@ -234,60 +239,20 @@ class EpochCopy:
         )
 
     async def _cut_to(self, offset: int, why: str) -> None:
+        """What lies behind the offset was never confirmed: whoever became master had all that was."""
+        log.warning("our log is cut at %d: %s", offset, why)
         try:
-            report = await self._cut(offset)
-        except OutOfStepError as error:
+            await self._cut(offset)
+        except (StoreIOError, DiskFullError, ResourceShortageError):
+            raise  # the disk's; it is tried again
+        except StoreError as error:
             raise CopyRefusedError(
                 f"our log should be cut at {offset}, because {why}, and cannot be: {error}. Empty the folder except for "
                 "brokerIdentity, and everything is copied anew"
             ) from error
         self._epochs.cut(offset)
         self._noted()
-        if report.records:
-            log.warning(
-                "cut %d records off our log, from %d to %d, because %s; they were never confirmed: %s",
-                report.records,
-                report.begin,
-                report.end,
-                why,
-                ", ".join(f"{count} of {topic}" for topic, count in sorted(report.topics.items())[:20]),
-            )
-
-    async def _last_common(self, start: int, end: int) -> int:
-        """Behind the last record below ``end`` that the master has, too; looks no further back than ``start``."""
-        store = self._store
-        segment = store.log.segments.size
-        begin = max(start, store.min_commitlog_offset)
-        base = max(begin, end - 1 - (end - 1) % segment)
-        while base > begin and not await self._same(base):
-            base = max(begin, base - segment)
-        places = await self._places(base, end)
-        low, high = 0, len(places)  # records before ``low`` are the same, those from ``high`` on are not
-        while low < high:
-            middle = (low + high) // 2
-            if await self._same(places[middle]):
-                low = middle + 1
-            else:
-                high = middle
-        return places[low] if low < len(places) else end
-
-    async def _same(self, place: int) -> bool:
-        ours = self._store.log.record_at(place)
-        return ours is not None and await agreement.record_of(self._caller, self._master(), place) == ours
-
-    async def _places(self, begin: int, end: int) -> list[int]:
-        """Where our records between two offsets lie."""
-        places: list[int] = []
-        for found in LogScanner(self._store.log.segments, begin):
-            if found.commitlog_offset >= end:
-                break
-            places.append(found.commitlog_offset)
-            if len(places) % _RECORDS_A_TURN == 0:
-                await asyncio.sleep(0)
-        if not places:
-            raise StoreError(f"our log has no record between {begin} and {end}")
-        return places
 
 
-def _listed(epochs: Iterator[Epoch] | tuple[Epoch, ...] | list[Epoch] | object) -> str:
-    return "none" if not epochs else ", ".join(f"{epoch}-{start}" for epoch, start in epochs)  # type: ignore[attr-defined]
+def _listed(epochs: Sequence[Epoch]) -> str:
+    return ", ".join(f"{epoch}-{start}" for epoch, start in epochs) or "none"
