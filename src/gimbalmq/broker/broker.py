@@ -32,6 +32,7 @@ from gimbalmq.broker.handlers.query import QueryHandlers
 from gimbalmq.broker.handlers.send import SendHandlers
 from gimbalmq.broker.handlers.send_back import SendBackHandlers
 from gimbalmq.broker.handlers.send_fast import FastSendHandlers
+from gimbalmq.broker.handlers.tables import TableHandlers
 from gimbalmq.broker.json_file import TableThread
 from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.longpoll import LongPoll
@@ -48,6 +49,7 @@ from gimbalmq.broker.replication.role import Role, Roles
 from gimbalmq.broker.replication.role_file import RoleFile
 from gimbalmq.broker.replication.services import MasterServices
 from gimbalmq.broker.replication.source import HaSource
+from gimbalmq.broker.request_modes import RequestModes
 from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
 from gimbalmq.broker.stored import stored_topic
 from gimbalmq.broker.timers import SAVE_SECONDS, Timers
@@ -160,9 +162,10 @@ class Broker:
                 )
             await self._start_fast_port(config)
             await self.replication.listen(self.live.now)
+            await self.replication.require_place(self.address)
             self._schedule()
-            await self.replication.start(self.address)
             await self._registration.start(self.address, self.replication.ha_address)
+            await self.replication.start()
             if self.controller_mode is not None:
                 await self.controller_mode.start()
         except BaseException:
@@ -185,7 +188,8 @@ class Broker:
             self._tables = TableThread(self._files)
             self.topics = Topics(folder, live, clock, self._tables)
             self.groups = Groups(folder, live, clock, self._tables)
-            self.offsets = ConsumerOffsets(folder, self._tables, live)
+            self.offsets = ConsumerOffsets(folder, self._tables, live, clock)
+            self.request_modes = RequestModes(folder, self._tables)
             self.consumers = Consumers(clock)
             self.producers = Producers(clock)
             self.locks = QueueLocks(clock, live=live)
@@ -212,7 +216,14 @@ class Broker:
                 self.timers,
                 self.transactions,
             )
-            for part in (self.topics, self.groups, self.offsets, self.delays, self.timers):
+            for part in (
+                self.topics,
+                self.groups,
+                self.offsets,
+                self.request_modes,
+                self.delays,
+                self.timers,
+            ):
                 part.load()
             if self.roles.is_master:
                 run_through(services.go_on())
@@ -360,6 +371,16 @@ class Broker:
                 self.stats,
                 self._turns,
             ),
+            TableHandlers(
+                self.store,
+                self.topics,
+                self.groups,
+                self.offsets,
+                self.delays,
+                self.timers,
+                self.request_modes,
+                self._turns,
+            ),
             BrokerAdminHandlers(
                 self.store,
                 live,
@@ -481,6 +502,7 @@ class Broker:
         for save in (
             self.topics.saving.finish,
             self.groups.saving.finish,
+            self.request_modes.saving.finish,
             self._close_transactions,
             self.offsets.finish,
             self._close_delays,
@@ -509,7 +531,7 @@ class Broker:
         self._started = False
         await self.metrics.close()
         self.topics.changed = None
-        for saving in (self.topics.saving, self.groups.saving, self.offsets):
+        for saving in (self.topics.saving, self.groups.saving, self.request_modes.saving, self.offsets):
             await saving.abandon()
         for server in (self._server, self._fast_server):
             server.abort_all()

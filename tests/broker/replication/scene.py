@@ -44,7 +44,9 @@ def fill(store: MessageStore, count: int, *, start: int = 0, most: int = 900) ->
     """Messages of many sizes, some larger than a packet, to two topics with several queues."""
     for number in range(start, start + count):
         body = bytes([number % 251]) * (1 + number * 37 % most)
-        put(store, ("orders", "bills")[number % 2], number % 3, body, KEYS=f"k{number}", TAGS=f"t{number % 4}")
+        put(
+            store, ("orders", "bills")[number % 2], number % 3, body, KEYS=f"k{number}", TAGS=f"t{number % 4}"
+        )
 
 
 def log_of(store: MessageStore, begin: int, end: int) -> bytes:
@@ -64,9 +66,12 @@ def assert_same(master: MessageStore, slave: MessageStore) -> None:
             ours, theirs = slave.find_queue(topic, queue_id), master.find_queue(topic, queue_id)
             assert ours is not None and theirs is not None
             first, last = max(ours.min_offset, theirs.min_offset), min(ours.max_offset, theirs.max_offset)
-            assert slave.entries(topic, queue_id, first, last - first) == master.entries(
-                topic, queue_id, first, last - first
-            )
+            copied = slave.entries(topic, queue_id, first, last - first)
+            whole = master.entries(topic, queue_id, first, last - first)
+            # Of messages before the slave's first file it has numbers only.
+            assert [entry for entry, other in zip(copied, whole, strict=True) if other[0] >= begin] == [
+                other for other in whole if other[0] >= begin
+            ]
 
 
 class MasterEnd:
@@ -136,9 +141,7 @@ class SlaveEnd:
         self.pool = ChannelPool(network=self.network)
         self.grown: list[QueueLog] = []
         self.states: list[State] = []
-        self.follower = Follower(
-            self.store, self.live, self.network, self.pool, self.clock, self._arrived
-        )
+        self.follower = Follower(self.store, self.live, self.network, self.pool, self.clock, self._arrived)
 
     def _arrived(self, queues: Sequence[QueueLog]) -> None:
         self.grown += queues
@@ -184,8 +187,8 @@ async def pair(
         line: puts something between the slave and its network.
     """
     whole = MemoryNetwork()
-    network: Network = whole.host("slave")
-    master = MasterEnd(folder / "master", whole.host("master"), clock, **(master_properties or {}))
+    network: Network = whole.host("10.0.0.12")
+    master = MasterEnd(folder / "master", whole.host("10.0.0.11"), clock, **(master_properties or {}))
     slave = SlaveEnd(
         folder / "slave", line(network) if line is not None else network, clock, **(slave_properties or {})
     )
@@ -201,7 +204,7 @@ async def pair(
 
 def virtual(work: Callable[[VirtualClock], Any]) -> None:
     async def main(clock: VirtualClock) -> None:
-        async with asyncio.timeout(600):
+        async with asyncio.timeout(100):
             await work(clock)
 
     run_virtual(main)

@@ -103,7 +103,9 @@ class Follower:
         self._pool = pool
         self._clock = clock
         self._arrived = arrived
-        self.dialect: Callable[[], CopyDialect] = dialect or (lambda: PlainCopy(self._agree))
+        self.dialect: Callable[[], CopyDialect] = dialect or (
+            lambda: PlainCopy(self._agree, last_file_only=live.now.sync_from_last_file)
+        )
         self._tasks = Tasks("replication copy")
         self._aimed = asyncio.Event()
         self._link: _Link | None = None
@@ -183,6 +185,12 @@ class Follower:
                 pause = _LONGEST_PAUSE_SECONDS
             except RocketMQError as error:
                 self._note(State.SEEKING, str(error))
+            except AssertionError:
+                raise
+            except Exception as error:
+                log.exception("copying the log failed and goes on")
+                self._note(State.SEEKING, repr(error))
+                pause = _LONGEST_PAUSE_SECONDS
             if self._meter.total > before:
                 pause = _FIRST_PAUSE_SECONDS
             try:
