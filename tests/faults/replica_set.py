@@ -254,7 +254,7 @@ class ReplicaProcesses:
         await until(follow, "every slave follows the master", seconds)
 
     async def at_work(self, count: int) -> None:
-        """Waits until the new master has taken messages: with one slave left they are acknowledged, else only stored."""
+        """Waits until the new master has taken messages: they are acknowledged if a slave is left, else only stored."""
         if len(self.members) > 2:
             await self.senders.more(count, "by the new master")
         else:

@@ -120,7 +120,7 @@ async def back(group: ReplicaProcesses, old: Member) -> None:
         await group.senders.some_fail(5, "without a slave")
     else:
         await group.at_work(AFTER)
-    await group.rejoin(old)  # type: ignore[arg-type]
+    await group.rejoin(old)
 
 
 FAULTS: list[Fault] = [

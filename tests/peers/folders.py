@@ -118,7 +118,7 @@ class Log:
             self.end = base + len(data)
             return True
 
-    def bytes(self, begin: int, end: int) -> bytes:
+    def raw(self, begin: int, end: int) -> bytes:
         """From the files as they are; what is behind the last file is missing."""
         parts = []
         while begin < end:
@@ -127,7 +127,7 @@ class Log:
             if not file.exists():
                 break
             with opened(file) as data:
-                parts.append(data[begin - base : min(end - base, len(data))])
+                parts.append(bytes(data[begin - base : min(end - base, len(data))]))
             begin = base + self.file_bytes
         return b"".join(parts)
 
@@ -144,13 +144,13 @@ class Log:
 
 
 @contextmanager
-def opened(file: Path) -> Iterator[mmap.mmap | bytes]:
+def opened(file: Path) -> Iterator[memoryview]:
     with file.open("rb") as handle:
         if not file.stat().st_size:
-            yield b""
+            yield memoryview(b"")
             return
-        with mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            yield data
+        with mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
+            yield view
 
 
 def numbered(folder: Path) -> list[Path]:
@@ -218,7 +218,7 @@ def read_index(store: Path, slots: int) -> list[tuple[int, int]]:
     return found
 
 
-def _chained(data: mmap.mmap | bytes, slots: int) -> Iterator[tuple[int, int]]:
+def _chained(data: memoryview, slots: int) -> Iterator[tuple[int, int]]:
     count = _INDEX_HEADER.unpack_from(data)[5]
     entries_at = _INDEX_HEADER.size + slots * 4
     heads = struct.unpack_from(f">{slots}i", data, _INDEX_HEADER.size)
@@ -310,7 +310,7 @@ def _log_differences(one: Log, other: Log, begin: int, end: int) -> Iterator[str
     size = one.file_bytes
     for base in range(begin - begin % size, end, size):
         low, high = max(base, begin), min(base + size, end)
-        left, right = one.bytes(low, high), other.bytes(low, high)
+        left, right = one.raw(low, high), other.raw(low, high)
         if left == right:
             continue
         at = next((at for at in range(min(len(left), len(right))) if left[at] != right[at]), len(right))

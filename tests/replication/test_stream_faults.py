@@ -106,7 +106,7 @@ def test_a_cut_inside_a_blank_tail_loses_nothing(tmp_path: Path) -> None:
 
     async def work() -> None:
         async with pair(tmp_path) as both:
-            cuts = []
+            cuts: list[int] = []
 
             def cut(packet: Packet) -> bytes:
                 if packet.data and not any(packet.data) and len(cuts) < 5 and packet.offset not in cuts:
