@@ -229,3 +229,44 @@ def test_an_apache_sync_master_answers_as_the_table_says(apache_master: Scene) -
         if name == rule:
             assert statuses(scene, slave, replicas) == expected
     assert configure(scene.master.address, brokerRole="ASYNC_MASTER").code == 0
+
+
+# --- the long form -----------------------------------------------------------------------------
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("slave_kind", [OLD, NEW, OURS])
+@pytest.mark.parametrize("master_kind", [OLD, NEW, OURS])
+def test_a_pair_goes_through_everything(
+    master_kind: Kind, slave_kind: Kind, namesrv: str, tmp_path: Path
+) -> None:
+    """Each pair by itself, Apache's among themselves too: the comparison asks nothing but what holds for them."""
+    with ReplicaSet(tmp_path, f"pair-{master_kind}-{slave_kind}", namesrv=namesrv) as replicas:
+        master = replicas.master(master_kind)
+        scene = Scene(replicas, master, traffic(master, "Pairs"), watch=watch)
+        first = scene.join("first", slave_kind)
+        scene.sender.every_kind()
+        if master_kind != OURS:
+            scene.sender.from_v6()
+        (seen,) = scene.compare("first")
+        assert seen.copy[0] == 0
+        fill_file(master, scene.sender, 3)
+        began = file_of(log_end(master.address))
+        scene.join("late", slave_kind)
+        scene.sender.every_kind()
+        _, late = scene.compare("first", "late")
+        assert late.copy[0] == 0 if slave_kind == OURS else file_of(late.copy[0]) >= began >= 3
+        for round_number in range(2):
+            first.kill()
+            fill_file(master, scene.sender, file_of(log_end(master.address)) + 2)
+            with Load(scene.sender, chunk=8) as load:
+                first.start()
+                load.wait_for_bytes(FILE_BYTES)
+            # A Java broker that opens a killed broker's folder fills its newest index file only in part.
+            copied(master, first, index=slave_kind == OURS)
+            if round_number == 0:
+                master.kill()
+                master.start()
+                scene.sender.every_kind()
+                copied(master, first, index=slave_kind == master_kind == OURS)
