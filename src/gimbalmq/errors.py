@@ -362,3 +362,36 @@ class ResourceShortageError(StoreError):
 
 class StoreIOError(StoreError):
     """The disk failed; the store is read-only."""
+
+
+class StoreFollowsError(StoreError):
+    """The store copies a master's log, so it takes no messages of its own."""
+
+
+class OutOfStepError(StoreError):
+    """Bytes of a log were given, or asked for, at an offset at which they cannot be.
+
+    Attributes:
+        offset: where they should have been.
+        begin, end: the log has the bytes from ``begin`` to ``end``.
+    """
+
+    def __init__(self, offset: int, begin: int, end: int, what: str) -> None:
+        self.offset = offset
+        self.begin = begin
+        self.end = end
+        super().__init__(f"{what} at commit-log offset {offset}: our log is from {begin} to {end}")
+
+
+class DamagedCopyError(StoreError):
+    """Bytes that a master sent are no log: nothing from ``offset`` on was taken.
+
+    Attributes:
+        offset: where in the log.
+        reason: what is wrong there.
+    """
+
+    def __init__(self, offset: int, reason: str) -> None:
+        self.offset = offset
+        self.reason = reason
+        super().__init__(f"what the master sent for commit-log offset {offset} is no record: {reason}")

@@ -17,7 +17,7 @@ from gimbalmq.model import topics
 from gimbalmq.model.queue_entry import FILLER_SIZE
 from gimbalmq.model.record import encode_record
 from gimbalmq.store import MessageStore
-from gimbalmq.store.recovery import Checkpoint
+from gimbalmq.store.checkpoint import Checkpoint
 from gimbalmq.store.results import RecoveryReport
 from tests.store.helpers import (
     LOG_FILE,

@@ -12,7 +12,7 @@ from gimbalmq.errors import StoreError, StoreLockedError
 from gimbalmq.model.flags import TRANSACTION_PREPARED
 from gimbalmq.model.record import decode_record
 from gimbalmq.store import MessageStore
-from gimbalmq.store.recovery import Checkpoint
+from gimbalmq.store.checkpoint import Checkpoint
 from tests.store.helpers import (
     LOG_FILE,
     NOON,

@@ -28,9 +28,9 @@ from gimbalmq.errors import ConfigError, DataLossError
 from gimbalmq.model.queue_entry import ENTRY, ENTRY_BYTES, FILLER_SIZE, entry_dtype
 from gimbalmq.model.record import MAGIC_BLANK, MAGIC_START, check_record
 from gimbalmq.spark.decode import find_record_start
+from gimbalmq.store.checkpoint import Checkpoint
 from gimbalmq.store.dispatcher import read_found
 from gimbalmq.store.files import translated
-from gimbalmq.store.recovery import Checkpoint
 
 _NAME: Final = re.compile(r"\d{20}")
 _BLANK: Final = MAGIC_BLANK.to_bytes(4, "big")

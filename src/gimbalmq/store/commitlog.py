@@ -10,8 +10,19 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from gimbalmq.errors import ResourceShortageError, StoreError, StoreIOError
-from gimbalmq.model.record import BLANK_BYTES, check_record
+from gimbalmq._steps import Steps
+from gimbalmq.errors import OutOfStepError, ResourceShortageError, StoreError, StoreIOError
+from gimbalmq.model.record import (
+    BLANK_BYTES,
+    MAGIC_AT,
+    MAGIC_BLANK,
+    MAGIC_START,
+    MAGIC_V1,
+    MAGIC_V2,
+    MIN_RECORD,
+    START,
+    check_record,
+)
 from gimbalmq.store.files import Files, store_error, sync_names, translated
 from gimbalmq.store.segments import Segment, Segments
 
@@ -28,6 +39,9 @@ class CommitLog:
         self._syncing = threading.Lock()  # for as long as a sync takes
         self._synced_names = 0
         self._sync_failure: str | None = None
+        self.hint = -1
+        """Where a record begins that is not far from the last one; -1 if nobody knows."""
+        self._noted = -1
 
     @property
     def min_offset(self) -> int:
@@ -47,7 +61,7 @@ class CommitLog:
                     segments.add()
                 segment = segments.at(offset)
                 # one join and one call: writev over five parts a record costs more than the copy
-                data = b"".join(parts)
+                data = parts[0] if len(parts) == 1 else b"".join(parts)
                 fd = segment.fd if segment.fd >= 0 else segments.descriptor(segment)
                 self._files.write_at(fd, data, offset - segment.base)
                 end = offset + len(data)
@@ -76,8 +90,45 @@ class CommitLog:
         with self._lock:
             self.segments.wipe_behind(offset)
             self.position = offset
+            self._noted = min(self._noted, offset)
+            if self.hint >= offset:
+                self.hint = -1
             self.flushed = min(self.flushed, offset)
             self.segments.keep_from = self.flushed
+
+    def cut_steps(self, offset: int) -> Steps[None]:
+        """Cuts the log to ``offset``, durably, when no other thread syncs it."""
+        while not self._syncing.acquire(blocking=False):
+            yield
+        try:
+            with translated(f"cut of the commit log at {offset}"):
+                self.wipe_behind(offset)
+                if len(self.segments):
+                    self.segments.sync(self.segments[-1])
+        finally:
+            self._syncing.release()
+
+    def begin_at(self, offset: int) -> None:
+        """Has an empty log begin at an offset, at which a file would begin."""
+        with self._lock:
+            self.segments.begin_at(offset)
+            self.position = self.flushed = offset
+
+    def file_end(self, offset: int) -> int:
+        """Where the file ends in which this offset lies or will lie."""
+        base, size = self.segments.first_base, self.segments.size
+        return base + ((offset - base) // size + 1) * size
+
+    def bytes_at(self, offset: int, most: int) -> memoryview:
+        """What is written from ``offset`` on, at most so much and within one file; nothing at the end.
+
+        Raises:
+            OutOfStepError: the log begins behind the offset, or ends before it.
+        """
+        if not self.min_offset <= offset <= self.position:
+            raise OutOfStepError(offset, self.min_offset, self.position, "bytes were asked for")
+        size = min(most, self.position - offset, self.file_end(offset) - offset)
+        return self.segments.view(offset, size) if size > 0 else memoryview(b"")
 
     def read(self, offset: int, size: int) -> bytes:
         return self.segments.read(offset, size)
@@ -93,6 +144,61 @@ class CommitLog:
             return None
         data = self.segments.read(offset, size)
         return None if check_record(data, commitlog_offset=offset) else data
+
+    def note_end(self) -> None:
+        """To be called now and then, so that ``last_place`` need not go far back."""
+        if self.position > self._noted:
+            self.hint, self._noted = self._noted, self.position
+
+    def last_place(self) -> int:
+        """Where the last record begins; -1 if there is none."""
+        end = self.position
+        first = self.min_offset
+        start = self.hint if first <= self.hint < end else self._file_start(end - 1)
+        while start >= first and end > first:
+            found = self._walk(start, end)
+            if found >= 0:
+                self.hint = found
+                return found
+            start = self._file_start(start - 1)
+        return -1
+
+    def _file_start(self, offset: int) -> int:
+        return self.file_end(offset) - self.segments.size
+
+    def _walk(self, at: int, end: int) -> int:
+        """The last record from ``at`` on; those between are believed what they say of their sizes."""
+        segments = self.segments
+        found = -1
+        while at < end:
+            segment = segments.at(at)
+            view, base = segments.map(segment), segment.base
+            stop = min(base + segments.size, end)
+            while at + BLANK_BYTES <= stop:
+                size, magic = START.unpack_from(view, at - base)
+                if magic == MAGIC_BLANK:
+                    break
+                if magic not in (MAGIC_V1, MAGIC_V2) or not MIN_RECORD <= size <= stop - at:
+                    return self._last_behind(at, end, found)
+                found = at
+                at += size
+            at = base + segments.size
+        return found
+
+    def _last_behind(self, at: int, end: int, found: int) -> int:
+        """The same if the log is damaged at ``at``: any place behind it may begin the last record."""
+        segments = self.segments
+        segment = segments.at(at)
+        view, base = segments.map(segment), segment.base
+        stop = min(base + segments.size, end) - base
+        where = view.find(MAGIC_START, at - base + MAGIC_AT, stop)
+        while where >= 0:
+            place = base + where - MAGIC_AT
+            if place > at and self.record_at(place) is not None:
+                return max(found, self._walk(place, end))
+            where = view.find(MAGIC_START, where + 1, stop)
+        behind = self._walk(base + segments.size, end) if base + segments.size < end else -1
+        return max(found, behind)
 
     def flush(self) -> int:
         """Makes what was written so far durable; the offset up to which that holds. Any thread.

@@ -110,6 +110,7 @@ class QueueFiles:
         self.unsynced: set[str] = set()
         self._aside = threading.Lock()
         self._writing: QueueLog | None = None  # by the thread that holds the lock
+        self.cuts = 0
         self.last_entries: dict[QueueLog, Entry] = {}  # as found by load, until recovery is done
         self.damaged = False
         self._name_limit = 0
@@ -206,12 +207,17 @@ class QueueFiles:
         del queue.tail[: count * ENTRY_BYTES]
         queue.written += count
 
-    def write_aside(self, queue: QueueLog, start: int, data: bytes) -> None:
+    def write_aside(self, queue: QueueLog, start: int, data: bytes, cuts: int) -> None:
         """Writes entries from number ``start`` on, beside the owner of the descriptors. Any thread, one at a time.
 
         If the owner writes the same entries meanwhile, both write the same.
+
+        Args:
+            cuts: as it was when the entries were copied: what was copied before a cut is not written behind it.
         """
         with self._aside:
+            if cuts != self.cuts:
+                return
             self._writing = queue
             try:
                 done = 0
@@ -231,22 +237,27 @@ class QueueFiles:
                 self._writing = None
 
     def append(self, queue: QueueLog, queue_offset: int, offset: int, size: int, tags_code: int) -> bool:
-        """Adds an entry made again from its record; False if it is there already.
+        """Adds an entry made again from its record, readable at once; False if it is there already."""
+        if queue_offset < queue.next_offset:
+            return False
+        self.place(queue, queue_offset, offset, size, tags_code)
+        queue.max_offset = queue.next_offset
+        return True
+
+    def place(self, queue: QueueLog, queue_offset: int, offset: int, size: int, tags_code: int) -> None:
+        """Adds an entry that is not there yet; it is readable when ``max_offset`` has moved.
 
         A queue that begins late (its older files are gone) or has a hole is filled with entries that
         stand for nothing, as Java does, because an entry's place in the file is its number. The caller sees to it
         that the hole is not too large.
         """
-        if queue_offset < queue.next_offset:
-            return False
         if queue_offset > queue.next_offset:
             if queue.next_offset == queue.first == 0 and not queue.tail:
                 queue.first = queue.written = queue_offset - queue_offset % self.per_file
                 queue.next_offset = queue.max_offset = queue.first
             queue.tail += FILLER * (queue_offset - queue.next_offset)
         queue.tail += ENTRY.pack(offset, size, tags_code)
-        queue.next_offset = queue.max_offset = queue_offset + 1
-        return True
+        queue.next_offset = queue_offset + 1
 
     # --- loading and cutting -----------------------------------------------------------------
 
@@ -391,6 +402,11 @@ class QueueFiles:
         queue.written = queue.next_offset = queue.max_offset = number
         queue.min_offset = min(queue.min_offset, number)
         queue.min_place = -1
+
+    def stop_copies(self) -> None:
+        """Queues are about to be cut: copies of their entries that another thread has are void."""
+        with self._aside:
+            self.cuts += 1
 
     def clear(self, queue: QueueLog) -> None:
         """Forgets all entries and files of a queue, so that it may begin anywhere."""
@@ -599,6 +615,7 @@ class TailCopies:
 
     def __init__(self, files: QueueFiles) -> None:
         self._files = files
+        self._cuts = files.cuts
         self._copies: list[tuple[QueueLog, int, bytes]] = []
         self._done = 0
         self.failure: StoreError | None = None
@@ -615,7 +632,7 @@ class TailCopies:
         """Any thread; no checkpoint is to end before the owner has heard of it."""
         for queue, start, data in self._copies:
             try:
-                self._files.write_aside(queue, start, data)
+                self._files.write_aside(queue, start, data, self._cuts)
             except OSError as error:
                 self.failure = store_error(error, f"consume queue of {queue.topic}-{queue.queue_id}")
                 return
@@ -623,7 +640,7 @@ class TailCopies:
 
     def written(self) -> Iterator[tuple[QueueLog, int]]:
         """For the owner: takes what was written from the tails; each queue, and how many entries left its memory."""
-        for queue, start, data in self._copies[: self._done]:
+        for queue, start, data in self._copies[: self._done] if self._cuts == self._files.cuts else ():
             count = len(data) // ENTRY_BYTES
             if queue.written == start and not queue.gone:  # else the owner itself was faster
                 del queue.tail[: len(data)]

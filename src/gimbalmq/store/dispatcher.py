@@ -13,7 +13,7 @@ from zlib import crc32
 
 from gimbalmq.errors import StoreError
 from gimbalmq.model import properties as prop
-from gimbalmq.model.flags import HOST_BITS, enters_index, enters_queue
+from gimbalmq.model.flags import HOST_BITS, INNER_BATCH, enters_index, enters_queue
 from gimbalmq.model.queue_entry import tags_code
 from gimbalmq.model.record import (
     BLANK_BYTES,
@@ -32,6 +32,7 @@ from gimbalmq.model.record import (
     find_property,
 )
 from gimbalmq.model.topics import SCHEDULE_TOPIC
+from gimbalmq.store.append import IndexItem
 from gimbalmq.store.consumequeue import QueueFiles, QueueLog
 from gimbalmq.store.deletions import DELETION_TOPIC, decode_deletion
 from gimbalmq.store.files import passes, store_error
@@ -99,7 +100,7 @@ class LogScanner:
             offset = base + position
             if view[position + MAGIC_AT : position + BLANK_BYTES] == _BLANK:
                 return True
-            found = _read_plain(view, position, offset) if position + HEAD_BYTES < room else None
+            found = read_plain(view, position, offset) if position + HEAD_BYTES < room else None
             if found is None:
                 why = check_record(view, position, commitlog_offset=offset)
                 if why is not None:
@@ -163,7 +164,7 @@ def _fades_out(found: Found) -> bool:
     return found.properties.endswith(b"\0") or found.topic.endswith("\0")
 
 
-def _read_plain(view: memoryview, position: int, offset: int) -> Found | None:
+def read_plain(view: memoryview, position: int, offset: int) -> Found | None:
     """Checks and reads the usual record (V1, IPv4 hosts) in one go; None if it is not one, or not valid.
 
     A scan is as long as the log written since the last checkpoint: this makes it twice as fast.
@@ -256,6 +257,7 @@ class Dispatcher:
         self._index_batch = index_batch
         self.unwritten: set[QueueLog] = set()
         self._parked: dict[QueueLog, Place] = {}
+        self._anew: dict[QueueLog, Place] = {}
         self._count = 0
         self._damaged = 0
         self.begins_late = False
@@ -268,6 +270,12 @@ class Dispatcher:
         if 0 < found.store_timestamp < _YEAR_2100_MS:
             self.last_timestamp = found.store_timestamp
         if enters_queue(found.sys_flag):
+            if found.sys_flag & INNER_BATCH:
+                self._note(
+                    found.commitlog_offset,
+                    f"{found.topic} has batch queues, which only Apache's brokers read",
+                )
+                return
             try:
                 queue = self._queue(found.topic, found.queue_id)
             except StoreError as error:
@@ -283,10 +291,14 @@ class Dispatcher:
             self._delete(found)
             return
         if self._index is not None and enters_index(found.sys_flag):
-            item = (found.topic, found.properties, found.commitlog_offset, self.last_timestamp)
-            self._index.pending.append(item)
-            if len(self._index.pending) >= self._index_batch:
-                self.build_index()
+            self._index_later(
+                (found.topic, found.properties, found.commitlog_offset, self.last_timestamp), self._index
+            )
+
+    def _index_later(self, item: IndexItem, index: KeyIndex) -> None:
+        index.pending.append(item)
+        if len(index.pending) >= self._index_batch:
+            self.build_index()
 
     def _append(self, queue: QueueLog, place: Place) -> None:
         if self._queue_files.append(queue, *place):
@@ -298,7 +310,8 @@ class Dispatcher:
 
     def _out_of_order(self, queue: QueueLog, place: Place) -> None:
         gap = place[0] - queue.next_offset
-        if gap < 0:  # there already
+        if gap < 0:
+            self._again(queue, place)
             return
         parked = self._parked.pop(queue, None)
         if parked is None:
@@ -316,6 +329,23 @@ class Dispatcher:
             else:
                 self._parked[queue] = place
 
+    def _again(self, queue: QueueLog, place: Place) -> None:
+        """A number that the queue has already: mostly the record is there, and nothing is to be done.
+
+        But a topic that was deleted at Apache's broker, which leaves no record of that, and made again counts anew.
+        It is believed when the second of its records follows the first.
+        """
+        first = self._anew.pop(queue, None)
+        if place[0] == 0:
+            entry = self._queue_files.entry(queue, 0)
+            if entry is None or entry[0] < place[1]:
+                self._anew[queue] = place
+        elif first is not None and place[0] == 1:
+            self.notes.append(f"queue {queue.topic}-{queue.queue_id} begins anew: its topic was deleted")
+            self._clear(queue)
+            self._append(queue, first)
+            self._append(queue, place)
+
     def _jump(self, queue: QueueLog, place: Place) -> None:
         """Goes on behind a hole, or begins late."""
         if queue.next_offset and place[0] - queue.next_offset > _MOST_FILLERS:
@@ -323,18 +353,29 @@ class Dispatcher:
                 f"queue {queue.topic}-{queue.queue_id} goes on at {place[0]} after {queue.next_offset - 1}: "
                 "what was before the hole is dropped"
             )
-            self._queue_files.clear(queue)
+            self._clear(queue)
         self._append(queue, place)
+
+    def _clear(self, queue: QueueLog) -> None:
+        self._queue_files.clear(queue)
+
+    def settle(self) -> None:
+        """Believes records that no other one has followed yet, if their numbers are likely."""
+        for queue, place in list(self._parked.items()):
+            begins = self.begins_late and not queue.next_offset and place[0] <= place[1] // MIN_RECORD
+            if begins or place[0] - queue.next_offset <= _SMALL_HOLE:
+                del self._parked[queue]
+                self._append(queue, place)
 
     def finish(self) -> None:
         """Decides about records that no other one followed; brings everything to the files."""
+        self.settle()
         for queue, place in self._parked.items():
-            begins = self.begins_late and not queue.next_offset and place[0] <= place[1] // MIN_RECORD
-            if begins or place[0] - queue.next_offset <= _SMALL_HOLE:
-                self._append(queue, place)
-            else:
-                self._note(place[1], f"queue offset {place[0]} does not follow {queue.next_offset - 1}")
+            self._note(place[1], f"queue offset {place[0]} does not follow {queue.next_offset - 1}")
+        for queue, place in self._anew.items():
+            self._note(place[1], f"queue offset 0 is taken, {queue.next_offset} would follow")
         self._parked.clear()
+        self._anew.clear()
         self.write()
         if self._damaged > _NOTES:
             self.notes.append(f"and {self._damaged - _NOTES} more records like these")
@@ -347,6 +388,7 @@ class Dispatcher:
         for queue in self._forget(deletion.topic):
             self.unwritten.discard(queue)
             self._parked.pop(queue, None)
+            self._anew.pop(queue, None)
 
     def _note(self, offset: int, why: str) -> None:
         self._damaged += 1

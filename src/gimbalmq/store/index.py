@@ -187,6 +187,22 @@ class IndexFile:
         self.count = count
         self.is_stale = True
 
+    def first_from(self, log_offset: int) -> int:
+        """The number of the first entry that speaks of the log from this offset on; ``count`` if none does."""
+        low, high = 1, self.count
+        fd = self._files.open(self.path)
+        try:
+            while low < high:
+                middle = (low + high) // 2
+                raw = self._files.read_at(fd, _ENTRY.size, self._entries_at + middle * _ENTRY.size)
+                if _ENTRY.unpack(raw)[1] >= log_offset:
+                    high = middle
+                else:
+                    low = middle + 1
+        finally:
+            self._files.close(fd)
+        return low
+
     def mend(self) -> None:
         """Builds the slots anew if they know of entries that were given up; raises OSError."""
         if not self.is_stale:
@@ -567,6 +583,33 @@ class KeyIndex:
             else:
                 file.remove()
         self.files = kept
+
+    def place_before(self, log_offset: int) -> tuple[int, int, int]:
+        """As ``marked``, of the entries that speak of the log before this offset."""
+        with translated(self._folder):
+            for file in reversed(self.files):
+                count = file.first_from(log_offset) if file.count > 1 else 1
+                if count > 1:
+                    return int(file.path.name), count, file.end_ms
+        return 0, 0, 0
+
+    def cut(self, log_offset: int) -> None:
+        """Forgets the keys of records from this offset on, those that wait too."""
+        self.pending = [item for item in self.pending if item[2] < log_offset]
+        with translated(self._folder):
+            while self.files:
+                file = self.files[-1]
+                count = file.first_from(log_offset)
+                if count > 1:
+                    if count < file.count:
+                        file.keep(count)
+                        file.mend()
+                        self.unsynced.append(file)
+                    break
+                file.remove()
+                self.files.pop()
+            sync_names(self._files, self._folder)
+        self._pass_mark()
 
     def forget_behind(self, log_end: int) -> None:
         """Drops files that speak of records the log no longer has."""

@@ -18,16 +18,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from gimbalmq._clock import Clock
 from gimbalmq._steps import Steps, run_through
-from gimbalmq.errors import ResourceShortageError, StateError, StoreError
+from gimbalmq.errors import ResourceShortageError, StateError, StoreError, StoreFollowsError
 from gimbalmq.model.flags import TRANSACTION_ROLLBACK
 from gimbalmq.store.append import AppendGroup, IndexItem
+from gimbalmq.store.checkpoint import BegunCheckpoint, Checkpoints
 from gimbalmq.store.commitlog import CommitLog
 from gimbalmq.store.config import StoreConfig
 from gimbalmq.store.consumequeue import MAX_QUEUES, QueueFiles, QueueLog, TailCopies, entries_mark
+from gimbalmq.store.cutting import CutReport, Cutting
 from gimbalmq.store.deletions import DELETION_TOPIC, Deletion, encode_deletion
 from gimbalmq.store.dispatcher import Dispatcher
 from gimbalmq.store.expiry import Expiry, Keeper
@@ -42,13 +44,15 @@ from gimbalmq.store.files import (
     sync_names,
     translated,
 )
+from gimbalmq.store.following import Following, LiveDispatcher
 from gimbalmq.store.index import KeyIndex
 from gimbalmq.store.marks import marks_since
 from gimbalmq.store.query import KeyQuery
 from gimbalmq.store.reader import Reader
-from gimbalmq.store.recovery import Checkpoint, Recovery
+from gimbalmq.store.recovery import Recovery
 from gimbalmq.store.results import CleanReport, GetResult, QueryResult, RecoveryReport
 from gimbalmq.store.retention import files_to_drop
+from gimbalmq.store.tails import QueueTails
 from gimbalmq.store.trouble import Trouble
 
 _PROBE_BYTES = 1 << 20
@@ -58,15 +62,6 @@ _QUEUES_AT_ONCE = 32
 """Queues written at once if nobody can wait for steps: about a millisecond, too."""
 _MOST_INDEX_BATCHES = 16
 """A commit that finds so many times ``index_pending_limit`` records waiting indexes them, whatever it takes."""
-
-
-class BegunCheckpoint(NamedTuple):
-    """What a checkpoint will speak of."""
-
-    offset: int
-    timestamp: int
-    mark: int
-    tails: list[tuple[QueueLog, int]]
 
 
 class MessageStore:
@@ -87,6 +82,8 @@ class MessageStore:
         self._abort_path = config.root / "abort"
         self.keepers: list[Keeper] = []
         """Asked before the log's files below an offset go: below which offset they may go already."""
+        self.appended: Callable[[], None] | None = None
+        """Called whenever the log has grown."""
         self._reset()
 
     def _reset(self) -> None:
@@ -105,14 +102,16 @@ class MessageStore:
         memory = config.physical_memory_bytes or physical_memory()
         self._reader = Reader(config, self.log, self._queue_files, int(memory * config.memory_ratio))
         self._topics: dict[str, dict[int, QueueLog]] = {}
-        self._dirty: set[QueueLog] = set()
-        self._unwritten = 0
-        self._checkpoint = Checkpoint()
-        self._mark = 0
+        self.trouble = Trouble()
+        self._tails = QueueTails(self._queue_files, self.trouble)
+        self._checkpoints = Checkpoints(
+            self._checkpoint_path, files, self.log, self._queue_files, self._tails, self._index, self.trouble
+        )
         self._last_timestamp = 0
         self._loaded = False
+        self._takes_groups = False
+        self._following: Following | None = None
         self._open_group: AppendGroup | None = None
-        self.trouble = Trouble()
         self._expiry = Expiry(self.log, self._queue_files, self._index)
         self._is_marked_open = False
 
@@ -140,8 +139,12 @@ class MessageStore:
                 self.trouble.write_failed(error)
             with translated(self.config.root):
                 self._recover(report)
-            self._loaded = True
-            if not report.clean or report.redispatched or self._checkpoint.safe_offset != self.log.position:
+            self._loaded = self._takes_groups = True
+            if (
+                not report.clean
+                or report.redispatched
+                or self._checkpoints.saved.safe_offset != self.log.position
+            ):
                 try:
                     self.checkpoint()
                 except StoreError as error:
@@ -171,7 +174,7 @@ class MessageStore:
         self._is_marked_open = True
 
     def _recover(self, report: RecoveryReport) -> None:
-        self._checkpoint = point = Checkpoint.load(self._checkpoint_path)
+        point = self._checkpoints.load()
         known = None if report.clean or point.safe_offset < 0 else point.safe_offset
         report.notes += self.log.segments.load(point.log_file_bytes, known)
         for queue in self._queue_files.load(point.queue_file_bytes, report.notes):
@@ -194,16 +197,16 @@ class MessageStore:
             self.config.delay_levels_ms,
             index_batch=self.config.index_pending_limit,
         )
-        recovery = Recovery(self.log, self._queue_files, self._index, self._checkpoint, report)
+        recovery = Recovery(self.log, self._queue_files, self._index, point, report)
         recovery.run(lambda: list(self._all_queues()), dispatcher)
-        self._dirty = dispatcher.unwritten  # nothing, unless the disk is full
-        self._unwritten = sum(queue.max_offset - queue.written for queue in self._dirty)
+        self._tails.count(
+            self._all_queues(), dispatcher.unwritten
+        )  # nothing unwritten, unless the disk is full
         if dispatcher.failure is not None:
             self.trouble.write_failed(dispatcher.failure)
         self._last_timestamp = recovery.last_timestamp
         self.log.segments.keep_from = self.log.flushed
         self._expiry.trimmed_to = self.log.min_offset
-        self._mark = sum(entries_mark(queue, queue.max_offset) for queue in self._all_queues())
 
     def close(self) -> None:
         """Writes and syncs everything, marks the folder as closed properly, unlocks it.
@@ -265,16 +268,22 @@ class MessageStore:
 
         Raises:
             DiskFullError, ResourceShortageError, StoreIOError: the store is read-only, for the reason given.
+            StoreFollowsError: the store follows a master.
             StateError: not loaded, or another group is open.
         """
         if self.trouble.reason is not None:
             self.trouble.check(making_room=making_room)
         if self._open_group is not None:
             raise StateError("another group is open")
-        if not self._loaded:
-            raise StateError("the store is not loaded")
+        if not self._takes_groups:
+            raise self._why_no_groups()
         group = self._open_group = AppendGroup(self, self._clock.wall_ms())
         return group
+
+    def _why_no_groups(self) -> Exception:
+        if self._following is not None:
+            return StoreFollowsError("the store copies a master's log and takes no messages of its own")
+        return StateError("the store is not loaded")
 
     def abort_group(self) -> None:
         """Forgets the group that is open, if there is one: for whoever began it and cannot end it any more."""
@@ -290,26 +299,28 @@ class MessageStore:
         self._open_group = None
         self._last_timestamp = timestamp
         limit = self.config.queue_tail_bytes
-        dirty = self._dirty
+        tails = self._tails
         try:
             for queue in touched:
                 added = queue.next_offset - queue.max_offset
-                self._unwritten += added
-                self._mark += entries_mark(queue, added)
+                tails.unwritten += added
+                tails.mark += entries_mark(queue, added)
                 queue.max_offset = queue.next_offset
-                dirty.add(queue)
+                tails.dirty.add(queue)
             for queue in touched:
                 if len(queue.tail) > limit:
-                    self._write_tail(queue)
+                    tails.write(queue)
             if index and self._index is not None:
                 self._index.pending += index
                 self._index_some(self._index)
-            if self._unwritten * 20 > self.config.queue_tails_total_bytes:
-                self.flush_queues(_QUEUES_AT_ONCE)
+            if tails.unwritten * 20 > self.config.queue_tails_total_bytes:
+                tails.write_some(_QUEUES_AT_ONCE)
         except StoreError:
             pass  # noted as read_only_reason; the messages themselves are safe in the log
         except MemoryError:
             self.trouble.write_failed(ResourceShortageError("queue entries or keys: out of memory"))
+        if self.appended is not None:
+            self.appended()
 
     def _index_some(self, index: KeyIndex) -> None:
         """Keeps the records that wait for the index few, even if the steps that should do it do not keep up."""
@@ -361,6 +372,111 @@ class MessageStore:
             return False
         return too_full is None
 
+    # --- following ---------------------------------------------------------------------------
+
+    @property
+    def is_following(self) -> bool:
+        return self._following is not None
+
+    def follow(self) -> None:
+        """From now on the store takes bytes of a master's log (``receive``), and no groups."""
+        if not self._loaded or self._open_group is not None:
+            raise StateError("a group is open" if self._loaded else "the store is not loaded")
+        if self._following is None:
+            dispatcher = LiveDispatcher(
+                self.queue,
+                self._forget_topic,
+                self._queue_files,
+                self._index,
+                self.config.delay_levels_ms,
+                self._tails,
+                self.committed,
+            )
+            dispatcher.last_timestamp = self._last_timestamp
+            self._following = Following(self.log, dispatcher, self.trouble)
+            self._takes_groups = False
+
+    def lead(self) -> None:
+        """From now on the store takes groups; of what it has received a record that is not whole is given up."""
+        if self._following is not None:
+            self._following.end()
+            self._following = None
+            self._takes_groups = True
+
+    def _follower(self) -> Following:
+        if self._following is None:
+            raise StateError("the store leads: only one that follows takes bytes of a log, or is cut")
+        return self._following
+
+    @property
+    def received_offset(self) -> int:
+        """End of the bytes we have: at a store that follows it may lie inside a record."""
+        return self.log.position if self._following is None else self._following.received
+
+    def receive(self, offset: int, data: bytes | bytearray | memoryview) -> list[QueueLog]:
+        """Takes bytes of the master's log; whole records are readable at once. The queues that grew.
+
+        An empty store begins with them; they must be a file's first ones then.
+
+        Args:
+            offset: of the first byte: ``received_offset``.
+
+        Raises:
+            OutOfStepError: they are not the next ones; nothing happened.
+            DamagedCopyError: they are no log. The records before the damage were taken, and no byte from it on.
+            DiskFullError, ResourceShortageError, StoreIOError: nothing of it happened; the store is read-only.
+        """
+        return self._follower().receive(offset, data)
+
+    def log_bytes(self, offset: int, most: int) -> memoryview:
+        """Bytes of the log from ``offset`` on: at most so many, within one file, none at the end. Let go of them soon.
+
+        Raises:
+            OutOfStepError: the log begins behind the offset, or ends before it.
+        """
+        return self.log.bytes_at(offset, most)
+
+    def last_record(self) -> tuple[int, bytes] | None:
+        """Where the last whole record lies, and its bytes; None if there is none."""
+        place = self.log.last_place()
+        data = self.log.record_at(place) if place >= 0 else None
+        return None if data is None else (place, data)
+
+    def cut(self, offset: int) -> CutReport:
+        """Takes back all records from ``offset`` on, durably; only a store that follows is cut.
+
+        Raises:
+            OutOfStepError: the offset is outside the log.
+            StoreError: no record begins there, or the disk failed; then it is to be tried again.
+        """
+        return run_through(self.cut_steps(offset))
+
+    def cut_steps(self, offset: int) -> Steps[CutReport]:
+        """``cut`` in steps; nothing may be received meanwhile."""
+        follower = self._follower()
+        cutting = Cutting(
+            self.log,
+            self._queue_files,
+            self._tails,
+            self._index,
+            self._checkpoints,
+            self._all_queues,
+            self.queue,
+            self._forget_topic,
+            self.config.delay_levels_ms,
+        )
+        follower.end()
+        return (yield from cutting.steps(offset))
+
+    @property
+    def reader_limit(self) -> int | None:
+        """Readers get only records that end before this offset of the log; None: all."""
+        return self._reader.limit
+
+    @reader_limit.setter
+    def reader_limit(self, offset: int | None) -> None:
+        self._reader.limit = offset
+
     # --- background --------------------------------------------------------------------------
 
     def flush(self) -> int:
@@ -392,27 +508,7 @@ class MessageStore:
         Raises:
             StoreError: the disk failed; entries stay in memory, the store is read-only.
         """
-        done = 0
-        while self._dirty and done != max_queues:
-            queue = self._dirty.pop()  # not next(iter()), which would step over all that went before
-            try:
-                self._write_tail(queue)
-            except StoreError:
-                self._dirty.add(queue)
-                raise
-            done += 1
-        return done
-
-    def _write_tail(self, queue: QueueLog) -> None:
-        before = queue.written
-        try:
-            self._queue_files.write_tail(queue)
-        except OSError as error:
-            failure = store_error(error, f"consume queue of {queue.topic}-{queue.queue_id}")
-            self.trouble.write_failed(failure)
-            raise failure from error
-        self._unwritten -= queue.written - before
-        self._dirty.discard(queue)
+        return self._tails.write_some(max_queues)
 
     def build_index(self, limit: int | None = None) -> int:
         """Puts the keys of waiting records into the index; how many records, at most ``limit``.
@@ -432,7 +528,7 @@ class MessageStore:
     @property
     def queues_in_memory(self) -> int:
         """How many queues have entries that are only in memory."""
-        return len(self._dirty)
+        return len(self._tails.dirty)
 
     def copy_tails(self, least: int = 1) -> Steps[TailCopies]:
         """Copies of entries that are only in memory, for another thread to write; then ``tails_written``.
@@ -440,13 +536,7 @@ class MessageStore:
         Args:
             least: of queues that have at least so many of them.
         """
-        copies = TailCopies(self._queue_files)
-        for number, queue in enumerate(list(self._dirty)):
-            if queue.max_offset - queue.written >= least:
-                copies.add(queue)
-            if number % 64 == 0:
-                yield
-        return copies
+        return self._tails.copies(least)
 
     def tails_written(self, copies: TailCopies) -> Steps[None]:
         """Forgets from memory what the copies brought to the files.
@@ -454,15 +544,7 @@ class MessageStore:
         Raises:
             StoreError: not all of it; the rest stays in memory, the store is read-only.
         """
-        for number, (queue, count) in enumerate(copies.written()):
-            self._unwritten -= count
-            if queue.written == queue.max_offset:
-                self._dirty.discard(queue)
-            if number % 64 == 0:
-                yield
-        if copies.failure is not None:
-            self.trouble.write_failed(copies.failure)
-            raise copies.failure
+        return self._tails.written(copies)
 
     def index_waiting(self) -> Steps[None]:
         """``build_index`` in steps, for the records that wait now."""
@@ -485,67 +567,33 @@ class MessageStore:
     def begin_checkpoint(self) -> BegunCheckpoint:
         """A checkpoint of what is committed now. Do not begin another before this one has ended."""
         self.trouble.check_syncs()
-        if self._index is not None:
-            self._index.mark(self.log.position)
-        tails = [(queue, queue.max_offset) for queue in self._dirty]
-        return BegunCheckpoint(self.log.position, self._last_timestamp, self._mark, tails)
+        self.log.note_end()
+        return self._checkpoints.begin(self._last_timestamp)
 
     def checkpoint_steps(self, begun: BegunCheckpoint) -> Steps[Callable[[], None]]:
         """The part of ``checkpoint`` for the store's thread; the function returned runs in any one.
 
         Writes whatever tails nobody has written since it began.
         """
-        offset, timestamp = begun.offset, begun.timestamp
-        index = self._index
-        for number, (queue, end) in enumerate(begun.tails):
-            if queue.written < end and queue in self._dirty:
-                self._write_tail(queue)
-                yield
-            elif number % 64 == 0:
-                yield
-        while index is not None and index.marked is None:
-            self.build_index(_INDEX_STEP)
-            yield
-        name, count, index_ms = (index.marked if index is not None else None) or (
-            0,
-            0,
-            self._checkpoint.index_ms,
-        )
-        point = Checkpoint(
-            log_ms=timestamp,
-            queues_ms=timestamp,
-            index_ms=index_ms,
-            master_flushed=self._checkpoint.master_flushed,
-            confirm=self._checkpoint.confirm,
-            safe_offset=offset,
-            index_name=name,
-            index_count=count,
-            mark=begun.mark,
-            log_file_bytes=self.log.segments.size,
-            queue_file_bytes=self._queue_files.file_bytes,
-        )
-        queue_paths = self._queue_files.take_unsynced()
-        index_files = index.take_unsynced() if index is not None else []
+        return self._checkpoints.steps(begun, lambda: self.build_index(_INDEX_STEP), self.flush)
 
-        def finish() -> None:
-            try:
-                if self.log.flushed < offset:
-                    self.flush()
-                with translated("checkpoint"):
-                    self._queue_files.sync(queue_paths)
-                    if index is not None:
-                        index.sync(index_files)
-                point.save(self._checkpoint_path, self._files)
-            except BaseException as error:
-                # What was not synced is for the next checkpoint, or that would claim too much.
-                self._queue_files.unsynced.update(queue_paths)
-                if index is not None:
-                    index.unsynced += index_files
-                if isinstance(error, StoreError):
-                    self.trouble.sync_failed(error)
-                raise
+    @property
+    def confirm_offset(self) -> int:
+        """Up to where all replicas have the log, as the checkpoint notes it; may be set."""
+        return self._checkpoints.confirm
 
-        return finish
+    @confirm_offset.setter
+    def confirm_offset(self, offset: int) -> None:
+        self._checkpoints.confirm = offset
+
+    @property
+    def master_flushed_offset(self) -> int:
+        """Up to where a slave's master had its log when it began, as the checkpoint notes it; may be set."""
+        return self._checkpoints.master_flushed
+
+    @master_flushed_offset.setter
+    def master_flushed_offset(self, offset: int) -> None:
+        self._checkpoints.master_flushed = offset
 
     def delete_expired(self, now_ms: int, *, manual: bool = False) -> CleanReport:
         """Removes old files: of the log, then what in queues and index pointed there.
@@ -595,6 +643,8 @@ class MessageStore:
         """
         if self._open_group is not None:
             raise StateError("a group is open")
+        if self._following is not None:
+            raise self._why_no_groups()
         queues = self._topics.get(topic)
         if queues is None:
             return False
@@ -615,15 +665,13 @@ class MessageStore:
                     0,
                     0,
                 )
-            self._mark -= mark
         self._forget_topic(topic)
         return True
 
     def _forget_topic(self, topic: str) -> list[QueueLog]:
         queues = list(self._topics.pop(topic, {}).values())
         for queue in queues:
-            self._unwritten -= queue.max_offset - queue.written
-            self._dirty.discard(queue)
+            self._tails.forget(queue)
         if queues:
             self._queue_files.remove_topic(queues, topic)
         return queues

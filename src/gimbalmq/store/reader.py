@@ -46,6 +46,8 @@ class Reader:
         self._log = log
         self._queue_files = queue_files
         self._memory_bytes = memory_bytes
+        self.limit: int | None = None
+        """Records that do not end before this offset of the log are not shown; None shows all."""
 
     def is_in_memory(self, commitlog_offset: int) -> bool:
         return self._log.position - commitlog_offset <= self._memory_bytes
@@ -62,7 +64,8 @@ class Reader:
         if queue is None:
             return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
         low = queue.min_offset
-        high = self.readable_max(queue) if self._config.sync_flush else queue.max_offset
+        every = not self._config.sync_flush and self.limit is None
+        high = queue.max_offset if every else self.readable_max(queue)
         if low <= offset < high:
             return self._collect(queue, offset, high, max_count, max_bytes, tags, predicate)
         if queue.max_offset == 0:
@@ -77,14 +80,18 @@ class Reader:
         """First offset of a queue that readers do not get yet.
 
         With ``sync_flush`` that is the first whose record is not on the disk: a power cut may still take it back, and
-        another message would get its offset, which a reader that had seen it would pass over.
+        another message would get its offset, which a reader that had seen it would pass over. The same holds for what
+        too few replicas have, which is what ``limit`` is for.
         """
-        low, high, flushed = queue.min_offset, queue.max_offset, self._log.flushed
-        if not self._config.sync_flush or low >= high or flushed >= self._log.position:
+        low, high, end = queue.min_offset, queue.max_offset, self._log.position
+        shown = self._log.flushed if self._config.sync_flush else end
+        if self.limit is not None and self.limit < shown:
+            shown = self.limit
+        if low >= high or shown >= end:
             return high
 
         def waits(entry: tuple[int, int, int]) -> bool:
-            return entry[1] != FILLER_SIZE and entry[0] + entry[1] > flushed
+            return entry[1] != FILLER_SIZE and entry[0] + entry[1] > shown
 
         back = 1  # those that wait are the last few
         while back < high - low and (entry := self._queue_files.entry(queue, high - back)) and waits(entry):

@@ -21,101 +21,21 @@ not whole there was damaged later, and costs that record only.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
 from zlib import crc32
 
 from gimbalmq.model.flags import enters_queue
 from gimbalmq.model.record import check_record
+from gimbalmq.store.checkpoint import MARK_BITS, Checkpoint
 from gimbalmq.store.commitlog import CommitLog
 from gimbalmq.store.consumequeue import QueueFiles, QueueLog, entries_mark
 from gimbalmq.store.deletions import decode_deletion
 from gimbalmq.store.dispatcher import Dispatcher, LogScanner, read_found
-from gimbalmq.store.files import Files, sparse_data_end, store_error, sync_file, sync_names, translated
+from gimbalmq.store.files import sparse_data_end
 from gimbalmq.store.index import KeyIndex
 from gimbalmq.store.results import RecoveryReport
 
-CHECKPOINT_BYTES = 4096
-_FIELDS = struct.Struct(">5q")
-# Ours, in the part of the file Java leaves alone: valid while the times before it are those it repeats,
-# which no longer holds once a Java broker has worked in the folder.
-_OURS = struct.Struct(">8s9q")
-_OURS_AT = 64
-_MAGIC = b"GIMBALM2"
-_SAFETY_MS = 3000
-_MARK_BITS = 0x7FFFFFFFFFFFFFFF
 _NOTES = 20
-
-
-@dataclass(slots=True)
-class Checkpoint:
-    """The file ``checkpoint``: up to when, and in ours up to where, everything is on the disk.
-
-    Attributes:
-        safe_offset: below it all of the log, the queues and the index is durable; -1 if nobody knows.
-        index_name, index_count: the newest index file then, and the number its next entry would have had.
-        mark: of all queue entries that point below ``safe_offset`` (see ``entries_mark``).
-        log_file_bytes, queue_file_bytes: sizes of this folder's files.
-    """
-
-    log_ms: int = 0
-    queues_ms: int = 0
-    index_ms: int = 0
-    master_flushed: int = 0
-    confirm: int = 0
-    safe_offset: int = -1
-    index_name: int = 0
-    index_count: int = 0
-    mark: int = 0
-    log_file_bytes: int = 0
-    queue_file_bytes: int = 0
-
-    @property
-    def min_ms(self) -> int:
-        return max(0, min(self.log_ms, self.queues_ms) - _SAFETY_MS)
-
-    @classmethod
-    def load(cls, path: Path) -> Checkpoint:
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return cls()
-        except OSError as error:
-            raise store_error(
-                error, f"{path}; if it cannot be mended, move it away: the whole log is read then"
-            ) from error
-        if len(data) < _FIELDS.size:
-            return cls()
-        found = cls(*_FIELDS.unpack_from(data))
-        if len(data) >= _OURS_AT + _OURS.size + 4:
-            magic, log_ms, queues_ms, index_ms, *ours = _OURS.unpack_from(data, _OURS_AT)
-            whole = crc32(data[_OURS_AT : _OURS_AT + _OURS.size]).to_bytes(4, "big")
-            same = (log_ms, queues_ms, index_ms) == (found.log_ms, found.queues_ms, found.index_ms)
-            if magic == _MAGIC and same and data[_OURS_AT + _OURS.size :][:4] == whole:
-                found.safe_offset, found.index_name, found.index_count = ours[:3]
-                found.mark, found.log_file_bytes, found.queue_file_bytes = ours[3:]
-        return found
-
-    def save(self, path: Path, files: Files) -> None:
-        """Writes in place, as Java does: it keeps the file mapped."""
-        data = bytearray(CHECKPOINT_BYTES)
-        times = (self.log_ms, self.queues_ms, self.index_ms)
-        _FIELDS.pack_into(data, 0, *times, self.master_flushed, self.confirm)
-        ours = (self.safe_offset, self.index_name, self.index_count)
-        sizes = (self.log_file_bytes, self.queue_file_bytes)
-        _OURS.pack_into(data, _OURS_AT, _MAGIC, *times, *ours, self.mark & _MARK_BITS, *sizes)
-        end = _OURS_AT + _OURS.size
-        data[end : end + 4] = crc32(data[_OURS_AT:end]).to_bytes(4, "big")
-        with translated(path):
-            fd = files.open(path, create=True)
-            try:
-                files.write_at(fd, data, 0)
-                sync_file(files, fd, path)
-            finally:
-                files.close(fd)
-            sync_names(files, path.parent)
 
 
 class Recovery:
@@ -151,7 +71,7 @@ class Recovery:
         start = self._find_start(list(queues()), durable)
         dispatcher.build_index()  # nothing waits yet, but what a crash left of it may need mending
         report.scan_start = start
-        dispatcher.begins_late = start == segments.first_base > 0 or durable < 0
+        dispatcher.begins_late = segments.first_base > 0 or durable < 0
         scanner = LogScanner(segments, start, durable)
         for found in scanner:
             dispatcher.dispatch(found)
@@ -168,6 +88,7 @@ class Recovery:
             if report.clean:
                 self._cut_overhang(queue, end)
             self._queue_files.correct_min(queue, log.min_offset)
+        log.hint = max((entry[0] for entry in self._queue_files.last_entries.values()), default=-1)
         self._queue_files.last_entries.clear()
         if self._index is not None:
             dispatcher.build_index()
@@ -217,7 +138,7 @@ class Recovery:
     def _bears_out(self, queues: list[QueueLog], durable: int) -> bool:
         """Whether the queues are those of the checkpoint, but for topics that were deleted since."""
         wanted = self._checkpoint.mark
-        if sum(entries_mark(queue, queue.max_offset) for queue in queues) & _MARK_BITS == wanted:
+        if sum(entries_mark(queue, queue.max_offset) for queue in queues) & MARK_BITS == wanted:
             return True
         since: dict[str, int] = {}  # what topics' queues got behind the checkpoint
         gone: dict[str, int] = {}  # and what those of deleted topics had before it
@@ -230,7 +151,7 @@ class Recovery:
                 queue_mark = crc32(found.topic.encode(), found.queue_id & 0xFFFFFFFF)
                 since[found.topic] = since.get(found.topic, 0) + queue_mark
         kept = sum(entries_mark(queue, queue.max_offset) for queue in queues if queue.topic not in gone)
-        return (kept + sum(gone.values())) & _MARK_BITS == wanted
+        return (kept + sum(gone.values())) & MARK_BITS == wanted
 
     def _start_of_clean(self) -> int:
         """Behind the last record any queue knows, if that record is there."""

@@ -162,6 +162,11 @@ class Segments:
         self._files.remove(path)
         self._files.sync_folder(self.folder)
 
+    def begin_at(self, base: int) -> None:
+        """Has the first file begin at this offset; only while there is none."""
+        assert not self._list
+        self.first_base = self.keep_from = base
+
     def add(self) -> Segment:
         """Creates the next file.
 
