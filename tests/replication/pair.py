@@ -60,7 +60,7 @@ class Pair:
 
     def __init__(self, folder: Path, namesrv: str, extra: Mapping[str, object]) -> None:
         self._folder = folder
-        self._namesrv = namesrv
+        self.namesrv = namesrv
         self._extra = dict(extra)
         self.ports = {"master": free_port(), "slave": free_port()}
         self.cable = Cable(("127.0.0.1", self.ports["master"] + HA_DISTANCE))
@@ -86,7 +86,7 @@ class Pair:
         keys: dict[str, object] = {
             **SETTINGS,
             "listenPort": self.ports[name],
-            "namesrvAddr": self._namesrv,
+            "namesrvAddr": self.namesrv,
             "storePathRootDir": self.folder(name),
             "brokerRole": "SYNC_MASTER" if name == "master" else "SLAVE",
             "brokerId": 0 if name == "master" else 1,
