@@ -302,25 +302,18 @@ def test_a_server_does_not_start_open_because_of_a_section(tmp_path: Path, text:
     assert "never-shown" not in str(caught.value)
 
 
-def test_a_slave_is_refused_and_the_masters_of_apaches_samples_are_taken(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_masters_and_slaves_of_apaches_samples_are_taken(tmp_path: Path) -> None:
     """The keys of conf/2m-2s-async, conf/2m-2s-sync and conf/2m-noslave in Apache's package."""
     file = tmp_path / "broker-a.properties"
     text = (
         "brokerClusterName=DefaultCluster\nbrokerName=broker-a\nbrokerId={id}\ndeleteWhen=04\n"
         "fileReservedTime=48\nbrokerRole={role}\nflushDiskType=ASYNC_FLUSH\n"
     )
-    for role in ("ASYNC_MASTER", "SYNC_MASTER"):
-        file.write_text(text.format(id=0, role=role))
+    for number, role in ((0, "ASYNC_MASTER"), (0, "SYNC_MASTER"), (1, "SLAVE")):
+        file.write_text(text.format(id=number, role=role))
         plan = _plan("server", "-c", file)
-        assert plan.broker is not None and plan.broker.broker_role == role
-    assert [record.getMessage() for record in caplog.records] == [
-        "brokerRole=SYNC_MASTER: there is no replication yet, so no send waits for a replica"
-    ]
-    for number in (0, 1):
-        file.write_text(text.format(id=number, role="SLAVE"))
-        with pytest.raises(
-            ConfigError, match="brokerRole='SLAVE' cannot be used: there is no replication yet"
-        ):
-            _plan("broker", "-c", file)
+        assert plan.broker is not None
+        assert (plan.broker.broker_role, plan.broker.broker_id) == (role, number)
+    file.write_text(text.format(id=0, role="SLAVE"))
+    with pytest.raises(ConfigError, match="brokerId=0 cannot be used: a slave"):
+        _plan("broker", "-c", file)

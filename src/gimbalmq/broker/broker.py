@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
+from gimbalmq._steps import run_through
 from gimbalmq.access.access import Access
 from gimbalmq.access.gate import Gate
 from gimbalmq.access.needs import NeedTable
@@ -37,6 +38,14 @@ from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.broker.metrics import MetricsServer
 from gimbalmq.broker.redelivery import Deliverer
 from gimbalmq.broker.registration import Registrar
+from gimbalmq.broker.replication.acknowledging import Acknowledging
+from gimbalmq.broker.replication.progress import CopiedProgress
+from gimbalmq.broker.replication.refusals import SlaveRefusals
+from gimbalmq.broker.replication.replication import Replication
+from gimbalmq.broker.replication.role import Role, Roles
+from gimbalmq.broker.replication.role_file import RoleFile
+from gimbalmq.broker.replication.services import MasterServices
+from gimbalmq.broker.replication.source import HaSource
 from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
 from gimbalmq.broker.stored import stored_topic
 from gimbalmq.broker.timers import SAVE_SECONDS, Timers
@@ -45,9 +54,8 @@ from gimbalmq.broker.upkeep import Upkeep
 from gimbalmq.broker.writer import Writer
 from gimbalmq.errors import ConfigError, ListenError, StateError, StoreError
 from gimbalmq.model.ids import UniqueIdGenerator
-from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.protocol.signing import Signer
-from gimbalmq.store.consumequeue import MAX_QUEUES, QueueLog
+from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.files import Files
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.store.results import RecoveryReport
@@ -112,6 +120,11 @@ class Broker:
         return self._server.port
 
     @property
+    def ha_port(self) -> int:
+        """The port that slaves copy the log from."""
+        return self.source.port
+
+    @property
     def address(self) -> str:
         """Where clients reach it, as the name servers are told."""
         return f"{self.live.now.broker_ip1}:{self.port}"
@@ -144,8 +157,10 @@ class Broker:
                     token=config.read_metrics_token(),
                 )
             await self._start_fast_port(config)
+            await self.replication.listen(self.live.now)
             self._schedule()
-            await self._registration.start(self.address)
+            await self.replication.start(self.address)
+            await self._registration.start(self.address, self.replication.ha_address)
         except BaseException:
             await self.close()
             raise
@@ -159,6 +174,9 @@ class Broker:
         self.store = MessageStore(store_config, clock, self._files)
         self.recovery = self.store.load()
         try:
+            role_file = RoleFile(folder, self._files, config)
+            live.now = config = role_file.load(config)
+            self.roles = Roles(Role.configured(config))
             self.stats = Stats(clock, config.max_stats_items)
             self._tables = TableThread(self._files)
             self.topics = Topics(folder, live, clock, self._tables)
@@ -169,20 +187,33 @@ class Broker:
             self.locks = QueueLocks(clock, live=live)
             self.long_poll = LongPoll(self._tags_since, live)
             self.commit = GroupCommit(self.store)
+            self.source = HaSource(self.store, live, self._network, clock)
+            self.acknowledging = Acknowledging(live, self.commit, self.source.acks)
             self._turns = Turns(clock)
             self.upkeep = Upkeep(self.store, self.commit, self._turns, live, clock)
             self.writer = Writer(self.store, live, self.long_poll, self.stats, clock, self.commit)
             deliverer = Deliverer(self.store, self.writer, self._queues_of)
             self.delays = DelayLevels(folder, self.store, self.writer, deliverer, clock)
             self.timers = Timers(self.store_path, self.store, deliverer, self.stats, clock)
-            self.store.keepers += [self.delays.keep, self.timers.keep]
+            self.store.keepers += [self._keep, self.delays.keep, self.timers.keep]
             self.transactions = Transactions(
                 self.store, self.writer, self.producers, self.offsets, self._turns, live, store_host, clock
             )
-            for part in (self.topics, self.groups, self.offsets, self.delays, self.timers, self.transactions):
+            services = MasterServices(
+                self.store,
+                self.topics,
+                self.offsets,
+                self.locks,
+                self.delays,
+                self.timers,
+                self.transactions,
+            )
+            for part in (self.topics, self.groups, self.offsets, self.delays, self.timers):
                 part.load()
-            self.offsets.clamp(self._end_of)
-            self._adopt_orphans()
+            if self.roles.is_master:
+                run_through(services.go_on())
+            else:
+                self.store.follow()
             self.access = self._shared_access or self._own_access(config, folder)
             needs = NeedTable.of_broker(Rules(config.authorization_rules), config.broker_cluster_name)
             needs.topic_at = partial(stored_topic, self.store)
@@ -196,7 +227,25 @@ class Broker:
         inner = self.access.inner
         signer = None if inner is None else Signer(inner.name, inner.secret)
         self._pool = ChannelPool(network=self._network, tls=self._tls.client, signer=signer)
-        self._registration = Registrar(self._pool, self.topics, live, self._tasks)
+        self._registration = Registrar(self._pool, self.topics, live, self._tasks, self.roles)
+        self.replication = Replication(
+            self.store,
+            live,
+            self._network,
+            self._pool,
+            clock,
+            self._turns,
+            self.roles,
+            role_file,
+            self._registration,
+            services,
+            CopiedProgress(self.store, self.offsets, self.delays, self.timers),
+            self.topics,
+            self.groups,
+            self.long_poll,
+            self.source,
+            self.writer.arrived,
+        )
         self.metrics = MetricsServer(
             self.store,
             self.stats,
@@ -231,7 +280,7 @@ class Broker:
                 creations,
                 self.locks,
                 self.transactions,
-                self.commit,
+                self.acknowledging,
                 live,
                 self.stats,
                 store_host,
@@ -240,7 +289,7 @@ class Broker:
                 clock,
             ),
             FastSendHandlers(
-                self.store, self.writer, self.topics, self.commit, live, self.stats, store_host, gate
+                self.store, self.writer, self.topics, self.acknowledging, live, self.stats, store_host, gate
             ),
             SendBackHandlers(
                 self.store,
@@ -277,7 +326,7 @@ class Broker:
                 self.stats,
                 self._turns,
                 self._registration.announced,
-                self.commit.wait,
+                self.acknowledging,
             ),
             GroupAdminHandlers(
                 self.store,
@@ -301,10 +350,12 @@ class Broker:
                 self.long_poll,
                 self.upkeep,
                 clock,
+                self.replication,
                 self._watchdog,
             ),
         ):
             family.register(self.handlers)
+        SlaveRefusals(self.roles, live, lambda: self.replication.master_address).install(self.handlers)
         self.access.guard(
             self.handlers,
             gate,
@@ -321,23 +372,12 @@ class Broker:
         entries = self.store.entries(queue.topic, queue.queue_id, offset, queue.max_offset - offset)
         return [tags_code for _, _, tags_code in entries]
 
-    def _end_of(self, topic: str, queue_id: int) -> int:
-        queue = self.store.find_queue(topic, queue_id)
-        return 0 if queue is None else queue.max_offset
+    def _keep(self, limit: int) -> int:
+        return self.replication.keep(limit)
 
     def _queues_of(self, topic: str) -> int:
         found = self.topics.find(topic)
         return 0 if found is None else max(found.read_queue_nums, found.write_queue_nums)
-
-    def _adopt_orphans(self) -> None:
-        """A topic with messages but no configuration (a crash just after it was made) gets one."""
-        for topic in self.store.topics():
-            if topic not in self.topics:
-                count = min(max(self.store.queue_ids(topic), default=0) + 1, MAX_QUEUES)
-                log.warning("topic %s has messages but no configuration; given %d queues", topic, count)
-                self.topics.adopt(
-                    TopicConfig(topic_name=topic, read_queue_nums=count, write_queue_nums=count)
-                )
 
     async def _start_fast_port(self, config: BrokerConfig) -> None:
         """Old clients send to port - 2; without it everybody else still works."""
@@ -463,6 +503,7 @@ class Broker:
     async def _stop_serving(self) -> None:
         await self._server.close()
         await self._fast_server.close()
+        await self.replication.close()
         await self._tasks.close()
         await self._pool.close()
         await self.upkeep.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gimbalmq._clock import Clock
+from gimbalmq._steps import Steps
 from gimbalmq.broker.json_file import JsonFile
 from gimbalmq.broker.redelivery import Deliverer, waiting_copy
 from gimbalmq.broker.writer import Draft, Writer
@@ -49,6 +50,9 @@ class DelayLevels:
         self._clock = clock
         self._offsets: dict[int, int] = {}
         self._saved: tuple[dict[int, int], int] = ({}, -1)
+        self._rests_from: int | None = None
+        """Set while nothing is delivered here: marks of what the master has delivered beyond ``_offsets`` lie in the log
+        from there on."""
         self._delivered: set[int] = set()
         """Commit-log offsets of messages delivered before the last crash, as far as offsets do not say so."""
         self._check_until: dict[int, int] = {}
@@ -62,15 +66,47 @@ class DelayLevels:
         """What waits before this offset of the log is to be put again; 0 if nothing is."""
 
     def load(self) -> None:
+        """Takes up the note of the folder; nothing is delivered before ``go_on``."""
         self._offsets, marks_from = self._file.load(_read) or ({}, -1)
         self._saved = (dict(self._offsets), marks_from)
-        if marks_from >= 0:
-            self._find_marks(marks_from)
-        else:
+        self._rests_from = marks_from
+
+    def go_on(self, *, promoted: bool = False) -> Steps[None]:
+        """Finds out what has been delivered already, in steps; then ``tick`` delivers the rest.
+
+        Args:
+            promoted: this was a slave. If it has never heard how far its master had come, the whole log tells.
+        """
+        assert self._rests_from is not None
+        start = max(self._rests_from, 0 if promoted else -1)
+        self._delivered.clear()
+        self._check_until.clear()
+        if start >= 0:
+            yield from self._find_marks(start)
+        self._rests_from = None
+        if start < 0 or promoted:
+            self._saved = (dict(self._offsets), start)
             self._note_marks()
 
-    def _find_marks(self, start: int) -> None:
-        for _, source in self._store.marks_since(start):
+    def rest(self) -> None:
+        """Delivers nothing from now on; somebody else may."""
+        if self._rests_from is None:
+            self._rests_from = self._marks_from()
+        self._set_back.clear()
+        self._moved_from = self._moved_end = self._move_to = 0
+
+    def take(self, offsets: dict[int, int], marks_from: int) -> None:
+        """While it rests: how far the master had come. What it delivered later has marks from ``marks_from`` on."""
+        assert self._rests_from is not None, "only one that rests may be told"
+        self._offsets = dict(offsets)
+        self._rests_from = marks_from
+
+    def _find_marks(self, start: int) -> Steps[None]:
+        for found in self._store.marks_since(start):
+            if found is None:
+                yield
+                continue
+            source = found[1]
             raw = self._store.record_at(source)
             record = None if raw is None else decode_record(raw)
             if record is None or record.topic != topics.SCHEDULE_TOPIC:
@@ -90,19 +126,19 @@ class DelayLevels:
     def document(self) -> dict[str, object]:
         """To be saved as soon as the commit log is durable up to where it is now."""
         offsets = {level: self._offsets[level] for level in sorted(self._offsets)}
-        marks_from = self._store.max_commitlog_offset
-        if self._check_until:
-            marks_from = self._saved[
-                1
-            ]  # the offsets have not passed all that was delivered before the last crash
-        elif (
-            offsets == self._saved[0] and self._saved[1] >= 0 and marks_from - self._saved[1] < _MARKS_BEHIND
-        ):
-            marks_from = self._saved[1]  # not worth a write
         return {
-            "marksFrom": marks_from,
+            "marksFrom": self._marks_from() if self._rests_from is None else self._rests_from,
             "offsetTable": {str(level): offset for level, offset in offsets.items()},
         }
+
+    def _marks_from(self) -> int:
+        """From where on the log has to be looked through for deliveries that the offsets do not tell."""
+        if self._check_until:
+            return self._saved[1]  # the offsets have not passed all that was delivered before the last crash
+        end, (offsets, marks_from) = self._store.max_commitlog_offset, self._saved
+        if self._offsets == offsets and marks_from >= 0 and end - marks_from < _MARKS_BEHIND:
+            return marks_from  # not worth a write
+        return end
 
     def save(self, document: dict[str, object]) -> None:
         self._file.save(document)
@@ -125,7 +161,7 @@ class DelayLevels:
 
     def tick(self) -> bool:
         """Delivers what has fallen due, for a few milliseconds at most; True if more may be due now."""
-        if self._saved[1] < 0:
+        if self._rests_from is not None or self._saved[1] < 0:
             return False  # the next save says that marks tell what was delivered
         more = self._deliver_due()
         return self._move_on() or more
@@ -208,6 +244,8 @@ class DelayLevels:
         What waits below is put again, in this and the next ticks, as a timer for the same moment, which can wait
         further on in the log; its old place may go when that is durable.
         """
+        if self._rests_from is not None:
+            return limit
         if self._store.flushed_offset >= self._moved_end:
             self._moved_from = limit
         self._move_to = limit

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from gimbalmq._clock import Clock
+from gimbalmq._steps import Steps
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.json_file import Document, Saving, TableThread
 from gimbalmq.broker.pairs import Pairs, bytes_of
@@ -29,6 +30,7 @@ UNIT_SUB_FLAG = 2
 _READ_WRITE = PERM_READ | PERM_WRITE
 MAX_QUEUE_OFFSET = (1 << 63) - 1
 _MOVES_LOGGED = 20
+_PAIRS_AT_ONCE = 256
 _NONE: dict[int, int] = {}
 
 
@@ -400,8 +402,8 @@ class ConsumerOffsets:
         for topic, group, offsets in self._committed.rows():
             yield f"{topic}@{group}", {str(queue): offset for queue, offset in sorted(offsets.items())}
 
-    def clamp(self, newest: Callable[[str, int], int]) -> None:
-        """Moves offsets that are ahead of their queues back, so that nothing is skipped.
+    def clamp(self, newest: Callable[[str, int], int]) -> Steps[None]:
+        """Moves offsets that are ahead of their queues back, in steps, so that nothing is skipped.
 
         After a loss of power the log may lack its last messages, while the offsets of those who had consumed them are
         on disk: new messages get the same offsets again.
@@ -410,7 +412,9 @@ class ConsumerOffsets:
             newest: the offset behind a queue's last message, by topic and queue id.
         """
         moved = 0
-        for (topic, group), offsets in self._committed.table.items():
+        for number, ((topic, group), offsets) in enumerate(list(self._committed.table.items()), 1):
+            if number % _PAIRS_AT_ONCE == 0:
+                yield
             for queue_id, offset in offsets.items():
                 end = newest(topic, queue_id)
                 if offset <= end:

@@ -17,9 +17,11 @@ from array import array
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from gimbalmq._clock import Clock
+from gimbalmq._steps import Steps
 from gimbalmq.broker.delay_levels import PIECE_SECONDS
 from gimbalmq.broker.redelivery import Deliverer, waiting_copy
 from gimbalmq.broker.stats import Stats
@@ -50,6 +52,8 @@ _SOON_MS = 1_000
 """So little later that it holds up others hardly; what is due after that waits in the wheel if its place is free."""
 _NEIGHBOURS = 60
 _MARKS_BEHIND = 64 << 20
+_READ_BEHIND_MS = 10_000
+"""How much further a master may have come before its slave writes that down."""
 _TIMER_TOPIC = topics.TIMER_TOPIC.encode()
 
 
@@ -90,6 +94,9 @@ class Timers:
         self._known_queue = 0
         """No record of ``_known`` lies at this queue offset or behind it."""
         self._slot: _OpenSlot | None = None
+        self._is_resting = True
+        self._rests: TimerCheck | None = None
+        """While it rests: from where on it would go on; None if nobody has said."""
         self._moved_below = 0
         self._move_to = 0
         self._move_at = 0
@@ -109,14 +116,56 @@ class Timers:
     # -- life --------------------------------------------------------------------------
 
     def load(self) -> None:
-        now = self._clock.wall_ms()
-        check, self._pending = self._files.load()
-        self._second = now // 1000
+        """Takes up the files of the folder; nothing is entered or delivered before ``go_on``."""
+        self._rests, self._pending = self._files.load()
+        self._is_resting = True
+
+    def go_on(self, *, promoted: bool = False) -> Steps[None]:
+        """Finds out what has been delivered already, in steps; then ``tick`` does the rest.
+
+        Args:
+            promoted: this was a slave. If it has never heard how far its master had come, the whole log tells.
+        """
+        check = self._rests
+        if check is None and promoted:
+            check = TimerCheck(marks_from=0)
+        self._second = self._clock.wall_ms() // 1000
         self._marks_from = self._store.max_commitlog_offset
+        self._known.clear()
+        self._known_from = self._move_marks = -1
+        self._known_until = self._known_queue = self._move_to = self._move_at = 0
         if check is not None:
-            self._go_on_from(check)
+            yield from self._go_on_from(check)
+        self._is_resting, self._rests = False, None
         if check is None or check.marks_from < 0:
             self._note_marks()
+
+    def rest(self) -> None:
+        """Neither enters nor delivers anything from now on; somebody else may."""
+        if not self._is_resting:
+            self._rests = self._check()
+            self._is_resting = True
+            self._slot = None
+
+    def take(self, check: TimerCheck) -> None:
+        """While it rests: how far the master had come. When this broker goes on, the wheel is filled from the topic."""
+        assert self._is_resting, "only one that rests may be told"
+        if self._saving:
+            return  # the wheel is being written; the master is asked again soon
+        if self._log.end or self._pending:
+            self._files.wipe()
+            self._pending = 0
+        self._rests = replace(
+            check,
+            queue_offset=0,
+            log_end=0,
+            fill_until=max(check.queue_offset, check.fill_until),
+            filled_from_ms=check.filled_from_ms or check.read_ms,
+        )
+
+    def checkpoint(self) -> TimerCheck:
+        """How far it has come; of one that rests, how far its master had."""
+        return self._check()
 
     def _note_marks(self) -> None:
         """From here on marks tell what was delivered; that is noted before the first delivery."""
@@ -131,7 +180,7 @@ class Timers:
             finally:
                 self._files.ended(done)
 
-    def _go_on_from(self, check: TimerCheck) -> None:
+    def _go_on_from(self, check: TimerCheck) -> Steps[None]:
         self._second = check.read_ms // 1000
         self._queue_offset = check.queue_offset
         self._moved_below = check.moved_below
@@ -143,7 +192,7 @@ class Timers:
             self._fill_until = max(check.queue_offset, check.fill_until)
             self._filled_from = check.filled_from_ms or check.read_ms
         if check.marks_from >= 0:
-            self._find_marks(check.marks_from)
+            yield from self._find_marks(check.marks_from)
 
     def _catch_up_queue(self) -> None:
         """The queue offset behind the newest timer of the log, if that is further than the note says."""
@@ -152,9 +201,13 @@ class Timers:
         if record is not None:
             self._queue_offset = max(self._queue_offset, record.queue_offset + 1)
 
-    def _find_marks(self, start: int) -> None:
+    def _find_marks(self, start: int) -> Steps[None]:
         self._marks_from = start
-        for topic, source in self._store.marks_since(start):
+        for found in self._store.marks_since(start):
+            if found is None:
+                yield
+                continue
+            topic, source = found
             record = self._timer_at(source)
             if record is None:
                 continue
@@ -176,6 +229,8 @@ class Timers:
         return record if record is not None and record.topic == topics.TIMER_TOPIC else None
 
     def _check(self) -> TimerCheck:
+        if self._is_resting:
+            return self._rests or self._files.saved
         needed = [start for start in (self._known_from, self._move_marks) if start >= 0]
         filling = self._queue_offset < self._fill_until
         return TimerCheck(
@@ -211,6 +266,13 @@ class Timers:
     def _worth_saving(self) -> bool:
         """Whether anything came or went, or so much else was stored that looking for marks would take long."""
         saved = self._files.saved
+        if self._is_resting:
+            resting = self._rests or saved
+            return (
+                resting.fill_until != saved.fill_until
+                or resting.read_ms - saved.read_ms > _READ_BEHIND_MS
+                or resting.marks_from - saved.marks_from > _MARKS_BEHIND
+            )
         return (
             saved.marks_from < 0
             or self._log.waiting > 0
@@ -251,6 +313,8 @@ class Timers:
 
     @property
     def seconds_behind(self) -> int:
+        if self._is_resting:
+            return 0
         return max(0, self._clock.wall_ms() // 1000 - self._second)
 
     @property
@@ -262,6 +326,8 @@ class Timers:
 
     def tick(self) -> bool:
         """Works for a few milliseconds at most; True if there is more to do now."""
+        if self._is_resting:
+            return False
         more = self._enter_new()
         if self._files.saved.marks_from < 0:
             return more  # the next save says that marks tell what was delivered
@@ -496,7 +562,7 @@ class Timers:
         What waits below is put again in the next ticks; its old place may go when that is saved.
         """
         queue = self._store.find_queue(topics.TIMER_TOPIC, 0)
-        if queue is None:
+        if queue is None or self._is_resting:
             return limit
         kept = min(limit, self._next_record())
         first = self._log.unit(self._log.first)

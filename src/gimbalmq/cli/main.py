@@ -255,10 +255,7 @@ def broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, list[str
             properties["brokerIP1"] = host
     if "brokerIP1" in properties:
         properties.setdefault("brokerIP2", properties["brokerIP1"])
-    config, unknown = BrokerConfig.from_properties(properties)
-    if config.broker_role == "SYNC_MASTER":
-        log.warning("brokerRole=SYNC_MASTER: there is no replication yet, so no send waits for a replica")
-    return config, unknown
+    return BrokerConfig.from_properties(properties)
 
 
 def nameserver_config(properties: Mapping[str, str], data: Path) -> tuple[NameServerConfig, list[str]]:

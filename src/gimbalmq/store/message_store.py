@@ -718,7 +718,7 @@ class MessageStore:
         """The record that starts there, checked; None if none does."""
         return self.log.record_at(commitlog_offset)
 
-    def marks_since(self, commitlog_offset: int) -> Iterator[tuple[bytes, int]]:
+    def marks_since(self, commitlog_offset: int) -> Iterator[tuple[bytes, int] | None]:
         """Records from there on that were stored in place of another: (topic, offset of the other)."""
         return marks_since(self.log, commitlog_offset)
 

@@ -117,7 +117,7 @@ class TimerFiles:
         """
         check = TimerCheck.load(self._path)
         if check is None:
-            self._wipe()
+            self.wipe()
             return None, 0
         self.saved = check
         pending = self._open(check)
@@ -125,7 +125,7 @@ class TimerFiles:
             log.error(
                 "timerwheel and timerlog do not agree with timercheck: filled again from the timer queue"
             )
-            self._wipe()
+            self.wipe()
             self.saved = replace(check, log_end=-1)
             return self.saved, 0
         return check, pending
@@ -154,7 +154,8 @@ class TimerFiles:
                 pending += 1
         return pending
 
-    def _wipe(self) -> None:
+    def wipe(self) -> None:
+        """Forgets all timers; the next note must say from where they are filled again."""
         self.wheel.wipe()
         self.log.wipe()
 

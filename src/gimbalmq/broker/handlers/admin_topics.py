@@ -9,6 +9,7 @@ from gimbalmq.broker.clients import Consumers
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.message_time import message_time
 from gimbalmq.broker.metadata import ConsumerOffsets, Topics, is_reserved_topic
+from gimbalmq.broker.replication.acknowledging import Acknowledging
 from gimbalmq.broker.stats import Stats
 from gimbalmq.broker.tables_text import json_object
 from gimbalmq.broker.values import check_topic
@@ -37,7 +38,7 @@ class TopicAdminHandlers:
         stats: Stats,
         turns: Turns,
         announced: Callable[[], Awaitable[None]],
-        durable: Callable[[int], Awaitable[bool]],
+        acknowledging: Acknowledging,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -47,7 +48,7 @@ class TopicAdminHandlers:
         self._stats = stats
         self._turns = turns
         self._announced = announced
-        self._durable = durable
+        self._acknowledging = acknowledging
 
     def register(self, handlers: Handlers) -> None:
         handlers.add(RequestCode.UPDATE_AND_CREATE_TOPIC, self.create, completes=True)
@@ -110,7 +111,7 @@ class TopicAdminHandlers:
         self._offsets.save()
         written = self._store.max_commitlog_offset
         await self._announced()
-        if not await self._durable(written):
+        if not await self._acknowledging.settle_change(written, f"the deletion of {topic}"):
             raise StoreIOError(f"the deletion of {topic} is not on the disk: {self._store.read_only_reason}")
         return request.reply()
 
