@@ -428,6 +428,10 @@ class MessageStore:
         """
         return self._follower().receive(offset, data)
 
+    def forget_partial(self) -> None:
+        """Gives up received bytes of a record that is not whole: the rest may come from another master."""
+        self._follower().forget_partial()
+
     def log_bytes(self, offset: int, most: int) -> memoryview:
         """Bytes of the log from ``offset`` on: at most so many, within one file, none at the end. Let go of them soon.
 

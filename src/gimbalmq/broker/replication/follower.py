@@ -102,7 +102,9 @@ class Follower:
         self._pool = pool
         self._clock = clock
         self._arrived = arrived
-        self._dialect = dialect or (lambda: PlainCopy(self._agree))
+        self._dialect = dialect or (
+            lambda: PlainCopy(self._agree, last_file_only=live.now.sync_from_last_file)
+        )
         self._tasks = Tasks("replication copy")
         self._aimed = asyncio.Event()
         self._link: _Link | None = None
@@ -182,6 +184,12 @@ class Follower:
                 pause = _LONGEST_PAUSE_SECONDS
             except RocketMQError as error:
                 self._note(State.SEEKING, str(error))
+            except AssertionError:
+                raise
+            except Exception as error:
+                log.exception("copying the log failed and goes on")
+                self._note(State.SEEKING, repr(error))
+                pause = _LONGEST_PAUSE_SECONDS
             if self._meter.total > before:
                 pause = _FIRST_PAUSE_SECONDS
             try:
