@@ -38,11 +38,12 @@ class Packet:
 
 
 class Cut(Exception):
-    """Pass these bytes, then break the connection."""
+    """Pass these bytes, then break the connection; the next one is whole, unless all are to be cut."""
 
-    def __init__(self, data: bytes = b"") -> None:
+    def __init__(self, data: bytes = b"", *, again: bool = False) -> None:
         super().__init__()
         self.data = data
+        self.again = again
 
 
 @dataclass
@@ -163,6 +164,8 @@ class Cable:
             data = decide(what)
         except Cut as cut:
             self.cuts += 1
+            if not cut.again:
+                self.pass_all()
             target.write(cut.data)
             await target.drain()
             # What was written is to arrive: an abort would throw it away.

@@ -31,6 +31,7 @@ from gimbalmq.broker.handlers.query import QueryHandlers
 from gimbalmq.broker.handlers.send import SendHandlers
 from gimbalmq.broker.handlers.send_back import SendBackHandlers
 from gimbalmq.broker.handlers.send_fast import FastSendHandlers
+from gimbalmq.broker.handlers.tables import TableHandlers
 from gimbalmq.broker.json_file import TableThread
 from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.longpoll import LongPoll
@@ -46,6 +47,8 @@ from gimbalmq.broker.replication.role import Role, Roles
 from gimbalmq.broker.replication.role_file import RoleFile
 from gimbalmq.broker.replication.services import MasterServices
 from gimbalmq.broker.replication.source import HaSource
+from gimbalmq.broker.replication.tables import TableCopies
+from gimbalmq.broker.request_modes import RequestModes
 from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
 from gimbalmq.broker.stored import stored_topic
 from gimbalmq.broker.timers import SAVE_SECONDS, Timers
@@ -158,9 +161,10 @@ class Broker:
                 )
             await self._start_fast_port(config)
             await self.replication.listen(self.live.now)
+            await self.replication.require_place(self.address)
             self._schedule()
-            await self.replication.start(self.address)
             await self._registration.start(self.address, self.replication.ha_address)
+            await self.replication.start()
         except BaseException:
             await self.close()
             raise
@@ -181,7 +185,8 @@ class Broker:
             self._tables = TableThread(self._files)
             self.topics = Topics(folder, live, clock, self._tables)
             self.groups = Groups(folder, live, clock, self._tables)
-            self.offsets = ConsumerOffsets(folder, self._tables, live)
+            self.offsets = ConsumerOffsets(folder, self._tables, live, clock)
+            self.request_modes = RequestModes(folder, self._tables)
             self.consumers = Consumers(clock)
             self.producers = Producers(clock)
             self.locks = QueueLocks(clock, live=live)
@@ -208,7 +213,14 @@ class Broker:
                 self.timers,
                 self.transactions,
             )
-            for part in (self.topics, self.groups, self.offsets, self.delays, self.timers):
+            for part in (
+                self.topics,
+                self.groups,
+                self.offsets,
+                self.request_modes,
+                self.delays,
+                self.timers,
+            ):
                 part.load()
             if self.roles.is_master:
                 run_through(services.go_on())
@@ -228,6 +240,7 @@ class Broker:
         signer = None if inner is None else Signer(inner.name, inner.secret)
         self._pool = ChannelPool(network=self._network, tls=self._tls.client, signer=signer)
         self._registration = Registrar(self._pool, self.topics, live, self._tasks, self.roles)
+        progress = CopiedProgress(self.store, self.offsets, self.delays, self.timers)
         self.replication = Replication(
             self.store,
             live,
@@ -239,13 +252,28 @@ class Broker:
             role_file,
             self._registration,
             services,
-            CopiedProgress(self.store, self.offsets, self.delays, self.timers),
+            progress,
             self.topics,
             self.groups,
             self.long_poll,
             self.source,
             self.writer.arrived,
         )
+        self.copies = TableCopies(
+            self.store,
+            self.topics,
+            self.groups,
+            self.offsets,
+            self.request_modes,
+            progress,
+            self.access,
+            self.stats,
+            self._pool,
+            self._turns,
+            live,
+            clock,
+        )
+        self.replication.on_copying.append(self.copies.aim)
         self.metrics = MetricsServer(
             self.store,
             self.stats,
@@ -339,6 +367,16 @@ class Broker:
                 self.long_poll,
                 live,
                 self.stats,
+                self._turns,
+            ),
+            TableHandlers(
+                self.store,
+                self.topics,
+                self.groups,
+                self.offsets,
+                self.delays,
+                self.timers,
+                self.request_modes,
                 self._turns,
             ),
             BrokerAdminHandlers(
@@ -461,6 +499,7 @@ class Broker:
         for save in (
             self.topics.saving.finish,
             self.groups.saving.finish,
+            self.request_modes.saving.finish,
             self._close_transactions,
             self.offsets.finish,
             self._close_delays,
@@ -489,7 +528,7 @@ class Broker:
         self._started = False
         await self.metrics.close()
         self.topics.changed = None
-        for saving in (self.topics.saving, self.groups.saving, self.offsets):
+        for saving in (self.topics.saving, self.groups.saving, self.request_modes.saving, self.offsets):
             await saving.abandon()
         for server in (self._server, self._fast_server):
             server.abort_all()
@@ -503,6 +542,7 @@ class Broker:
     async def _stop_serving(self) -> None:
         await self._server.close()
         await self._fast_server.close()
+        await self.copies.close()
         await self.replication.close()
         await self._tasks.close()
         await self._pool.close()

@@ -157,15 +157,14 @@ class Replication:
         """Where slaves copy this broker's log, as name servers are told; empty if nobody can."""
         return f"{self._live.now.broker_ip2}:{self.source.port}" if self._listens else ""
 
-    async def start(self, own_address: str) -> None:
-        """Goes about its role.
-
-        Raises:
-            ConfigError: it is to be the master, and there is another one.
-        """
+    async def require_place(self, own_address: str) -> None:
+        """Raises ConfigError if this broker is to be the master, and there is another one."""
         if self.roles.is_master:
             await require_no_other(self._pool, self._live.now, own_address)
-        elif self.roles.now.online:
+
+    async def start(self) -> None:
+        """Goes about its role; the name servers have been told of it."""
+        if not self.roles.is_master and self.roles.now.online:
             await self._copy()
         self._tasks.every(_SEEK_SECONDS, self._seek, "master", first=0.0)
 
@@ -367,8 +366,7 @@ class Replication:
                 common = await last_common(self._store, self._pool, target.master_address, self._turns)
                 if common < allowed:
                     log.error(
-                        "nothing is cut: our log parts from that of %s at %d, and haCutTailFrom=%d allows that from there "
-                        "on only",
+                        "nothing is cut: our log parts from that of %s at %d, and haCutTailFrom=%d is behind that",
                         target.master_address,
                         common,
                         allowed,
