@@ -283,6 +283,7 @@ class Broker:
             self.producers,
             self.long_poll,
             self._turns,
+            self.replication,
             self._watchdog,
         )
         unique_ids = UniqueIdGenerator(store_host[:-4], os.getpid(), id(self) & 0x7FFFFFFF)
