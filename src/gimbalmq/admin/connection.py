@@ -86,6 +86,24 @@ class AdminConnection:
             raise ConnectError("no broker is registered with the name server")
         return found
 
+    async def one_broker(self, broker: str) -> tuple[str, str, int, str]:
+        """Cluster, name, id and address of one broker: by name its master, by address any, also a slave.
+
+        Raises:
+            ConfigError: there is no such broker; the ones there are are named.
+        """
+        info = await self.cluster_info()
+        clusters = {name: cluster for cluster, names in info.cluster_addr_table.items() for name in names}
+        for name, data in info.broker_addr_table.items():
+            for broker_id, address in data.broker_addrs.items():
+                if broker == address or (broker == name and broker_id == MASTER_ID):
+                    return clusters.get(name, data.cluster), name, broker_id, address
+        if broker in info.broker_addr_table:
+            slaves = ", ".join(sorted(info.broker_addr_table[broker].broker_addrs.values()))
+            raise ConfigError("broker", broker, f"it has no master now; its slaves are {slaves}: name one")
+        known = ", ".join(sorted(info.broker_addr_table)) or "none"
+        raise ConfigError("broker", broker, f"no such broker is registered; there is {known}")
+
     async def brokers_of(self, topic: str) -> dict[str, str]:
         """Where a topic lies: a reachable address by broker name, the master's if there is one."""
         route = await self.route(topic)

@@ -49,6 +49,7 @@ from gimbalmq.broker.replication.role import Role, Roles
 from gimbalmq.broker.replication.role_file import RoleFile
 from gimbalmq.broker.replication.services import MasterServices
 from gimbalmq.broker.replication.source import HaSource
+from gimbalmq.broker.replication.tables import TableCopies
 from gimbalmq.broker.request_modes import RequestModes
 from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
 from gimbalmq.broker.stored import stored_topic
@@ -243,6 +244,7 @@ class Broker:
         signer = None if inner is None else Signer(inner.name, inner.secret)
         self._pool = ChannelPool(network=self._network, tls=self._tls.client, signer=signer)
         self._registration = Registrar(self._pool, self.topics, live, self._tasks, self.roles)
+        progress = CopiedProgress(self.store, self.offsets, self.delays, self.timers)
         self.replication = Replication(
             self.store,
             live,
@@ -254,13 +256,28 @@ class Broker:
             role_file,
             self._registration,
             services,
-            CopiedProgress(self.store, self.offsets, self.delays, self.timers),
+            progress,
             self.topics,
             self.groups,
             self.long_poll,
             self.source,
             self.writer.arrived,
         )
+        self.copies = TableCopies(
+            self.store,
+            self.topics,
+            self.groups,
+            self.offsets,
+            self.request_modes,
+            progress,
+            self.access,
+            self.stats,
+            self._pool,
+            self._turns,
+            live,
+            clock,
+        )
+        self.replication.on_copying.append(self.copies.aim)
         self.controller_mode: ControllerMode | None = None
         if config.enable_controller_mode:
             self.controller_mode = ControllerMode(
@@ -285,6 +302,7 @@ class Broker:
             self.producers,
             self.long_poll,
             self._turns,
+            self.replication,
             self._watchdog,
         )
         unique_ids = UniqueIdGenerator(store_host[:-4], os.getpid(), id(self) & 0x7FFFFFFF)
@@ -545,6 +563,7 @@ class Broker:
     async def _stop_serving(self) -> None:
         await self._server.close()
         await self._fast_server.close()
+        await self.copies.close()
         if self.controller_mode is not None:
             await self.controller_mode.close()
         await self.replication.close()

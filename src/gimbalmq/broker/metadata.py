@@ -518,6 +518,11 @@ class ConsumerOffsets:
         self._history.note(self.version, rows)
         self._became(version)
 
+    def take(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Notes an offset of the master's table that had to wait; that makes this table no other one."""
+        self._committed.put(topic, group, queue_id, offset)
+        self._dirty = True
+
     def _became(self, version: DataVersion) -> None:
         self._version = version
         self._has_moved = False

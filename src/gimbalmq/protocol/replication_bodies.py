@@ -22,9 +22,14 @@ class OffsetTable(Body):
 
 
 class DelayOffsetTable(Body):
-    """45's answer: by level, the queue offset up to which its messages were delivered."""
+    """45's answer: by level, the queue offset up to which its messages were delivered.
+
+    Attributes:
+        marks_from: ours: marks of what was delivered beyond lie in the log from here on.
+    """
 
     data_version: DataVersion | None = None
+    marks_from: int | None = None
     offset_table: dict[int, int] = field(default_factory=dict)
 
 
@@ -96,7 +101,12 @@ class HaConnection(Body):
 
 
 class HaClient(Body):
-    """What a slave says of its own copying (Java: HARuntimeInfo.HAClientRuntimeInfo)."""
+    """What a slave says of its own copying (Java: HARuntimeInfo.HAClientRuntimeInfo).
+
+    Attributes:
+        state: ours: stopped, seeking, refused, catching up or following.
+        trouble: ours: why it does not copy.
+    """
 
     activated: bool = False
     last_read_timestamp: int = 0
@@ -104,7 +114,9 @@ class HaClient(Body):
     master_addr: str | None = None
     master_flush_offset: int = 0
     max_offset: int = 0
+    state: str | None = None
     transferred_byte_in_second: int = 0
+    trouble: str | None = None
 
 
 class HaStatus(Body):

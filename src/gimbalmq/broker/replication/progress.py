@@ -83,7 +83,7 @@ class CopiedProgress:
         if taken.timers is not None:
             self._timers.copy(taken.timers)
         for topic, offset in (taken.transactions or {}).items():
-            self._offsets.commit(topics.TRANS_GROUP, topic, 0, offset)
+            self._offsets.take(topics.TRANS_GROUP, topic, 0, offset)
 
     def forget(self) -> None:
         """Answers that still wait are of no use any more: the role or the master has changed."""
