@@ -101,7 +101,12 @@ class HaConnection(Body):
 
 
 class HaClient(Body):
-    """What a slave says of its own copying (Java: HARuntimeInfo.HAClientRuntimeInfo)."""
+    """What a slave says of its own copying (Java: HARuntimeInfo.HAClientRuntimeInfo).
+
+    Attributes:
+        state: ours: stopped, seeking, refused, catching up or following.
+        trouble: ours: why it does not copy.
+    """
 
     activated: bool = False
     last_read_timestamp: int = 0
@@ -109,7 +114,9 @@ class HaClient(Body):
     master_addr: str | None = None
     master_flush_offset: int = 0
     max_offset: int = 0
+    state: str | None = None
     transferred_byte_in_second: int = 0
+    trouble: str | None = None
 
 
 class HaStatus(Body):
