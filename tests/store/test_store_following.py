@@ -134,7 +134,11 @@ def test_any_log_in_any_packets_with_any_restarts(
 
 def test_a_long_log_in_large_packets(tmp_path: Path) -> None:
     """Runs of thousands of records, with others between them."""
-    sizes: dict[str, Any] = {"commitlog_file_bytes": 1 << 20, "queue_file_bytes": 20_000, "index_entries": 50_000}
+    sizes: dict[str, Any] = {
+        "commitlog_file_bytes": 1 << 20,
+        "queue_file_bytes": 20_000,
+        "index_entries": 50_000,
+    }
     master, slave = open_store(tmp_path / "master", **sizes), follower(tmp_path / "slave", **sizes)
     rng = random.Random(13)
     for _ in range(60):
