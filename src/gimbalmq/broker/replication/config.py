@@ -26,10 +26,9 @@ class ReplicationOptions(Configuration):
         "`ASYNC_MASTER`; `SYNC_MASTER`, which answers a send when slaves have it; `SLAVE`, which copies a master. "
         "With `enableControllerMode` the controller decides",
         choices=(ASYNC_MASTER, SYNC_MASTER, SLAVE),
-        fixed=True,
     )
     broker_id: int = option(
-        0, "0 for a master, 1, 2 ... for its slaves, -1 with a controller", between=(-1, _LONG), fixed=True
+        0, "0 for a master, 1, 2 ... for its slaves, -1 with a controller", between=(-1, _LONG)
     )
 
     # The stream of the log.
@@ -44,6 +43,12 @@ class ReplicationOptions(Configuration):
         "ours: addresses and ranges, `10.0.0.2;10.1.0.0/16`, that may copy the log, for the stream knows no passwords; "
         "empty: every address, but with authentication on only this machine",
         fixed=True,
+    )
+    ha_cut_tail_from: int = option(
+        -1,
+        "ours: a slave whose log has parted from its master's cuts its own there, if that is at this offset or "
+        "behind it; -1 cuts nothing. What is cut off is lost. After the cut it is -1 again",
+        between=(-1, _LONG),
     )
     ha_send_heartbeat_interval: int = option(
         5_000,
