@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.model import properties as prop
 from gimbalmq.model.batch import encode_batch
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
@@ -33,7 +34,7 @@ CODES = (FAST, PLAIN, BATCH)
 
 @asynccontextmanager
 async def sync_master(folder: Path, **properties: object) -> AsyncIterator[Desk]:
-    async with open_desk(folder, brokerRole="SYNC_MASTER", **properties) as desk:
+    async with open_desk(folder, SYSTEM_CLOCK, brokerRole="SYNC_MASTER", **properties) as desk:
         await desk.create("T")
         yield desk
 
@@ -54,6 +55,10 @@ def confirm(desk: Desk, slave: RawSlave) -> None:
     slave.say(encode_report(desk.broker.store.max_commitlog_offset))
 
 
+async def confirmed(desk: Desk, end: int) -> None:
+    await until(lambda: desk.broker.source.replicas[0].acked == end)
+
+
 async def send(desk: Desk, code: int, **properties: str) -> RemotingCommand:
     if code == BATCH:
         text = prop.dump({prop.UNIQ_KEY: "U1", **properties})
@@ -70,7 +75,7 @@ def test_send_is_answered_when_the_slave_has_it(tmp_path: Path) -> None:
                 await until(lambda: desk.broker.source.acks.waiting)
                 almost = desk.broker.store.max_commitlog_offset - 1
                 slave.say(encode_report(almost))
-                await until(lambda almost=almost: desk.broker.source.replicas[0].acked == almost)
+                await confirmed(desk, almost)
                 await desk.client.ok(RequestCode.GET_BROKER_RUNTIME_INFO)
                 assert not sending.done()
                 confirm(desk, slave)
