@@ -180,10 +180,11 @@ def _config(args: argparse.Namespace) -> BrokerConfig:
 @contextmanager
 def _opened(config: BrokerConfig) -> Iterator[MessageStore]:
     """The store as the broker itself would open it; raises StoreLockedError if the broker runs."""
+    from gimbalmq._clock import SYSTEM_CLOCK
     from gimbalmq.store.message_store import MessageStore
     from gimbalmq.transport.descriptors import budget
 
-    store = MessageStore(config.store_config(config.listen_port, budget()))
+    store = MessageStore(config.store_config(config.listen_port, budget()), SYSTEM_CLOCK)
     store.load()
     try:
         yield store
