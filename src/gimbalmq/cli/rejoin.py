@@ -74,7 +74,10 @@ async def _rejoin(admin: Admin, args: argparse.Namespace) -> Shown:
         )
     if args.cut:
         raise ConfigError(
-            "--cut", args.broker, "only of a broker that is stopped: stop it and name its --store"
+            "--cut",
+            args.broker,
+            "name the --store of a broker that is stopped; one that runs is told by gimbalmq config set "
+            f"{args.broker} haCutTailFrom=OFFSET",
         )
     return await _of_running(admin, args)
 
