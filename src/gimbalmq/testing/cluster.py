@@ -86,8 +86,8 @@ class LocalCluster:
     Args:
         brokers: how many, named broker-a, broker-b, ...; or their names.
         replicas: how many brokers each name has: a master (id 0) and its slaves (1, 2 ...), each with a folder and
-            ports of its own. They are numbered master by master: with two names and three replicas the slaves of the second
-            name are 4 and 5, or ("broker-b", 1) and ("broker-b", 2).
+            ports of its own. They are numbered name by name: with two names and three replicas the slaves of the
+            second name are 4 and 5, or ("broker-b", 1) and ("broker-b", 2).
         properties: RocketMQ's broker keys, for all of them; ``tls.*`` reach the name server too.
         namesrv_properties: RocketMQ's name server keys.
         store: a folder that is kept; without it everything is deleted at the end.
