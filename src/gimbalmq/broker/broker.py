@@ -25,12 +25,14 @@ from gimbalmq.broker.handlers.admin_broker import BrokerAdminHandlers
 from gimbalmq.broker.handlers.admin_groups import GroupAdminHandlers
 from gimbalmq.broker.handlers.admin_topics import TopicAdminHandlers
 from gimbalmq.broker.handlers.clients import ClientHandlers
+from gimbalmq.broker.handlers.controller import ControllerHandlers
 from gimbalmq.broker.handlers.offsets import OffsetHandlers
 from gimbalmq.broker.handlers.pull import PullHandlers
 from gimbalmq.broker.handlers.query import QueryHandlers
 from gimbalmq.broker.handlers.send import SendHandlers
 from gimbalmq.broker.handlers.send_back import SendBackHandlers
 from gimbalmq.broker.handlers.send_fast import FastSendHandlers
+from gimbalmq.broker.handlers.tables import TableHandlers
 from gimbalmq.broker.json_file import TableThread
 from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.longpoll import LongPoll
@@ -39,6 +41,7 @@ from gimbalmq.broker.metrics import MetricsServer
 from gimbalmq.broker.redelivery import Deliverer
 from gimbalmq.broker.registration import Registrar
 from gimbalmq.broker.replication.acknowledging import Acknowledging
+from gimbalmq.broker.replication.controller_mode import ControllerMode
 from gimbalmq.broker.replication.progress import CopiedProgress
 from gimbalmq.broker.replication.reading import ReadRules
 from gimbalmq.broker.replication.refusals import SlaveRefusals
@@ -47,6 +50,8 @@ from gimbalmq.broker.replication.role import Role, Roles
 from gimbalmq.broker.replication.role_file import RoleFile
 from gimbalmq.broker.replication.services import MasterServices
 from gimbalmq.broker.replication.source import HaSource
+from gimbalmq.broker.replication.tables import TableCopies
+from gimbalmq.broker.request_modes import RequestModes
 from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
 from gimbalmq.broker.stored import stored_topic
 from gimbalmq.broker.timers import SAVE_SECONDS, Timers
@@ -159,9 +164,12 @@ class Broker:
                 )
             await self._start_fast_port(config)
             await self.replication.listen(self.live.now)
+            await self.replication.require_place(self.address)
             self._schedule()
-            await self.replication.start(self.address)
             await self._registration.start(self.address, self.replication.ha_address)
+            await self.replication.start()
+            if self.controller_mode is not None:
+                await self.controller_mode.start()
         except BaseException:
             await self.close()
             raise
@@ -182,7 +190,8 @@ class Broker:
             self._tables = TableThread(self._files)
             self.topics = Topics(folder, live, clock, self._tables)
             self.groups = Groups(folder, live, clock, self._tables)
-            self.offsets = ConsumerOffsets(folder, self._tables, live)
+            self.offsets = ConsumerOffsets(folder, self._tables, live, clock)
+            self.request_modes = RequestModes(folder, self._tables)
             self.consumers = Consumers(clock)
             self.producers = Producers(clock)
             self.locks = QueueLocks(clock, live=live)
@@ -209,7 +218,14 @@ class Broker:
                 self.timers,
                 self.transactions,
             )
-            for part in (self.topics, self.groups, self.offsets, self.delays, self.timers):
+            for part in (
+                self.topics,
+                self.groups,
+                self.offsets,
+                self.request_modes,
+                self.delays,
+                self.timers,
+            ):
                 part.load()
             if self.roles.is_master:
                 run_through(services.go_on())
@@ -229,6 +245,7 @@ class Broker:
         signer = None if inner is None else Signer(inner.name, inner.secret)
         self._pool = ChannelPool(network=self._network, tls=self._tls.client, signer=signer)
         self._registration = Registrar(self._pool, self.topics, live, self._tasks, self.roles)
+        progress = CopiedProgress(self.store, self.offsets, self.delays, self.timers)
         self.replication = Replication(
             self.store,
             live,
@@ -240,13 +257,43 @@ class Broker:
             role_file,
             self._registration,
             services,
-            CopiedProgress(self.store, self.offsets, self.delays, self.timers),
+            progress,
             self.topics,
             self.groups,
             self.long_poll,
             self.source,
             self.writer.arrived,
         )
+        self.copies = TableCopies(
+            self.store,
+            self.topics,
+            self.groups,
+            self.offsets,
+            self.request_modes,
+            progress,
+            self.access,
+            self.stats,
+            self._pool,
+            self._turns,
+            live,
+            clock,
+        )
+        self.replication.on_copying.append(self.copies.aim)
+        self.controller_mode: ControllerMode | None = None
+        if config.enable_controller_mode:
+            self.controller_mode = ControllerMode(
+                self.store,
+                live,
+                clock,
+                self._files,
+                self._tables,
+                self._pool,
+                self.replication,
+                self.acknowledging,
+                self.writer,
+                self.long_poll,
+                self.address,
+            )
         self.metrics = MetricsServer(
             self.store,
             self.stats,
@@ -256,6 +303,7 @@ class Broker:
             self.producers,
             self.long_poll,
             self._turns,
+            self.replication,
             self._watchdog,
         )
         unique_ids = UniqueIdGenerator(store_host[:-4], os.getpid(), id(self) & 0x7FFFFFFF)
@@ -343,6 +391,16 @@ class Broker:
                 self.stats,
                 self._turns,
             ),
+            TableHandlers(
+                self.store,
+                self.topics,
+                self.groups,
+                self.offsets,
+                self.delays,
+                self.timers,
+                self.request_modes,
+                self._turns,
+            ),
             BrokerAdminHandlers(
                 self.store,
                 live,
@@ -355,6 +413,7 @@ class Broker:
                 self.replication,
                 self._watchdog,
             ),
+            ControllerHandlers(self.controller_mode),
         ):
             family.register(self.handlers)
         SlaveRefusals(self.roles, live, lambda: self.replication.master_address).install(self.handlers)
@@ -463,6 +522,7 @@ class Broker:
         for save in (
             self.topics.saving.finish,
             self.groups.saving.finish,
+            self.request_modes.saving.finish,
             self._close_transactions,
             self.offsets.finish,
             self._close_delays,
@@ -491,7 +551,7 @@ class Broker:
         self._started = False
         await self.metrics.close()
         self.topics.changed = None
-        for saving in (self.topics.saving, self.groups.saving, self.offsets):
+        for saving in (self.topics.saving, self.groups.saving, self.request_modes.saving, self.offsets):
             await saving.abandon()
         for server in (self._server, self._fast_server):
             server.abort_all()
@@ -505,6 +565,9 @@ class Broker:
     async def _stop_serving(self) -> None:
         await self._server.close()
         await self._fast_server.close()
+        await self.copies.close()
+        if self.controller_mode is not None:
+            await self.controller_mode.close()
         await self.replication.close()
         await self._tasks.close()
         await self._pool.close()

@@ -8,6 +8,7 @@ delivered since the offsets were saved (``store/marks``).
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from gimbalmq._clock import Clock
 from gimbalmq._steps import Steps
 from gimbalmq.broker.json_file import JsonFile
 from gimbalmq.broker.redelivery import Deliverer, waiting_copy
+from gimbalmq.broker.versions import next_version
 from gimbalmq.broker.writer import Draft, Writer
 from gimbalmq.errors import StoreError
 from gimbalmq.model import topics
 from gimbalmq.model.queue_entry import FILLER_SIZE
 from gimbalmq.model.record import decode_record
+from gimbalmq.protocol.bodies import DataVersion
 from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.message_store import MessageStore
 
@@ -37,6 +40,15 @@ def _read(document: Any) -> tuple[dict[int, int], int]:
     return table, int(document.get("marksFrom", -1))
 
 
+def _read_all(document: Any) -> tuple[dict[int, int], int, DataVersion]:
+    version = document.get("dataVersion") or {}
+    return *_read(document), version if isinstance(version, DataVersion) else DataVersion.of(version)
+
+
+def _written(offsets: dict[int, int]) -> dict[str, int]:
+    return {str(level): offsets[level] for level in sorted(offsets)}
+
+
 class DelayLevels:
     """The levels of messageDelayLevel (Java: ScheduleMessageService)."""
 
@@ -49,10 +61,13 @@ class DelayLevels:
         self._deliverer = deliverer
         self._clock = clock
         self._offsets: dict[int, int] = {}
+        self._version = DataVersion(timestamp=clock.wall_ms())
+        self._versioned: dict[int, int] = {}
+        """The offsets of that version."""
         self._saved: tuple[dict[int, int], int] = ({}, -1)
         self._rests_from: int | None = None
-        """Set while nothing is delivered here: marks of what the master has delivered beyond ``_offsets`` lie in the log
-        from there on."""
+        """Set while nothing is delivered here: marks of what the master has delivered beyond ``_offsets`` lie in the
+        log from there on."""
         self._delivered: set[int] = set()
         """Commit-log offsets of messages delivered before the last crash, as far as offsets do not say so."""
         self._check_until: dict[int, int] = {}
@@ -67,9 +82,15 @@ class DelayLevels:
 
     def load(self) -> None:
         """Takes up the note of the folder; nothing is delivered before ``go_on``."""
-        self._offsets, marks_from = self._file.load(_read) or ({}, -1)
+        loaded = self._file.load(_read_all)
+        if loaded is not None:
+            self._take(loaded)
+        self._rests_from = self._saved[1]
+
+    def _take(self, progress: tuple[dict[int, int], int, DataVersion]) -> None:
+        self._offsets, marks_from, self._version = progress
+        self._versioned = dict(self._offsets)
         self._saved = (dict(self._offsets), marks_from)
-        self._rests_from = marks_from
 
     def go_on(self, *, promoted: bool = False) -> Steps[None]:
         """Finds out what has been delivered already, in steps; then ``tick`` delivers the rest.
@@ -95,11 +116,27 @@ class DelayLevels:
         self._set_back.clear()
         self._moved_from = self._moved_end = self._move_to = 0
 
-    def take(self, offsets: dict[int, int], marks_from: int) -> None:
-        """While it rests: how far the master had come. What it delivered later has marks from ``marks_from`` on."""
+    @property
+    def version(self) -> DataVersion:
+        """Of the offsets as they are now; it grows when somebody asks for it and they have changed."""
+        if self._versioned != self._offsets:
+            self._versioned = dict(self._offsets)
+            self._version = next_version(self._version, self._clock)
+        return self._version
+
+    def new_term(self, state_version: int) -> None:
+        """The broker was made master by a controller: its offsets are newer than those of any master before it."""
+        self._version = next_version(self.version, self._clock, state_version)
+
+    def copy(self, document: Mapping[str, object]) -> None:
+        """While it rests: takes the progress of the master, whose log this broker has, in the place of its own.
+
+        It is what is saved from now on, and what ``go_on`` goes on from. What the master delivered later has marks from
+        ``marksFrom`` on.
+        """
         assert self._rests_from is not None, "only one that rests may be told"
-        self._offsets = dict(offsets)
-        self._rests_from = marks_from
+        self._take(_read_all(document))
+        self._rests_from = self._saved[1]
 
     def _find_marks(self, start: int) -> Steps[None]:
         for found in self._store.marks_since(start):
@@ -126,10 +163,8 @@ class DelayLevels:
     def document(self) -> dict[str, object]:
         """To be saved as soon as the commit log is durable up to where it is now."""
         offsets = {level: self._offsets[level] for level in sorted(self._offsets)}
-        return {
-            "marksFrom": self._marks_from() if self._rests_from is None else self._rests_from,
-            "offsetTable": {str(level): offset for level, offset in offsets.items()},
-        }
+        marks_from = self._marks_from() if self._rests_from is None else self._rests_from
+        return {"dataVersion": self.version, "marksFrom": marks_from, "offsetTable": _written(offsets)}
 
     def _marks_from(self) -> int:
         """From where on the log has to be looked through for deliveries that the offsets do not tell."""

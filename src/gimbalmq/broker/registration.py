@@ -130,7 +130,7 @@ class Registrar:
         self._wake.set()
 
     async def ask_for_master(self) -> None:
-        """Has name servers say who the master is: that is in their answers to a registration, which brings no topics."""
+        """Has name servers say who the master is: that is in their answers to a registration, here without topics."""
         await self._everywhere({})
 
     async def announced(self) -> None:

@@ -15,7 +15,7 @@ import heapq
 import logging
 from array import array
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from gimbalmq._steps import Steps
 from gimbalmq.broker.delay_levels import PIECE_SECONDS
 from gimbalmq.broker.redelivery import Deliverer, waiting_copy
 from gimbalmq.broker.stats import Stats
+from gimbalmq.broker.versions import next_version
 from gimbalmq.broker.writer import Draft
 from gimbalmq.errors import StoreError
 from gimbalmq.model import properties as prop
@@ -32,6 +33,7 @@ from gimbalmq.model import topics
 from gimbalmq.model.javahash import java_hash
 from gimbalmq.model.queue_entry import FILLER_SIZE
 from gimbalmq.model.record import Record, decode_record
+from gimbalmq.protocol.bodies import DataVersion
 from gimbalmq.store.marks import source_of
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.store.timer_files import TimerCheck, TimerFiles
@@ -108,6 +110,8 @@ class Timers:
         self._lap_bytes = 0
         self._lap_timers = 0
         self._lap_told = False
+        self._version = DataVersion(timestamp=clock.wall_ms())
+        self._versioned = (0, 0)
 
     def __len__(self) -> int:
         """How many wait."""
@@ -146,26 +150,6 @@ class Timers:
             self._rests = self._check()
             self._is_resting = True
             self._slot = None
-
-    def take(self, check: TimerCheck) -> None:
-        """While it rests: how far the master had come. When this broker goes on, the wheel is filled from the topic."""
-        assert self._is_resting, "only one that rests may be told"
-        if self._saving:
-            return  # the wheel is being written; the master is asked again soon
-        if self._log.end or self._pending:
-            self._files.wipe()
-            self._pending = 0
-        self._rests = replace(
-            check,
-            queue_offset=0,
-            log_end=0,
-            fill_until=max(check.queue_offset, check.fill_until),
-            filled_from_ms=check.filled_from_ms or check.read_ms,
-        )
-
-    def checkpoint(self) -> TimerCheck:
-        """How far it has come; of one that rests, how far its master had."""
-        return self._check()
 
     def _note_marks(self) -> None:
         """From here on marks tell what was delivered; that is noted before the first delivery."""
@@ -227,6 +211,67 @@ class Timers:
         raw = self._store.record_at(offset)
         record = None if raw is None else decode_record(raw)
         return record if record is not None and record.topic == topics.TIMER_TOPIC else None
+
+    # -- replicas ----------------------------------------------------------------------
+
+    def progress(self) -> TimerCheck:
+        """How far timers have come, for a slave; at a slave, how far its master had."""
+        return self._check()
+
+    @property
+    def version(self) -> DataVersion:
+        """Of the progress as it is now; it grows when somebody asks for it and there is some."""
+        check = self._check()
+        if self._versioned != (check.read_ms, check.queue_offset):
+            self._versioned = (check.read_ms, check.queue_offset)
+            self._version = next_version(self._version, self._clock)
+        return self._version
+
+    def copy(self, check: TimerCheck) -> bool:
+        """While it rests: takes the progress of the master, whose log this broker has, in the place of its own.
+
+        The master's wheel is not copied: ``go_on`` fills ours from the queue again.
+
+        Returns:
+            Whether it was taken; not while files are being saved.
+
+        Raises:
+            StoreError: the files cannot be emptied.
+        """
+        assert self._is_resting, "only one that rests may be told"
+        if self._log.end or self._pending:
+            if self._files.is_saving:
+                return False
+            self._files.empty()
+            self._pending = 0
+        self._rests = replace(
+            check,
+            queue_offset=0,
+            log_end=0,
+            fill_until=max(check.queue_offset, check.fill_until),
+            filled_from_ms=check.filled_from_ms or check.read_ms,
+        )
+        return True
+
+    def waiting_by_topic(self, names: Iterable[str]) -> Steps[dict[str, int]]:
+        """How many timers of each of these topics wait."""
+        hashes: dict[int, str] = {}
+        for number, name in enumerate(names, 1):
+            hashes[java_hash(name)] = name
+            if number % 64 == 0:
+                yield
+        counts: dict[str, int] = {}
+        position, steps = self._log.skip_blank(self._log.first), 0
+        while position < self._log.end:
+            unit = self._log.unit(position)
+            topic = None if unit is None else hashes.get(unit.topic)
+            if unit is not None and topic is not None and self._waits(unit.due_ms // 1000, position):
+                counts[topic] = counts.get(topic, 0) + 1
+            position = self._log.after(position)
+            steps += 1
+            if steps % 64 == 0:
+                yield
+        return counts
 
     def _check(self) -> TimerCheck:
         if self._is_resting:

@@ -117,7 +117,14 @@ class Transactions:
 
     def go_on(self) -> Steps[None]:
         """Takes up the walk where the consumer offsets say it was, in steps; then transactions can be ended."""
-        for table in (self._settled, self._rolled_back, self._ended, self._newest, self._ops, self._unflushed):
+        for table in (
+            self._settled,
+            self._rolled_back,
+            self._ended,
+            self._newest,
+            self._ops,
+            self._unflushed,
+        ):
             table.clear()
         self._walked_to = self._progress(topics.HALF_TOPIC)
         self._op_read_to = max(0, self._progress(topics.OP_HALF_TOPIC) - _LOOKED_BACK)

@@ -22,9 +22,14 @@ class OffsetTable(Body):
 
 
 class DelayOffsetTable(Body):
-    """45's answer: by level, the queue offset up to which its messages were delivered."""
+    """45's answer: by level, the queue offset up to which its messages were delivered.
+
+    Attributes:
+        marks_from: ours: marks of what was delivered beyond lie in the log from here on.
+    """
 
     data_version: DataVersion | None = None
+    marks_from: int | None = None
     offset_table: dict[int, int] = field(default_factory=dict)
 
 
@@ -76,9 +81,9 @@ class TimerCheckpoint(NamedTuple):
     def decode(cls, data: bytes | bytearray | memoryview) -> Self:
         """Raises RemoteProtocolError if it has neither the length of 5.x nor that without a version."""
         if len(data) == _CHECKPOINT.size:
-            *numbers, state, timestamp, counter = _CHECKPOINT.unpack(data)
+            read_ms, log_end, offset, masters, state, timestamp, counter = _CHECKPOINT.unpack(data)
             version = DataVersion(state_version=state, timestamp=timestamp, counter=counter)
-            return cls(*numbers, version=version)
+            return cls(read_ms, log_end, offset, masters, version)
         if len(data) == _OLD_CHECKPOINT.size:
             return cls(*_OLD_CHECKPOINT.unpack(data))
         raise RemoteProtocolError(f"a timer checkpoint of {len(data)} bytes; it has 56")

@@ -625,6 +625,18 @@ class MessageStore:
         self._forget_topic(topic)
         return True
 
+    def drop_queues(self, topic: str) -> bool:
+        """While following a master whose log does not tell of deletions (Apache's): forgets a topic's queues.
+
+        If the whole log has to be read again, they come back, and have to be dropped again.
+
+        Returns:
+            Whether there was anything to forget.
+        """
+        if not self.is_following:
+            raise StateError("a store that leads deletes topics by a record of its log")
+        return bool(self._forget_topic(topic))
+
     def _forget_topic(self, topic: str) -> list[QueueLog]:
         queues = list(self._topics.pop(topic, {}).values())
         for queue in queues:

@@ -117,7 +117,7 @@ class TimerFiles:
         """
         check = TimerCheck.load(self._path)
         if check is None:
-            self.wipe()
+            self._wipe()
             return None, 0
         self.saved = check
         pending = self._open(check)
@@ -125,7 +125,7 @@ class TimerFiles:
             log.error(
                 "timerwheel and timerlog do not agree with timercheck: filled again from the timer queue"
             )
-            self.wipe()
+            self._wipe()
             self.saved = replace(check, log_end=-1)
             return self.saved, 0
         return check, pending
@@ -154,10 +154,22 @@ class TimerFiles:
                 pending += 1
         return pending
 
-    def wipe(self) -> None:
-        """Forgets all timers; the next note must say from where they are filled again."""
+    def _wipe(self) -> None:
         self.wheel.wipe()
         self.log.wipe()
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether somebody writes what ``prepare_save`` gave."""
+        return self._busy
+
+    def empty(self) -> None:
+        """Forgets all timers; not while somebody saves. Raises StoreError.
+
+        After a crash the note does not fit the empty files, and they are filled again from the queue.
+        """
+        assert not self._busy
+        self._wipe()
 
     def prepare_save(self, check: TimerCheck) -> Callable[[], None] | None:
         """The part of a save for the owner's thread; the function returned runs in any one, then ``ended``.

@@ -21,7 +21,7 @@ from gimbalmq.store import MessageStore
 from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.files import Files
 from gimbalmq.testing.loop import VirtualClock, run_virtual
-from gimbalmq.testing.network import MemoryNetwork
+from gimbalmq.testing.network import HostNetwork, MemoryNetwork
 from gimbalmq.transport.channel import Answer, Channel, Handlers
 from gimbalmq.transport.network import Listener, Network
 from gimbalmq.transport.pool import ChannelPool
@@ -77,15 +77,25 @@ def assert_same(master: MessageStore, slave: MessageStore) -> None:
 class MasterEnd:
     """A store that leads, its replication port, and an ordinary port that answers 28 and 33."""
 
-    def __init__(self, folder: Path, network: Network, clock: Clock, **properties: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        network: Network,
+        clock: Clock,
+        *,
+        file_bytes: int = FILE,
+        **properties: object,
+    ) -> None:
         self.folder = folder
+        self.file_bytes = file_bytes
         self.network = network
         self.clock = clock
         self.live = live_config(**properties)
         self.open()
 
     def open(self) -> None:
-        self.store = MessageStore(config_for(self.folder), self.clock, FailingFiles())
+        config = config_for(self.folder, commitlog_file_bytes=self.file_bytes)
+        self.store = MessageStore(config, self.clock, FailingFiles())
         self.store.load()
         self.source = HaSource(self.store, self.live, self.network, self.clock)
         self.asked: list[int] = []
@@ -163,6 +173,26 @@ class SlaveEnd:
 
     async def caught_up(self, master: MasterEnd) -> None:
         await until(lambda: self.store.max_commitlog_offset == master.store.max_commitlog_offset)
+
+
+def cut_back(master: MasterEnd, offset: int, *, running: bool = False) -> None:
+    """A master that has lost the end of its log, as after a power cut."""
+    if not running:
+        master.open()
+    master.store.follow()
+    master.store.cut(offset)
+    master.store.lead()
+
+
+def drop_files(store: MessageStore, count: int) -> None:
+    """The oldest files of a log go."""
+    for segment in store.log.drop_first(count):
+        store.log.segments.discard(segment)
+
+
+def memory_of(network: Network) -> MemoryNetwork:
+    assert isinstance(network, HostNetwork)
+    return network._whole
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -68,7 +68,6 @@ class BrokerAdminHandlers:
         handlers.add(RequestCode.VIEW_BROKER_STATS_DATA, self.view_stats)
         handlers.add(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, self.clean, completes=True)
         handlers.add(RequestCode.DELETE_EXPIRED_COMMITLOG, self.clean, completes=True)
-        handlers.add(RequestCode.GET_ALL_DELAY_OFFSET, self.delay_offsets)
 
     async def update_config(self, channel: Channel, request: RemotingCommand) -> Answer:
         if len(request.body) > _MAX_CHANGES_BYTES:
@@ -188,9 +187,6 @@ class BrokerAdminHandlers:
     async def clean(self, channel: Channel, request: RemotingCommand) -> Answer:
         await self._upkeep.clean(manual=True)
         return request.reply()
-
-    def delay_offsets(self, channel: Channel, request: RemotingCommand) -> Answer:
-        return request.reply(body=fastjson.dumps({"offsetTable": self._delays.document()["offsetTable"]}))
 
 
 def _duration(millis: int) -> str:

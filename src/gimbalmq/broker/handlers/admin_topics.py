@@ -54,7 +54,6 @@ class TopicAdminHandlers:
         handlers.add(RequestCode.UPDATE_AND_CREATE_TOPIC, self.create, completes=True)
         handlers.add(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.create_list, completes=True)
         handlers.add(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete, completes=True)
-        handlers.add(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_topics, large=True)
         handlers.add(RequestCode.GET_TOPIC_CONFIG, self.one_topic)
         handlers.add(RequestCode.GET_TOPIC_STATS_INFO, self.stats, large=True)
         handlers.add(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, self.system_topics)
@@ -114,12 +113,6 @@ class TopicAdminHandlers:
         if not await self._acknowledging.settle_change(written, f"the deletion of {topic}"):
             raise StoreIOError(f"the deletion of {topic} is not on the disk: {self._store.read_only_reason}")
         return request.reply()
-
-    async def all_topics(self, channel: Channel, request: RemotingCommand) -> Answer:
-        version = self._topics.version.dump()
-        rows = ((config.topic_name, config) for config in self._topics.all())
-        table = await self._turns.run(json_object(rows))
-        return request.reply(body=b'{"dataVersion":%b,"topicConfigTable":%b}' % (version, table))
 
     def one_topic(self, channel: Channel, request: RemotingCommand) -> Answer:
         topic = DeleteTopic.from_ext(request.ext_fields).topic

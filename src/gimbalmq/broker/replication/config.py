@@ -46,8 +46,8 @@ class ReplicationOptions(Configuration):
     )
     ha_cut_tail_from: int = option(
         -1,
-        "ours: a slave whose log has parted from its master's cuts its own there, if that is at this offset or behind it; "
-        "-1 cuts nothing. What is cut off is lost. After the cut it is -1 again",
+        "ours: a slave whose log has parted from its master's cuts its own there, if that is at this offset or "
+        "behind it; -1 cuts nothing. What is cut off is lost. After the cut it is -1 again",
         between=(-1, _LONG),
     )
     ha_send_heartbeat_interval: int = option(

@@ -67,9 +67,9 @@ async def require_no_other(caller: Caller, config: BrokerConfig, own_address: st
             raise ConfigError(
                 "brokerRole",
                 config.broker_role,
-                f"{address} is the master of {config.broker_name} now, and two would part their messages: start this one "
-                "with brokerRole=SLAVE and a brokerId of its own, or stop that one first; if they are meant to be two "
-                "brokers, give each a brokerName of its own",
+                f"{address} is the master of {config.broker_name} now, and two would part their messages: start this "
+                "one with brokerRole=SLAVE and a brokerId of its own, or stop that one first; if they are meant to be "
+                "two brokers, give each a brokerName of its own",
             )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gimbalmq.broker.delay_levels import DelayLevels
@@ -23,7 +24,7 @@ from gimbalmq.store.timer_files import TimerCheck
 log = logging.getLogger(__name__)
 
 _WAITING = 64
-"""Answers that wait for the log; a slave that is far behind takes none but the oldest of them until it has caught up."""
+"""Answers that wait for the log; those of a slave that is far behind are but the first ones and the last."""
 
 
 @dataclass(slots=True)
@@ -33,16 +34,14 @@ class Copy:
     Attributes:
         since: our log ended there when the round began, and the master's not before it.
         until: the master's log ended there when the round was over, or earlier.
-        delay_offsets: by level, how far its messages were delivered.
-        delay_marks_from: marks of what was delivered beyond lie in the log from here on.
+        delays: the progress of delay levels, as ``DelayLevels.copy`` takes it.
         timers: how far timers had come.
         transactions: how far the queues of half messages and of their ends had been walked.
     """
 
     since: int
     until: int = -1
-    delay_offsets: dict[int, int] | None = None
-    delay_marks_from: int = -1
+    delays: Mapping[str, object] | None = None
     timers: TimerCheck | None = None
     transactions: dict[str, int] | None = None
 
@@ -79,13 +78,12 @@ class CopiedProgress:
             taken = self._waiting.popleft()
         if taken is None:
             return
-        if taken.delay_offsets is not None:
-            marks_from = taken.delay_marks_from if taken.delay_marks_from >= 0 else taken.since
-            self._delays.take(taken.delay_offsets, marks_from)
+        if taken.delays is not None:
+            self._delays.copy({"marksFrom": taken.since, **taken.delays})
         if taken.timers is not None:
-            self._timers.take(taken.timers)
+            self._timers.copy(taken.timers)
         for topic, offset in (taken.transactions or {}).items():
-            self._offsets.commit(topics.TRANS_GROUP, topic, 0, offset)
+            self._offsets.take(topics.TRANS_GROUP, topic, 0, offset)
 
     def forget(self) -> None:
         """Answers that still wait are of no use any more: the role or the master has changed."""

@@ -74,7 +74,9 @@ class SlaveRefusals:
 
     def _who(self) -> str:
         master = self._master()
-        where = f"ask its master, {master}" if master else "its master is not known; ask the name servers for it"
+        where = (
+            f"ask its master, {master}" if master else "its master is not known; ask the name servers for it"
+        )
         return f"{self._live.now.broker_name} at this address is a slave: {where}"
 
     def _no_send(self, role: Role) -> ResponseError:

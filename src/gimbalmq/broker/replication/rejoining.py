@@ -45,8 +45,8 @@ async def last_common(store: MessageStore, caller: Caller, master: str, turns: T
         if bases and bases[0] == begin == store.min_commitlog_offset:
             return begin
         raise CopyRefusedError(
-            f"no file of our log begins as one of the master {master}, whose log begins at {begin}: nothing of ours can "
-            "be kept; stop this slave, empty its store folder and start it: it copies everything anew"
+            f"no file of our log begins as one of the master {master}, whose log begins at {begin}: nothing of ours "
+            "can be kept; stop this slave, empty its store folder and start it: it copies everything anew"
         )
     places, behind = await turns.run(_records(store, bases[low - 1]))
     low, high = 1, len(places)

@@ -70,8 +70,8 @@ class MasterServices:
 
         If the next master's word does not come before this broker goes on, the log alone tells.
         """
-        self._delays.take({}, 0)
-        self._timers.take(TimerCheck(marks_from=0))
+        self._delays.copy({"marksFrom": 0})
+        self._timers.copy(TimerCheck(marks_from=0))
         for topic in (topic_names.HALF_TOPIC, topic_names.OP_HALF_TOPIC):
             if self._offsets.get(topic_names.TRANS_GROUP, topic, 0) > 0:
                 self._offsets.commit(topic_names.TRANS_GROUP, topic, 0, 0)

@@ -51,23 +51,43 @@ class GroupTableReply(Header):
 
 
 class GetOffsetTable(Header):
-    """43 GET_ALL_CONSUMER_OFFSET and 45 GET_ALL_DELAY_OFFSET, 402 and 61; Apache's slaves send no field.
+    """43 GET_ALL_CONSUMER_OFFSET, 45 GET_ALL_DELAY_OFFSET, 60 GET_TIMER_CHECK_POINT; Apache's slaves send no field.
 
     Attributes:
-        data_version: ours: of the table that the sender has, as JSON. It needs what has changed since.
+        data_version: ours: of the table that the sender has, as JSON; empty if it has none. It needs what has changed
+            since.
     """
 
     data_version: str | None = None
 
 
 class OffsetTableReply(Header):
-    """43's, 45's, 402's and 61's answer.
+    """The answer of this library to a slave of this library.
 
     Attributes:
-        changes_only: ours: the body has only what has changed since the version that the request names.
+        changes_only: the body has only what has changed since the version that the request names.
+        log_offset: what the table knows to have happened lies before this offset of the commit log. Who has less of the
+            log must not take the table yet.
     """
 
     changes_only: bool | None = None
+    log_offset: int | None = None
+
+
+class TimerCheckpointReply(Header):
+    """60's answer of this library to a slave of this library: what Apache's checkpoint has no place for.
+
+    Attributes:
+        log_offset: as of ``OffsetTableReply``.
+        log_begin: where the commit log begins. The rest is described at ``store.timer_files.TimerCheck``.
+    """
+
+    log_offset: int | None = None
+    log_begin: int | None = None
+    marks_from: int | None = None
+    moved_below: int | None = None
+    fill_until: int | None = None
+    filled_from_ms: int | None = None
 
 
 class GetAccess(Header):
