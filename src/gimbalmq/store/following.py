@@ -83,10 +83,11 @@ class LiveDispatcher(Dispatcher):
         return bool(self._parked)
 
     def _append(self, queue: QueueLog, place: Place) -> None:
-        begins = not queue.next_offset
+        begins_late = not queue.next_offset and place[0] > 0
         self._queue_files.place(queue, *place)
-        if begins:  # the numbers that were passed over count as those of entries do
-            self._tails.mark += entries_mark(queue, queue.first)
+        if begins_late:
+            self._tails.mark += entries_mark(queue, queue.first)  # as if the entries before had been there
+            queue.min_offset, queue.min_place = place[:2]
         self._touched[queue] = None
 
     def _index_later(self, item: IndexItem, index: KeyIndex) -> None:

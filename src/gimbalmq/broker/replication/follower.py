@@ -79,6 +79,7 @@ class Follower:
         dialect: makes the dialect of a new connection; plain without it.
 
     Attributes:
+        dialect: makes the dialect of connections from now on.
         state: what it is doing.
         trouble: why it has no connection, or may use none; None while all is well.
         target: whom it copies.
@@ -102,7 +103,7 @@ class Follower:
         self._pool = pool
         self._clock = clock
         self._arrived = arrived
-        self._dialect = dialect or (
+        self.dialect: Callable[[], CopyDialect] = dialect or (
             lambda: PlainCopy(self._agree, last_file_only=live.now.sync_from_last_file)
         )
         self._tasks = Tasks("replication copy")
@@ -207,7 +208,7 @@ class Follower:
     async def _follow(self, target: Target) -> None:
         """One connection, from its beginning to its end; always raises what ended it."""
         host, port = split_address(target.ha_address)
-        dialect = self._dialect()
+        dialect = self.dialect()
         link = await self._network.connect(lambda: _Link(self, dialect), host, port, _CONNECT_SECONDS)
         assert isinstance(link, _Link)
         self._link = link

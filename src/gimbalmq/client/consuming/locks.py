@@ -82,8 +82,12 @@ class Locks:
         try:
             granted = await self._ask(queue.broker_name, [queue])
         except RocketMQError as error:
-            log.warning("the lock of %s could not be asked for: %s", queue, error)
+            # Asked for again and again until there is a master.
+            level = logging.DEBUG if queue.broker_name in self._failing else logging.WARNING
+            log.log(level, "the lock of %s could not be asked for: %s", queue, error)
+            self._failing.add(queue.broker_name)
             return False
+        self._failing.discard(queue.broker_name)
         return self._note(held, queue in granted, sent)
 
     async def take_over(self, held: HeldQueue) -> bool | None:
