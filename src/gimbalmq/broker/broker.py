@@ -29,6 +29,7 @@ from gimbalmq.broker.handlers.controller import ControllerHandlers
 from gimbalmq.broker.handlers.offsets import OffsetHandlers
 from gimbalmq.broker.handlers.pull import PullHandlers
 from gimbalmq.broker.handlers.query import QueryHandlers
+from gimbalmq.broker.handlers.replication import ReplicationHandlers
 from gimbalmq.broker.handlers.send import SendHandlers
 from gimbalmq.broker.handlers.send_back import SendBackHandlers
 from gimbalmq.broker.handlers.send_fast import FastSendHandlers
@@ -391,6 +392,7 @@ class Broker:
                 self.stats,
                 self._turns,
             ),
+            ReplicationHandlers(self.store, self.replication, live, lambda: self.address),
             TableHandlers(
                 self.store,
                 self.topics,
