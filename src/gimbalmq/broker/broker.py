@@ -25,6 +25,7 @@ from gimbalmq.broker.handlers.admin_broker import BrokerAdminHandlers
 from gimbalmq.broker.handlers.admin_groups import GroupAdminHandlers
 from gimbalmq.broker.handlers.admin_topics import TopicAdminHandlers
 from gimbalmq.broker.handlers.clients import ClientHandlers
+from gimbalmq.broker.handlers.controller import ControllerHandlers
 from gimbalmq.broker.handlers.offsets import OffsetHandlers
 from gimbalmq.broker.handlers.pull import PullHandlers
 from gimbalmq.broker.handlers.query import QueryHandlers
@@ -41,7 +42,9 @@ from gimbalmq.broker.metrics import MetricsServer
 from gimbalmq.broker.redelivery import Deliverer
 from gimbalmq.broker.registration import Registrar
 from gimbalmq.broker.replication.acknowledging import Acknowledging
+from gimbalmq.broker.replication.controller_mode import ControllerMode
 from gimbalmq.broker.replication.progress import CopiedProgress
+from gimbalmq.broker.replication.reading import ReadRules
 from gimbalmq.broker.replication.refusals import SlaveRefusals
 from gimbalmq.broker.replication.replication import Replication
 from gimbalmq.broker.replication.role import Role, Roles
@@ -166,6 +169,8 @@ class Broker:
             self._schedule()
             await self._registration.start(self.address, self.replication.ha_address)
             await self.replication.start()
+            if self.controller_mode is not None:
+                await self.controller_mode.start()
         except BaseException:
             await self.close()
             raise
@@ -275,6 +280,21 @@ class Broker:
             clock,
         )
         self.replication.on_copying.append(self.copies.aim)
+        self.controller_mode: ControllerMode | None = None
+        if config.enable_controller_mode:
+            self.controller_mode = ControllerMode(
+                self.store,
+                live,
+                clock,
+                self._files,
+                self._tables,
+                self._pool,
+                self.replication,
+                self.acknowledging,
+                self.writer,
+                self.long_poll,
+                self.address,
+            )
         self.metrics = MetricsServer(
             self.store,
             self.stats,
@@ -284,6 +304,7 @@ class Broker:
             self.producers,
             self.long_poll,
             self._turns,
+            self.replication,
             self._watchdog,
         )
         unique_ids = UniqueIdGenerator(store_host[:-4], os.getpid(), id(self) & 0x7FFFFFFF)
@@ -341,6 +362,7 @@ class Broker:
                 self.long_poll,
                 live,
                 self.stats,
+                ReadRules(live, self.roles),
                 gate,
             ),
             clients,
@@ -393,6 +415,7 @@ class Broker:
                 self.replication,
                 self._watchdog,
             ),
+            ControllerHandlers(self.controller_mode),
         ):
             family.register(self.handlers)
         SlaveRefusals(self.roles, live, lambda: self.replication.master_address).install(self.handlers)
@@ -545,6 +568,8 @@ class Broker:
         await self._server.close()
         await self._fast_server.close()
         await self.copies.close()
+        if self.controller_mode is not None:
+            await self.controller_mode.close()
         await self.replication.close()
         await self._tasks.close()
         await self._pool.close()

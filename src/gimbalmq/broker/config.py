@@ -40,9 +40,7 @@ class BrokerConfig(ReplicationOptions, StoreOptions, ServerConfig, AccessConfig)
     broker_cluster_name: str = option("DefaultCluster", "cluster the broker belongs to", fixed=True)
     broker_name: str = option("broker-a", "name of the broker; unique in its cluster", fixed=True)
     broker_ip1: str = option("127.0.0.1", "address clients are told", key="brokerIP1", fixed=True)
-    broker_ip2: str = option(
-        "127.0.0.1", "address slaves are told", key="brokerIP2", fixed=True
-    )
+    broker_ip2: str = option("127.0.0.1", "address slaves are told", key="brokerIP2", fixed=True)
     listen_port: int = option(
         10911,
         "port to listen on; 0 takes a free one. Port - 2 is opened too, for clients before 4.5.1",

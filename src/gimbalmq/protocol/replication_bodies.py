@@ -101,15 +101,24 @@ class HaConnection(Body):
 
 
 class HaClient(Body):
-    """What a slave says of its own copying (Java: HARuntimeInfo.HAClientRuntimeInfo)."""
+    """What a slave says of its own copying (Java: HARuntimeInfo.HAClientRuntimeInfo).
+
+    Attributes:
+        lag: ours: bytes of the master's log that it lacks, as last heard.
+        state: ours: stopped, seeking, refused, catching up or following.
+        trouble: ours: why it does not copy.
+    """
 
     activated: bool = False
+    lag: int | None = None
     last_read_timestamp: int = 0
     last_write_timestamp: int = 0
     master_addr: str | None = None
     master_flush_offset: int = 0
     max_offset: int = 0
+    state: str | None = None
     transferred_byte_in_second: int = 0
+    trouble: str | None = None
 
 
 class HaStatus(Body):

@@ -35,6 +35,7 @@ Which = int | tuple[str, int]
 """A broker of a cluster: its number, or its name and the id it was started with."""
 
 _MOST_REPLICAS = 9
+_LOOK_SECONDS = 0.01
 
 HOST = "127.0.0.1"
 NAMESERVER_HOST = "10.0.0.1"
@@ -85,8 +86,8 @@ class LocalCluster:
     Args:
         brokers: how many, named broker-a, broker-b, ...; or their names.
         replicas: how many brokers each name has: a master (id 0) and its slaves (1, 2 ...), each with a folder and
-            ports of its own. They are numbered master by master: with two names and three replicas the slaves of the second
-            name are 4 and 5, or ("broker-b", 1) and ("broker-b", 2).
+            ports of its own. They are numbered name by name: with two names and three replicas the slaves of the
+            second name are 4 and 5, or ("broker-b", 1) and ("broker-b", 2).
         properties: RocketMQ's broker keys, for all of them; ``tls.*`` reach the name server too.
         namesrv_properties: RocketMQ's name server keys.
         store: a folder that is kept; without it everything is deleted at the end.
@@ -310,6 +311,37 @@ class LocalCluster:
             raise StateError(f"{slot.config.broker_name} (id {slot.config.broker_id}) is not running")
         return slot.broker
 
+    def replica(self, index: int = 0, broker_id: int = 0) -> Broker:
+        """A broker that runs: of the ``index``-th name, the one that was started with this id."""
+        return self.find((self._names[index], broker_id))
+
+    async def in_step(self, seconds: float = 10.0) -> None:
+        """Waits until every running slave has all that its running master has written.
+
+        Raises:
+            TimeoutError: one still lacks something; the text says which, and how much.
+        """
+        late = self._late()
+        deadline = self._clock.monotonic() + seconds
+        while late:
+            if self._clock.monotonic() > deadline:
+                raise TimeoutError(f"not in step after {seconds:g} s: {'; '.join(late)}")
+            await asyncio.sleep(_LOOK_SECONDS)
+            late = self._late()
+
+    def _late(self) -> list[str]:
+        masters = {broker.live.now.broker_name: broker for broker in self.brokers if broker.roles.is_master}
+        found = []
+        for broker in self.brokers:
+            name = broker.live.now.broker_name
+            if broker.roles.is_master or name not in masters:
+                continue
+            end, has = masters[name].store.max_commitlog_offset, broker.store.max_commitlog_offset
+            if has != end:
+                who = f"{name}, slave {broker.roles.now.broker_id}"
+                found.append(f"{who} has its log up to {has}, its master up to {end}")
+        return found
+
     async def start_broker(self, index: Which = 0) -> Broker:
         """Starts a broker that is not running, on the port and folder it had."""
         index = self.index_of(index)
@@ -440,6 +472,14 @@ class ThreadCluster:
                 self._call(self._cluster.close())
             finally:
                 self._end_thread()
+
+    def replica(self, index: int = 0, broker_id: int = 0) -> Broker:
+        """See LocalCluster."""
+        return self._cluster.replica(index, broker_id)
+
+    def in_step(self, seconds: float = 10.0) -> None:
+        """See LocalCluster."""
+        self._call(self._cluster.in_step(seconds))
 
     def start_broker(self, index: Which = 0) -> None:
         self._call(self._cluster.start_broker(index))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -19,9 +19,8 @@ from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers.messages import ViewMessage
 from gimbalmq.store import MessageStore
 from gimbalmq.store.consumequeue import QueueLog
-from gimbalmq.store.files import Files
 from gimbalmq.testing.loop import VirtualClock, run_virtual
-from gimbalmq.testing.network import MemoryNetwork
+from gimbalmq.testing.network import HostNetwork, MemoryNetwork
 from gimbalmq.transport.channel import Answer, Channel, Handlers
 from gimbalmq.transport.network import Listener, Network
 from gimbalmq.transport.pool import ChannelPool
@@ -77,15 +76,25 @@ def assert_same(master: MessageStore, slave: MessageStore) -> None:
 class MasterEnd:
     """A store that leads, its replication port, and an ordinary port that answers 28 and 33."""
 
-    def __init__(self, folder: Path, network: Network, clock: Clock, **properties: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        network: Network,
+        clock: Clock,
+        properties: Mapping[str, object] | None = None,
+        *,
+        file_bytes: int = FILE,
+    ) -> None:
         self.folder = folder
+        self.file_bytes = file_bytes
         self.network = network
         self.clock = clock
-        self.live = live_config(**properties)
+        self.live = live_config(**(properties or {}))
         self.open()
 
     def open(self) -> None:
-        self.store = MessageStore(config_for(self.folder), self.clock, FailingFiles())
+        config = config_for(self.folder, commitlog_file_bytes=self.file_bytes)
+        self.store = MessageStore(config, self.clock, FailingFiles())
         self.store.load()
         self.source = HaSource(self.store, self.live, self.network, self.clock)
         self.asked: list[int] = []
@@ -125,17 +134,16 @@ class SlaveEnd:
     """A store that follows."""
 
     def __init__(
-        self, folder: Path, network: Network, clock: Clock, files: Files | None = None, **properties: object
+        self, folder: Path, network: Network, clock: Clock, properties: Mapping[str, object] | None = None
     ) -> None:
         self.folder = folder
         self.network = network
         self.clock = clock
-        self.files = files
-        self.live = live_config(**properties)
+        self.live = live_config(**(properties or {}))
         self.open()
 
     def open(self) -> None:
-        self.store = MessageStore(config_for(self.folder), self.clock, self.files or FailingFiles())
+        self.store = MessageStore(config_for(self.folder), self.clock, FailingFiles())
         self.store.load()
         self.store.follow()
         self.pool = ChannelPool(network=self.network)
@@ -165,6 +173,26 @@ class SlaveEnd:
         await until(lambda: self.store.max_commitlog_offset == master.store.max_commitlog_offset)
 
 
+def cut_back(master: MasterEnd, offset: int, *, running: bool = False) -> None:
+    """A master that has lost the end of its log, as after a power cut."""
+    if not running:
+        master.open()
+    master.store.follow()
+    master.store.cut(offset)
+    master.store.lead()
+
+
+def drop_files(store: MessageStore, count: int) -> None:
+    """The oldest files of a log go."""
+    for segment in store.log.drop_first(count):
+        store.log.segments.discard(segment)
+
+
+def memory_of(network: Network) -> MemoryNetwork:
+    assert isinstance(network, HostNetwork)
+    return network._whole
+
+
 async def until(condition: Callable[[], object]) -> None:
     """Waits in steps of a millisecond, of whichever time the loop has."""
     while not condition():  # noqa: ASYNC110
@@ -188,9 +216,9 @@ async def pair(
     """
     whole = MemoryNetwork()
     network: Network = whole.host("10.0.0.12")
-    master = MasterEnd(folder / "master", whole.host("10.0.0.11"), clock, **(master_properties or {}))
+    master = MasterEnd(folder / "master", whole.host("10.0.0.11"), clock, master_properties)
     slave = SlaveEnd(
-        folder / "slave", line(network) if line is not None else network, clock, **(slave_properties or {})
+        folder / "slave", line(network) if line is not None else network, clock, slave_properties
     )
     fill(master.store, count)
     await master.start()
@@ -215,7 +243,6 @@ class Line:
 
     Args:
         to_slave, to_master: bytes that get through; the connections behind the last number have no limit.
-        ports: whether a connection to this port is meant.
         piece: how many bytes the slave gets at a time.
     """
 
@@ -226,7 +253,6 @@ class Line:
         to_slave: Iterable[int] = (),
         to_master: Iterable[int] = (),
         piece: int | None = None,
-        ends: Callable[[], None] | None = None,
     ) -> None:
         self._inner = inner
         self._to_slave = iter(to_slave)

@@ -172,7 +172,8 @@ def test_disk_and_slaves_are_waited_for_side_by_side(
             scene.disk.waits[0].set_result(disk_says)
         if slave_acks:
             scene.ack(END)
-        assert await timed(answer) == (code, pytest.approx(seconds))
+        found, waited = await timed(answer)
+        assert found is code and waited == pytest.approx(seconds)
 
     virtual(work)
 
@@ -234,18 +235,24 @@ def test_controllers_set_is_waited_for_and_counted() -> None:
         options = {"enableControllerMode": "true", "controllerAddr": "127.0.0.1:9878", "brokerId": "-1"}
         scene = Scene([END, 0], brokerRole="SLAVE", allAckInSyncStateSet="true", **options)
         acknowledging = scene.acknowledging
-        acknowledging.others_in_set = lambda: frozenset({1, 2})
+        asked: list[tuple[int, asyncio.Future[bool]]] = []
+
+        def confirmed(end: int) -> asyncio.Future[bool]:
+            asked.append((end, asyncio.get_running_loop().create_future()))
+            return asked[-1][1]
+
+        acknowledging.confirmed = confirmed
         answer = acknowledging.settle(END)
-        assert not isinstance(answer, ResponseCode)
-        scene.ack(END, 1)
+        assert not isinstance(answer, ResponseCode) and asked[0][0] == END
+        asked[0][1].set_result(True)
         assert await answer is OK
-        # Alone in the set, the master waits for nobody.
-        acknowledging.others_in_set = frozenset
-        assert acknowledging.settle(END + 1) is OK
+        answer = acknowledging.settle(END + 1)
+        assert not isinstance(answer, ResponseCode)
+        assert await answer is ResponseCode.FLUSH_SLAVE_TIMEOUT
         two = Scene([], minInSyncReplicas=2, inSyncReplicas=2, brokerRole="SLAVE", **options).acknowledging
-        two.others_in_set = frozenset
+        two.in_set = lambda: 1
         assert two.refusal() is not None
-        two.others_in_set = lambda: frozenset({1})
+        two.in_set = lambda: 2
         assert two.refusal() is None
 
     virtual(work)

@@ -29,7 +29,8 @@ class Acknowledging:
 
     Attributes:
         living: how many replicas of this broker live, itself among them; set if slaves may stand in for their master.
-        others_in_set: ids of the slaves that the controller counts as in sync; set if there is a controller.
+        in_set: how many replicas the controller counts as in sync, itself among them; set if there is a controller.
+        confirmed: waits until all of them have the log up to an offset, whoever joins or leaves meanwhile; set likewise.
     """
 
     def __init__(self, live: LiveConfig, commit: GroupCommit, acks: ReplicaAcks) -> None:
@@ -37,7 +38,8 @@ class Acknowledging:
         self._commit = commit
         self._acks = acks
         self.living: Callable[[], int] | None = None
-        self.others_in_set: Callable[[], frozenset[int]] | None = None
+        self.in_set: Callable[[], int] | None = None
+        self.confirmed: Callable[[int], asyncio.Future[bool]] | None = None
 
     @property
     def waits(self) -> bool:
@@ -54,12 +56,8 @@ class Acknowledging:
         config = self._live.now
         if not self._waits_for_slaves(config) or config.replica_rule == "4.9":
             return None
-        if self.others_in_set is not None:
-            found, need, option = (
-                1 + len(self.others_in_set()),
-                config.min_in_sync_replicas,
-                "minInSyncReplicas",
-            )
+        if self.in_set is not None:
+            found, need, option = self.in_set(), config.min_in_sync_replicas, "minInSyncReplicas"
         elif config.enable_slave_acting_master and not config.enable_auto_in_sync_replicas:
             found, need, option = self._in_sync(config), config.in_sync_replicas, "inSyncReplicas"
         elif config.enable_slave_acting_master or config.replica_rule == "safe":
@@ -94,6 +92,8 @@ class Acknowledging:
     def _copied(self, end: int, config: BrokerConfig) -> ResponseCode | asyncio.Future[bool]:
         if not self._waits_for_slaves(config):
             return ResponseCode.SUCCESS
+        if self.confirmed is not None and config.all_ack_in_sync_state_set:
+            return _limited(self.confirmed(end), config.slave_timeout)
         need = self._need(config)
         if need is None:
             return ResponseCode.SLAVE_NOT_AVAILABLE
@@ -101,8 +101,6 @@ class Acknowledging:
 
     def _need(self, config: BrokerConfig) -> Need | None:
         """The slaves to wait for; None if there is none that it would make sense to wait for."""
-        if self.others_in_set is not None and config.all_ack_in_sync_state_set:
-            return self.others_in_set()
         if config.replica_rule == "4.9":
             return 1 if self._acks.in_sync(config.ha_max_gap_not_in_sync) else None
         replicas = config.in_sync_replicas

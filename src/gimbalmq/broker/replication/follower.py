@@ -11,7 +11,7 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from gimbalmq._clock import Clock
 from gimbalmq.broker.config import LiveConfig
@@ -79,6 +79,7 @@ class Follower:
         dialect: makes the dialect of a new connection; plain without it.
 
     Attributes:
+        dialect: makes the dialect of connections from now on.
         state: what it is doing.
         trouble: why it has no connection, or may use none; None while all is well.
         target: whom it copies.
@@ -102,7 +103,7 @@ class Follower:
         self._pool = pool
         self._clock = clock
         self._arrived = arrived
-        self._dialect = dialect or (
+        self.dialect: Callable[[], CopyDialect] = dialect or (
             lambda: PlainCopy(self._agree, last_file_only=live.now.sync_from_last_file)
         )
         self._tasks = Tasks("replication copy")
@@ -207,7 +208,7 @@ class Follower:
     async def _follow(self, target: Target) -> None:
         """One connection, from its beginning to its end; always raises what ended it."""
         host, port = split_address(target.ha_address)
-        dialect = self._dialect()
+        dialect = self.dialect()
         link = await self._network.connect(lambda: _Link(self, dialect), host, port, _CONNECT_SECONDS)
         assert isinstance(link, _Link)
         self._link = link
@@ -215,9 +216,8 @@ class Follower:
         self._store.forget_partial()
         opening = asyncio.ensure_future(dialect.open(link))
         try:
-            await asyncio.wait(
-                [opening, link.ended], timeout=_OPEN_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
+            waits: list[asyncio.Future[Any]] = [opening, link.ended]
+            await asyncio.wait(waits, timeout=_OPEN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if opening.done():
                 await opening
                 link.is_open = True

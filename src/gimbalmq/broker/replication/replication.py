@@ -25,6 +25,7 @@ from gimbalmq.broker.replication.source import HaSource
 from gimbalmq.errors import CopyRefusedError, ListenError, RocketMQError, StateError
 from gimbalmq.protocol.headers.nameserver import RegisterBrokerReply
 from gimbalmq.store.consumequeue import QueueLog
+from gimbalmq.store.cutting import CutReport
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.network import Network
 from gimbalmq.transport.pool import ChannelPool
@@ -89,6 +90,8 @@ class Replication:
         roles: the role in force.
         source: where slaves copy this broker's log.
         follower: copies the master's log while this broker is a slave.
+        only_master: with a controller, the ordinary address of the master that it has named; no other one is copied.
+        on_cut: told of the offset at which our log has been cut.
         on_copying: told when this broker begins to copy a master (its ordinary address), and with None when it stops.
     """
 
@@ -132,6 +135,8 @@ class Replication:
         self.roles = roles
         self.source = source
         self.follower = Follower(store, live, network, pool, clock, arrived)
+        self.only_master: str | None = None
+        self.on_cut: list[Callable[[int], None]] = []
         self.on_copying: list[Callable[[str | None], None]] = []
         registration.answered = self._answered
 
@@ -192,7 +197,7 @@ class Replication:
         master = self._named.best(config.namesrv_addresses)
         if config.ha_master_address and not config.enable_controller_mode:
             self.aim(Master(master.address if master is not None else "", config.ha_master_address))
-        elif master is not None:
+        elif master is not None and self.only_master in (None, master.address):
             self.aim(master)
 
     def aim(self, master: Master) -> None:
@@ -203,6 +208,11 @@ class Replication:
             self._master_begin = None
             self._progress.forget()
             self._tell(self.master_address)
+
+    def forget_master(self) -> None:
+        """Nothing is copied until somebody says whom."""
+        self._named.forget()
+        self.follower.aim(None, None)
 
     def _tell(self, master: str | None) -> None:
         for hear in self.on_copying:
@@ -255,7 +265,7 @@ class Replication:
         if config.enable_controller_mode:
             raise StateError(
                 "the controller gives this broker its role: ask it to elect another master "
-                "(gimbalmq controller elect), or start the broker with enableControllerMode=false"
+                "(gimbalmq broker elect), or start the broker with enableControllerMode=false"
             )
         if config.broker_role == SLAVE:
             await self.become_slave(config.broker_id)
@@ -363,7 +373,7 @@ class Replication:
                 return
             await self.follower.close()
             try:
-                common = await last_common(self._store, self._pool, target.master_address, self._turns)
+                common = await self.last_common(target.master_address)
                 if common < allowed:
                     log.error(
                         "nothing is cut: our log parts from that of %s at %d, and haCutTailFrom=%d is behind that",
@@ -372,7 +382,7 @@ class Replication:
                         allowed,
                     )
                 elif common < self._store.max_commitlog_offset:
-                    await self._cut(common)
+                    await self.cut(common)
             except CopyRefusedError as error:
                 log.error("nothing is cut: %s", error)
             except RocketMQError as error:
@@ -382,7 +392,16 @@ class Replication:
                 await self.follower.start()
             self._live.swap(replace(self._live.now, ha_cut_tail_from=-1))
 
-    async def _cut(self, offset: int) -> None:
+    async def last_common(self, master: str) -> int:
+        """Behind the last record that our log has in common with a master's (``rejoining``)."""
+        return await last_common(self._store, self._pool, master, self._turns)
+
+    async def cut(self, offset: int) -> CutReport:
+        """Cuts our log, which is a slave's, and says what is lost.
+
+        Raises:
+            StoreError: it cannot be cut there, or the disk failed.
+        """
         report = await self._turns.run(self._store.cut_steps(offset))
         lost = ", ".join(f"{topic}: {count}" for topic, count in sorted(report.topics.items())[:100])
         log.warning(
@@ -394,6 +413,9 @@ class Replication:
         )
         self._progress.forget()
         self._services.distrust()
+        for hear in self.on_cut:
+            hear(offset)
+        return report
 
     # -- for tools ---------------------------------------------------------------------------
 

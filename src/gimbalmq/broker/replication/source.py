@@ -31,6 +31,7 @@ class HaSource:
         dialect: makes the dialect of a new connection; plain without it.
 
     Attributes:
+        dialect: makes the dialect of connections from now on.
         replicas: connections of slaves, those that have not reported yet among them.
         acks: how far they have come.
         on_report, on_leave: called with a slave that has reported a longer log, or whose connection has ended.
@@ -48,7 +49,7 @@ class HaSource:
         self._live = live
         self._network = network
         self._clock = clock
-        self._dialect = dialect or (lambda: PlainSource(store))
+        self.dialect: Callable[[], SourceDialect] = dialect or (lambda: PlainSource(store))
         self._tasks = Tasks("replication source")
         self._listener: Listener | None = None
         self._pump: asyncio.Handle | None = None
@@ -81,7 +82,7 @@ class HaSource:
             self._store,
             self._live,
             self._clock,
-            self._dialect(),
+            self.dialect(),
             admits=self._admits,
             reported=self._reported,
             left=self._left,
