@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 from gimbalmq import Message, Producer
@@ -46,19 +47,23 @@ def test_a_pair_shows_its_roles_and_what_is_between_them() -> None:
             # A send that waits, because its slave takes nothing any more.
             slave.store.receive = _take_nothing  # type: ignore[method-assign]
             sending = asyncio.ensure_future(producer.send(Message("orders", b"y")))
-            async with asyncio.timeout(10):
-                while not (await shown(master))["waiting_sends"][()]:
-                    await asyncio.sleep(0.01)
+            await _until(master, lambda found: found["waiting_sends"][()] == 1)
             assert (await shown(master))["slave_behind_bytes"][("127.0.0.1",)] > 0
             sending.cancel()
             await asyncio.wait([sending])
             await cluster.kill_broker(0)
-            async with asyncio.timeout(10):
-                while not (await shown(slave))["state"][("seeking",)]:
-                    await asyncio.sleep(0.01)
+            await _until(slave, lambda found: found["state"][("seeking",)] == 1)
             assert (await shown(slave))["trouble"] == {(): 1}
 
     asyncio.run(work())
+
+
+async def _until(broker: Broker, is_so: Callable[[Shown], bool]) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            if is_so(await shown(broker)):
+                return
+            await asyncio.sleep(0.01)
 
 
 def _take_nothing(offset: int, data: object) -> list[QueueLog]:
