@@ -1,4 +1,4 @@
-"""``gimbalmq cluster local``: what it starts, and what it says if it cannot. tests/test_docs_typed.py runs a whole one."""
+"""``gimbalmq cluster local``: what it starts, and what it says if it cannot; test_docs_typed.py runs a whole one."""
 
 from __future__ import annotations
 
