@@ -35,7 +35,7 @@ def test_slave_answers_and_changes_nothing() -> None:
                 await until(lambda: slave.offsets.get("readers", "orders", 0) == 3)
                 await cluster.in_step()
                 await cluster.kill_broker()
-                while any(view.broker_id == 0 for view in await admin.clusters.brokers()):
+                while any(view.broker_id == 0 for view in await admin.clusters.brokers()):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
                 await _questions(admin, cluster, sent[1].offset_msg_id or "", consumer.client_id)
                 await _changes(admin)
