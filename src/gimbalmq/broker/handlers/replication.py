@@ -99,12 +99,15 @@ class ReplicationHandlers:
         else:
             client = HaClient(
                 activated=now.trouble is None and bool(now.last_read_ms),
+                lag=now.lag,
                 last_read_timestamp=now.last_read_ms,
                 last_write_timestamp=now.last_write_ms,
                 master_addr=now.master_ha or None,
                 master_flush_offset=self._store.master_flushed_offset,
                 max_offset=now.log_end,
+                state=now.state,
                 transferred_byte_in_second=now.bytes_per_second,
+                trouble=now.trouble,
             )
             status = HaStatus(master=False, ha_client_runtime_info=client)
         return request.reply(body=status.dump())
