@@ -292,6 +292,7 @@ class Broker:
                 self.writer,
                 self.long_poll,
                 self.address,
+                self.recovery.clean,
             )
         self.metrics = MetricsServer(
             self.store,

@@ -254,7 +254,9 @@ class TableCopies:
         version, removed = found
         if removed is None:
             if not table:
-                raise RemoteProtocolError("the master has no topics at all, not even its own; that is not believed")
+                raise RemoteProtocolError(
+                    "the master has no topics at all, not even its own; that is not believed"
+                )
             gone = self._topics.replace(table, version)
         elif self._topics.version == had:
             self._topics.follow(table, removed, version)
