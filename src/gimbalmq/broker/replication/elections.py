@@ -257,7 +257,7 @@ class Elections:
         try:
             await self._controllers.find_leader()
         except TransportError as error:
-            self._note_trouble(f"{error}; roles stay as they are")
+            self._note_trouble(_explained(error, self.own_id, self._live.now.broker_name))
 
     async def _watch(self) -> None:
         while True:
@@ -362,7 +362,7 @@ class Elections:
             )
         except ConnectError as error:
             sync_set.refused(before)
-            self._note_trouble(f"{error}; the set of replicas in sync stays {sorted(sync_set.members)}")
+            self._note_trouble(_explained(error, self.own_id, self._live.now.broker_name))
             return False
         except ResponseError as error:
             sync_set.refused(before)
@@ -397,6 +397,8 @@ class Elections:
 
 def _explained(error: Exception, own_id: int | None, name: str) -> str:
     """An error of the controller with what to do."""
+    if isinstance(error, ConnectError):
+        return f"{error}; roles, and the set of replicas in sync, stay as they are"
     if isinstance(error, ResponseError):
         if error.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED:
             return (

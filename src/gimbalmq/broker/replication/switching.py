@@ -240,11 +240,12 @@ class EpochCopy:
         epochs.cut(store.max_commitlog_offset + 1)
 
     def _nothing_in_common(self, answer: MasterHandshake) -> str:
+        ours, theirs = _listed(self._epochs.entries), _listed(answer.epochs)
         return (
-            f"our log, of epochs {_listed(self._epochs.entries)} and {self._store.max_commitlog_offset} bytes, and that "
-            f"of the master {self._master()}, of epochs {_listed(answer.epochs)} and {answer.end} bytes, have no epoch in "
-            "common: they are not replicas of each other. If nothing of ours is wanted, stop this broker, empty its "
-            "folder except for brokerIdentity, and start it again: it copies everything anew"
+            f"our log, of epochs {ours} and {self._store.max_commitlog_offset} bytes, and that of the master "
+            f"{self._master()}, of epochs {theirs} and {answer.end} bytes, have no epoch in common: they are not "
+            "replicas of each other. If nothing of ours is wanted, stop this broker, empty its folder except for "
+            "brokerIdentity, and start it again: it copies everything anew"
         )
 
     async def _cut_to(self, offset: int, why: str) -> None:
