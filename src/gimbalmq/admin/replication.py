@@ -396,6 +396,7 @@ def _view(cluster: str, name: str, broker_id: int, address: str, status: HaStatu
         address,
         SLAVE,
         log_end=copying.max_offset,
+        behind=copying.lag,
         master=copying.master_addr or "",
         bytes_per_second=copying.transferred_byte_in_second,
         last_read_ms=copying.last_read_timestamp,
@@ -409,7 +410,7 @@ def _view(cluster: str, name: str, broker_id: int, address: str, status: HaStatu
 def _with_lag(view: ReplicaView, end: int | None) -> ReplicaView:
     if not view.is_slave or view.log_end is None or end is None:
         return view
-    # Both were asked one after the other, so that a slave may be ahead of what its master said.
+    # Both were asked at the same time, so that a slave may have more than its master said.
     return replace(view, behind=max(0, end - view.log_end))
 
 
@@ -441,6 +442,11 @@ def _dangers(slave: ReplicaView, master: ReplicaView | None, others: list[Replic
         found.append(
             f"the slave still copies from its master at {slave.master}, although name servers do not list that; "
             "stop it first"
+        )
+    elif slave.behind:
+        found.append(
+            f"the master's log was {slave.behind:,} bytes longer when the slave last heard of it, which would be lost; "
+            "start the master again, if that is possible"
         )
     fuller = [view for view in others if view.is_slave and (view.log_end or 0) > (slave.log_end or 0)]
     if fuller:

@@ -29,6 +29,7 @@ from gimbalmq.broker.handlers.controller import ControllerHandlers
 from gimbalmq.broker.handlers.offsets import OffsetHandlers
 from gimbalmq.broker.handlers.pull import PullHandlers
 from gimbalmq.broker.handlers.query import QueryHandlers
+from gimbalmq.broker.handlers.replication import ReplicationHandlers
 from gimbalmq.broker.handlers.send import SendHandlers
 from gimbalmq.broker.handlers.send_back import SendBackHandlers
 from gimbalmq.broker.handlers.send_fast import FastSendHandlers
@@ -43,6 +44,7 @@ from gimbalmq.broker.registration import Registrar
 from gimbalmq.broker.replication.acknowledging import Acknowledging
 from gimbalmq.broker.replication.controller_mode import ControllerMode
 from gimbalmq.broker.replication.progress import CopiedProgress
+from gimbalmq.broker.replication.reading import ReadRules
 from gimbalmq.broker.replication.refusals import SlaveRefusals
 from gimbalmq.broker.replication.replication import Replication
 from gimbalmq.broker.replication.role import Role, Roles
@@ -361,6 +363,7 @@ class Broker:
                 self.long_poll,
                 live,
                 self.stats,
+                ReadRules(live, self.roles),
                 gate,
             ),
             clients,
@@ -390,6 +393,7 @@ class Broker:
                 self.stats,
                 self._turns,
             ),
+            ReplicationHandlers(self.store, self.replication, live, lambda: self.address),
             TableHandlers(
                 self.store,
                 self.topics,

@@ -74,7 +74,10 @@ async def _rejoin(admin: Admin, args: argparse.Namespace) -> Shown:
         )
     if args.cut:
         raise ConfigError(
-            "--cut", args.broker, "only of a broker that is stopped: stop it and name its --store"
+            "--cut",
+            args.broker,
+            "name the --store of a broker that is stopped; one that runs is told by gimbalmq config set "
+            f"{args.broker} haCutTailFrom=OFFSET",
         )
     return await _of_running(admin, args)
 
@@ -180,10 +183,11 @@ def _config(args: argparse.Namespace) -> BrokerConfig:
 @contextmanager
 def _opened(config: BrokerConfig) -> Iterator[MessageStore]:
     """The store as the broker itself would open it; raises StoreLockedError if the broker runs."""
+    from gimbalmq._clock import SYSTEM_CLOCK
     from gimbalmq.store.message_store import MessageStore
     from gimbalmq.transport.descriptors import budget
 
-    store = MessageStore(config.store_config(config.listen_port, budget()))
+    store = MessageStore(config.store_config(config.listen_port, budget()), SYSTEM_CLOCK)
     store.load()
     try:
         yield store

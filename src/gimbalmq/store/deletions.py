@@ -16,6 +16,8 @@ from zlib import crc32
 
 from gimbalmq.model.flags import TRANSACTION_MASK, TRANSACTION_ROLLBACK
 from gimbalmq.model.record import find_property
+from gimbalmq.store.append import AppendGroup
+from gimbalmq.store.consumequeue import QueueLog
 
 DELETION_TOPIC = "gimbalmq.deleted"
 
@@ -46,3 +48,9 @@ def decode_deletion(topic: str, sys_flag: int, properties: bytes) -> Deletion | 
         return None
     name, _, mark = data.decode().partition("\x03")
     return Deletion(name, int(mark))
+
+
+def add_deletion(group: AppendGroup, deletion: Deletion) -> None:
+    """Adds the record to a group."""
+    place, now, host = QueueLog(DELETION_TOPIC, 0), group.store_timestamp, group.store_host
+    group.add(place, b"", encode_deletion(deletion), 0, 0, TRANSACTION_ROLLBACK, now, host, 0, 0)

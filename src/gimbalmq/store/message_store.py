@@ -16,21 +16,19 @@ What is where, from a message's point of view:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Literal
 
 from gimbalmq._clock import Clock
 from gimbalmq._steps import Steps, run_through
 from gimbalmq.errors import ResourceShortageError, StateError, StoreError, StoreFollowsError
-from gimbalmq.model.flags import TRANSACTION_ROLLBACK
 from gimbalmq.store.append import AppendGroup, IndexItem
 from gimbalmq.store.checkpoint import BegunCheckpoint, Checkpoints
 from gimbalmq.store.commitlog import CommitLog
 from gimbalmq.store.config import StoreConfig
 from gimbalmq.store.consumequeue import MAX_QUEUES, QueueFiles, QueueLog, TailCopies, entries_mark
 from gimbalmq.store.cutting import CutReport, Cutting
-from gimbalmq.store.deletions import DELETION_TOPIC, Deletion, encode_deletion
+from gimbalmq.store.deletions import Deletion, add_deletion
 from gimbalmq.store.dispatcher import Dispatcher
 from gimbalmq.store.expiry import Expiry, Keeper
 from gimbalmq.store.files import (
@@ -40,14 +38,13 @@ from gimbalmq.store.files import (
     passes,
     physical_memory,
     store_error,
-    sync_file,
-    sync_names,
     translated,
 )
 from gimbalmq.store.following import Following, LiveDispatcher
 from gimbalmq.store.index import KeyIndex
 from gimbalmq.store.marks import marks_since
-from gimbalmq.store.query import KeyQuery
+from gimbalmq.store.open_mark import OpenMark
+from gimbalmq.store.query import KeyQuery, begin_of
 from gimbalmq.store.reader import Reader
 from gimbalmq.store.recovery import Recovery
 from gimbalmq.store.results import CleanReport, GetResult, QueryResult, RecoveryReport
@@ -55,7 +52,6 @@ from gimbalmq.store.retention import files_to_drop
 from gimbalmq.store.tails import QueueTails
 from gimbalmq.store.trouble import Trouble
 
-_PROBE_BYTES = 1 << 20
 _INDEX_STEP = 512
 """Records indexed in one step: about a millisecond."""
 _QUEUES_AT_ONCE = 32
@@ -79,7 +75,6 @@ class MessageStore:
         self._files = files or Files()
         self._lock = FolderLock(config.root)
         self._checkpoint_path = config.root / "checkpoint"
-        self._abort_path = config.root / "abort"
         self.keepers: list[Keeper] = []
         """Asked before the log's files below an offset go: below which offset they may go already."""
         self.appended: Callable[[], None] | None = None
@@ -113,7 +108,7 @@ class MessageStore:
         self._following: Following | None = None
         self._open_group: AppendGroup | None = None
         self._expiry = Expiry(self.log, self._queue_files, self._index)
-        self._is_marked_open = False
+        self._mark = OpenMark(config.root, files)
 
     # --- life --------------------------------------------------------------------------------
 
@@ -130,9 +125,9 @@ class MessageStore:
             self._files.make_folder(self.config.root)
         self._lock.acquire()
         try:
-            report = RecoveryReport(clean=not self._abort_path.exists())
+            report = RecoveryReport(clean=not self._mark.was_left())
             try:
-                self._mark_open()
+                self._mark.set()
             except StoreError as error:
                 if not passes(error):
                     raise
@@ -140,11 +135,8 @@ class MessageStore:
             with translated(self.config.root):
                 self._recover(report)
             self._loaded = self._takes_groups = True
-            if (
-                not report.clean
-                or report.redispatched
-                or self._checkpoints.saved.safe_offset != self.log.position
-            ):
+            noted = self._checkpoints.saved.safe_offset
+            if not report.clean or report.redispatched or noted != self.log.position:
                 try:
                     self.checkpoint()
                 except StoreError as error:
@@ -156,22 +148,6 @@ class MessageStore:
             self.abandon()
             raise
         return report
-
-    def _mark_open(self) -> None:
-        """Durably, before anything is changed: a power loss must not make the folder look closed.
-
-        Without the mark nothing may be appended.
-        """
-        with translated(self._abort_path):
-            fd = self._files.open(self._abort_path, create=True)
-            try:
-                self._files.truncate(fd, 0)
-                self._files.write_at(fd, str(os.getpid()).encode(), 0)
-                sync_file(self._files, fd, self._abort_path)
-            finally:
-                self._files.close(fd)
-            sync_names(self._files, self.config.root)
-        self._is_marked_open = True
 
     def _recover(self, report: RecoveryReport) -> None:
         point = self._checkpoints.load()
@@ -224,8 +200,7 @@ class MessageStore:
             except StoreError:
                 pass  # the next start tries again
             if self.trouble.failure is None:
-                with translated(self._abort_path):
-                    self._files.remove(self._abort_path)
+                self._mark.remove()
         finally:
             self.abandon()
 
@@ -347,20 +322,11 @@ class MessageStore:
         if not self.trouble.passes:
             return False
         failure = self.trouble.failure
-        path = self.config.root / ".space-probe"
         try:
             too_full = self._too_full()
             if failure is None and too_full is not None:
                 return False
-            fd = self._files.open(path, create=True)
-            try:
-                self._files.allocate(fd, 0, _PROBE_BYTES)
-                self._files.write_at(fd, b"\0", 0)
-            finally:
-                self._files.close(fd)
-                self._files.remove(path)
-            if not self._is_marked_open:
-                self._mark_open()
+            self._mark.probe_disk()
         except (OSError, StoreError):
             return False
         if not self.trouble.over(failure, too_full):
@@ -655,20 +621,7 @@ class MessageStore:
         mark = sum(entries_mark(queue, queue.max_offset) for queue in queues.values())
         if mark:
             with self.group() as group:
-                place = QueueLog(DELETION_TOPIC, 0)
-                properties = encode_deletion(Deletion(topic, mark))
-                group.add(
-                    place,
-                    b"",
-                    properties,
-                    0,
-                    0,
-                    TRANSACTION_ROLLBACK,
-                    group.store_timestamp,
-                    group.store_host,
-                    0,
-                    0,
-                )
+                add_deletion(group, Deletion(topic, mark))
         self._forget_topic(topic)
         return True
 
@@ -779,7 +732,8 @@ class MessageStore:
     def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> Steps[KeyQuery]:
         """The same in turns; records that wait for the index are not found."""
         limit = min(max_num, self.config.max_query_records) if self._index is not None else 0
-        floor = (yield from self._begin_of(topic)) if limit > 0 else 0
+        queues = self._topics.get(topic, {}).values()
+        floor = (yield from begin_of(queues, self._queue_files, self.log.position)) if limit > 0 else 0
         found = self._index.search(topic, key, begin_ms, end_ms) if self._index is not None else ()
         return KeyQuery(found, self._reader, topic, key, limit, begin_ms, end_ms, floor)
 
@@ -788,23 +742,6 @@ class MessageStore:
         if self._index is None:
             return QueryResult([], 0, 0)
         return QueryResult(query.records, self._index.end_ms, max(self._index.end_offset, 0))
-
-    def _begin_of(self, topic: str) -> Steps[int]:
-        """Where in the log the topic's oldest message lies; the index also knows those of one deleted before."""
-        begin = self.log.position
-        for number, queue in enumerate(list(self._topics.get(topic, {}).values())):
-            if queue.min_offset < queue.max_offset and not queue.gone:
-                place = queue.min_place
-                if place < 0:  # not looked for yet
-                    entry = self._queue_files.entry(queue, queue.min_offset)
-                    if entry is not None:
-                        place = queue.min_place = entry[0]
-                    yield
-                if place >= 0:
-                    begin = min(begin, place)
-            if number % 64 == 0:
-                yield
-        return begin
 
     def is_in_memory(self, commitlog_offset: int) -> bool:
         """Whether the record there is near enough to the log's end to be in the page cache."""

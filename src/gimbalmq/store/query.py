@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from gimbalmq._steps import Steps
+from gimbalmq.store.consumequeue import QueueFiles, QueueLog
 from gimbalmq.store.reader import Reader
 
 _BATCH = 64
@@ -74,3 +75,21 @@ class KeyQuery:
             yield
         if len(self._seen) >= _MOST_CANDIDATES:
             self.done = True
+
+
+def begin_of(queues: Iterable[QueueLog], files: QueueFiles, log_end: int) -> Steps[int]:
+    """Where in the log the oldest message of a topic lies; the index also knows those of one deleted before."""
+    begin = log_end
+    for number, queue in enumerate(list(queues)):
+        if queue.min_offset < queue.max_offset and not queue.gone:
+            place = queue.min_place
+            if place < 0:  # not looked for yet
+                entry = files.entry(queue, queue.min_offset)
+                if entry is not None:
+                    place = queue.min_place = entry[0]
+                yield
+            if place >= 0:
+                begin = min(begin, place)
+        if number % 64 == 0:
+            yield
+    return begin

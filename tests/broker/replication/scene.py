@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,6 @@ from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers.messages import ViewMessage
 from gimbalmq.store import MessageStore
 from gimbalmq.store.consumequeue import QueueLog
-from gimbalmq.store.files import Files
 from gimbalmq.testing.loop import VirtualClock, run_virtual
 from gimbalmq.testing.network import HostNetwork, MemoryNetwork
 from gimbalmq.transport.channel import Answer, Channel, Handlers
@@ -82,15 +81,15 @@ class MasterEnd:
         folder: Path,
         network: Network,
         clock: Clock,
+        properties: Mapping[str, object] | None = None,
         *,
         file_bytes: int = FILE,
-        **properties: object,
     ) -> None:
         self.folder = folder
         self.file_bytes = file_bytes
         self.network = network
         self.clock = clock
-        self.live = live_config(**properties)
+        self.live = live_config(**(properties or {}))
         self.open()
 
     def open(self) -> None:
@@ -135,17 +134,16 @@ class SlaveEnd:
     """A store that follows."""
 
     def __init__(
-        self, folder: Path, network: Network, clock: Clock, files: Files | None = None, **properties: object
+        self, folder: Path, network: Network, clock: Clock, properties: Mapping[str, object] | None = None
     ) -> None:
         self.folder = folder
         self.network = network
         self.clock = clock
-        self.files = files
-        self.live = live_config(**properties)
+        self.live = live_config(**(properties or {}))
         self.open()
 
     def open(self) -> None:
-        self.store = MessageStore(config_for(self.folder), self.clock, self.files or FailingFiles())
+        self.store = MessageStore(config_for(self.folder), self.clock, FailingFiles())
         self.store.load()
         self.store.follow()
         self.pool = ChannelPool(network=self.network)
@@ -218,9 +216,9 @@ async def pair(
     """
     whole = MemoryNetwork()
     network: Network = whole.host("10.0.0.12")
-    master = MasterEnd(folder / "master", whole.host("10.0.0.11"), clock, **(master_properties or {}))
+    master = MasterEnd(folder / "master", whole.host("10.0.0.11"), clock, master_properties)
     slave = SlaveEnd(
-        folder / "slave", line(network) if line is not None else network, clock, **(slave_properties or {})
+        folder / "slave", line(network) if line is not None else network, clock, slave_properties
     )
     fill(master.store, count)
     await master.start()
@@ -245,7 +243,6 @@ class Line:
 
     Args:
         to_slave, to_master: bytes that get through; the connections behind the last number have no limit.
-        ports: whether a connection to this port is meant.
         piece: how many bytes the slave gets at a time.
     """
 
@@ -256,7 +253,6 @@ class Line:
         to_slave: Iterable[int] = (),
         to_master: Iterable[int] = (),
         piece: int | None = None,
-        ends: Callable[[], None] | None = None,
     ) -> None:
         self._inner = inner
         self._to_slave = iter(to_slave)

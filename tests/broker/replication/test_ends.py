@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -35,6 +36,12 @@ class RawSlave:
         size = int.from_bytes(head[8:], "big")
         return int.from_bytes(head[:8], "big"), await self.reader.readexactly(size)
 
+    def pause(self) -> None:
+        cast(asyncio.Transport, self.writer.transport).pause_reading()
+
+    def go_on(self) -> None:
+        cast(asyncio.Transport, self.writer.transport).resume_reading()
+
     async def ended(self) -> bytes:
         try:
             return await self.reader.read()
@@ -50,8 +57,10 @@ class RawSlave:
 
 
 @asynccontextmanager
-async def master_end(folder: Path, file_bytes: int = FILE, **properties: object) -> AsyncIterator[MasterEnd]:
-    master = MasterEnd(folder / "master", AsyncioNetwork(), SYSTEM_CLOCK, file_bytes=file_bytes, **properties)
+async def master_end(
+    folder: Path, properties: Mapping[str, object] | None = None, file_bytes: int = FILE
+) -> AsyncIterator[MasterEnd]:
+    master = MasterEnd(folder / "master", AsyncioNetwork(), SYSTEM_CLOCK, properties, file_bytes=file_bytes)
     await master.start()
     try:
         yield master
@@ -73,7 +82,7 @@ async def raw_slave(master: MasterEnd) -> AsyncIterator[RawSlave]:
 
 def test_master_is_silent_until_the_first_report_is_whole(tmp_path: Path) -> None:
     async def work() -> None:
-        async with master_end(tmp_path, haSendHeartbeatInterval=20) as master:
+        async with master_end(tmp_path, {"haSendHeartbeatInterval": 20}) as master:
             fill(master.store, 3)
             async with raw_slave(master) as slave:
                 report = encode_report(0)
@@ -186,7 +195,9 @@ def test_report_of_bytes_that_were_never_sent_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
-        async with master_end(tmp_path, haFlowControlEnable="true", maxHaTransferByteInSecond=1000) as master:
+        async with master_end(
+            tmp_path, {"haFlowControlEnable": "true", "maxHaTransferByteInSecond": 1000}
+        ) as master:
             fill(master.store, 40)
             async with raw_slave(master) as slave:
                 slave.say(encode_report(1))
@@ -200,10 +211,10 @@ def test_report_of_bytes_that_were_never_sent_is_refused(
 
 def test_slave_that_reads_nothing_costs_no_memory(tmp_path: Path) -> None:
     async def work() -> None:
-        async with master_end(tmp_path, 8 << 20, haTransferBatchSize=32768) as master:
+        async with master_end(tmp_path, {"haTransferBatchSize": 32768}, 8 << 20) as master:
             fill(master.store, 10)
             async with raw_slave(master) as slave:
-                slave.writer.transport.pause_reading()
+                slave.pause()
                 slave.say(encode_report(1))
                 await until(lambda: master.source.replicas and master.source.replicas[0].sent > 1)
                 replica = master.source.replicas[0]
@@ -216,7 +227,7 @@ def test_slave_that_reads_nothing_costs_no_memory(tmp_path: Path) -> None:
                 assert transport.get_write_buffer_size() <= (1 << 20) + 32768 + HEAD_BYTES
                 assert replica.sent < master.store.max_commitlog_offset
                 # It reads again, and gets the rest.
-                slave.writer.transport.resume_reading()
+                slave.go_on()
                 end = master.store.max_commitlog_offset
                 at = 1
                 while at < end:
@@ -240,7 +251,7 @@ def fill_bytes(master: MasterEnd, size: int) -> None:
 def test_flow_control_keeps_the_rate(tmp_path: Path) -> None:
     async def work() -> None:
         limits = {"haFlowControlEnable": "true", "maxHaTransferByteInSecond": 20_000}
-        async with master_end(tmp_path, **limits) as master:
+        async with master_end(tmp_path, limits) as master:
             fill(master.store, 40)
             end = master.store.max_commitlog_offset
             async with raw_slave(master) as slave:
@@ -268,7 +279,7 @@ def test_only_allowed_addresses_copy_the_log(
     properties: dict[str, object], admitted: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
-        async with master_end(tmp_path, **properties) as master:
+        async with master_end(tmp_path, properties) as master:
             fill(master.store, 3)
             async with raw_slave(master) as slave:
                 slave.say(encode_report(1))
@@ -336,12 +347,14 @@ class RawMaster:
 
 
 @asynccontextmanager
-async def raw_master(folder: Path, **properties: object) -> AsyncIterator[tuple[RawMaster, SlaveEnd]]:
+async def raw_master(
+    folder: Path, properties: Mapping[str, object] | None = None
+) -> AsyncIterator[tuple[RawMaster, SlaveEnd]]:
     async with master_end(folder) as true:
         fill(true.store, 40)
         master = RawMaster(true)
         await master.start()
-        slave = SlaveEnd(folder / "slave", AsyncioNetwork(), SYSTEM_CLOCK, **properties)
+        slave = SlaveEnd(folder / "slave", AsyncioNetwork(), SYSTEM_CLOCK, properties)
         slave.follower.aim(master.address, true.address)
         await slave.follower.start()
         try:
@@ -421,7 +434,7 @@ def test_slave_that_cannot_report_goes_on_and_reports_later(tmp_path: Path) -> N
     """A master that does not read costs the slave no memory."""
 
     async def work() -> None:
-        async with raw_master(tmp_path, haSendHeartbeatInterval=10) as (master, slave):
+        async with raw_master(tmp_path, {"haSendHeartbeatInterval": 10}) as (master, slave):
             first, reader, writer = await master.next_line()
             end = master.true.store.max_commitlog_offset
             at = first

@@ -58,7 +58,7 @@ class Agreement:
             return (
                 f"our log ends at {self.ours}, that of the master {master} at {self.end}: it does not have our last "
                 f"{self.ours - self.end} bytes. If they are wanted, promote this broker (gimbalmq broker promote); "
-                f"else cut them off (gimbalmq broker cut --to {self.end}), which says what is lost"
+                "else stop it and cut them off (gimbalmq broker rejoin --store DIR --cut), which says what is lost"
             )
         if self.verdict is Verdict.BEHIND and self.place is not None:
             return (
@@ -74,7 +74,7 @@ class Agreement:
             return (
                 f"our log, which ends at {self.ours}, and that of the master {master}, which ends at {self.end}, "
                 f"have different records at {self.place}: they are not copies of each other there. Cut ours at a "
-                "record that both have (gimbalmq broker cut), or "
+                "record that both have (stop it, then gimbalmq broker rejoin --store DIR --cut), or "
                 f"{_EMPTY_THE_FOLDER}"
             )
         return None

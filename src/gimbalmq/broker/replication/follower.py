@@ -11,7 +11,7 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from gimbalmq._clock import Clock
 from gimbalmq.broker.config import LiveConfig
@@ -216,9 +216,8 @@ class Follower:
         self._store.forget_partial()
         opening = asyncio.ensure_future(dialect.open(link))
         try:
-            await asyncio.wait(
-                [opening, link.ended], timeout=_OPEN_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
+            waits: list[asyncio.Future[Any]] = [opening, link.ended]
+            await asyncio.wait(waits, timeout=_OPEN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if opening.done():
                 await opening
                 link.is_open = True

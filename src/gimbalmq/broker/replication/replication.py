@@ -265,7 +265,7 @@ class Replication:
         if config.enable_controller_mode:
             raise StateError(
                 "the controller gives this broker its role: ask it to elect another master "
-                "(gimbalmq controller elect), or start the broker with enableControllerMode=false"
+                "(gimbalmq broker elect), or start the broker with enableControllerMode=false"
             )
         if config.broker_role == SLAVE:
             await self.become_slave(config.broker_id)
