@@ -58,7 +58,7 @@ def equal(master: Replica, *slaves: Replica) -> None:
 
 
 def ready(replicas: ControlledSet, master: Replica, topic: str) -> None:
-    Traffic(master.address, topic).ready()
+    Traffic(master.address, topic, queues=8).ready()
 
 
 def kill_under_load(replicas: ControlledSet, topic: str, master: Replica, heir: Replica) -> float:

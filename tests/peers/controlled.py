@@ -106,7 +106,9 @@ def epoch_file(replica: Replica) -> list[tuple[int, int]]:
 
 
 class Pursuit:
-    """Sends to whichever of some brokers takes messages, a few in flight, in a thread of its own.
+    """Sends to whichever of some brokers takes messages, one to each queue in flight, in a thread of its own.
+
+    Apache's broker works on the messages of one connection in any order, so a queue has one on its way at a time.
 
     Attributes:
         accepted: number, queue and time of every message that was answered 0.
@@ -115,12 +117,9 @@ class Pursuit:
 
     _numbers = itertools.count(1)
 
-    def __init__(
-        self, topic: str, *replicas: Replica, window: int = 8, size: int = 300, queues: int = 4
-    ) -> None:
+    def __init__(self, topic: str, *replicas: Replica, size: int = 300, queues: int = 8) -> None:
         self.topic = topic
         self.addresses = [replica.address for replica in replicas]
-        self.window = window
         self.size = size
         self.queues = queues
         self.accepted: list[tuple[int, int, float]] = []
@@ -176,12 +175,12 @@ class Pursuit:
         with socket.create_connection((host, int(port)), 5.0) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while True:
-                while len(flying) < self.window and not self._stopping.is_set():
+                idle = set(range(self.queues)).difference(flying.values())
+                for queue in idle if not self._stopping.is_set() else ():
                     number = next(self._numbers)
-                    flying[number] = number % self.queues
+                    flying[number] = queue
                     body = f"#{number:09d}#".encode().ljust(self.size, b"x")
-                    frame = send_frame(self.topic, body, queue_id=number % self.queues)
-                    connection.sendall(frame.encoded(number))
+                    connection.sendall(send_frame(self.topic, body, queue_id=queue).encoded(number))
                 if not flying:
                     return
                 number, answer = _read(connection)
