@@ -294,6 +294,7 @@ class Broker:
                 self.writer,
                 self.long_poll,
                 self.address,
+                self.recovery.clean,
             )
         self.metrics = MetricsServer(
             self.store,
