@@ -20,6 +20,7 @@ from gimbalmq.broker.replication.dialects import CopyDialect
 from gimbalmq.broker.replication.meter import Meter
 from gimbalmq.broker.replication.plain import PlainCopy
 from gimbalmq.errors import (
+    ConfigError,
     ConnectionLostError,
     CopyRefusedError,
     DamagedCopyError,
@@ -67,15 +68,6 @@ class Target(NamedTuple):
 
     ha_address: str
     master_address: str
-    """Empty if nobody has said it."""
-
-    @property
-    def asked_address(self) -> str:
-        """The ordinary port; the usual one if nobody has said another."""
-        if self.master_address:
-            return self.master_address
-        host, port = split_address(self.ha_address)
-        return f"{host}:{port - 1}"
 
 
 class Follower:
@@ -146,7 +138,7 @@ class Follower:
             ha_address: the master's replication port, ``host:port``.
             master_address: its ordinary port. Without it the usual one is taken, the number before the other.
         """
-        target = Target(ha_address, master_address or "") if ha_address else None
+        target = Target(ha_address, master_address or _usual_address(ha_address)) if ha_address else None
         if target == self.target:
             return
         self.target = target
@@ -230,7 +222,7 @@ class Follower:
                 self._note(State.CATCHING_UP, None)
                 log.info(
                     "copying the log of %s (%s) from %d on, which ends at %d",
-                    target.asked_address,
+                    target.master_address,
                     target.ha_address,
                     self._store.received_offset,
                     self.master_end,
@@ -238,7 +230,7 @@ class Follower:
                 self._judge()
             elif not link.ended.done():
                 raise RequestTimeoutError(
-                    f"{target.ha_address} and {target.asked_address} did not say within {_OPEN_SECONDS:g} s "
+                    f"{target.ha_address} and {target.master_address} did not say within {_OPEN_SECONDS:g} s "
                     "whether our log continues theirs"
                 )
             raise await link.ended
@@ -253,7 +245,7 @@ class Follower:
         report, found = await agreement.agree(
             self._store,
             self._pool,
-            self.target.asked_address,
+            self.target.master_address,
             last_file_only=self._live.now.sync_from_last_file,
         )
         self.master_end = found.end
@@ -335,7 +327,7 @@ class Follower:
             return
         before = self._store.received_offset
         try:
-            begin, end = await agreement.bounds(self._pool, target.asked_address)
+            begin, end = await agreement.bounds(self._pool, target.master_address)
         except RocketMQError:
             return  # the stream itself shows whether it lives
         if link is not self._link or not link.is_open:
@@ -347,7 +339,7 @@ class Follower:
         elif 0 < self._store.received_offset < begin:
             verdict = agreement.Verdict.BEHIND
         if verdict is not None:
-            problem = agreement.Agreement(verdict, before, begin, end).problem(target.asked_address)
+            problem = agreement.Agreement(verdict, before, begin, end).problem(target.master_address)
             link.end(CopyRefusedError(problem or ""))
         elif self.lag > self._live.now.ha_max_gap_not_in_sync:
             self.state = State.CATCHING_UP
@@ -453,3 +445,12 @@ class _Link(asyncio.Protocol):
         self._backlog.clear()
         if self._transport is not None:
             self._transport.abort()
+
+
+def _usual_address(ha_address: str) -> str:
+    """The ordinary port that belongs to a replication port; nothing if that is no address, as connecting will say."""
+    try:
+        host, port = split_address(ha_address)
+    except ConfigError:
+        return ""
+    return f"{host}:{port - 1}"
