@@ -60,8 +60,8 @@ class Agreement:
         if self.verdict is Verdict.AHEAD:
             return (
                 f"our log ends at {self.ours}, that of the master {master} at {self.end}: it does not have our last "
-                f"{self.ours - self.end} bytes. If they are wanted, this broker is the one to be master (gimbalmq broker "
-                f"promote); else {_CUT}"
+                f"{self.ours - self.end} bytes. If they are wanted, this broker is the one to be master "
+                f"(gimbalmq broker promote); else {_CUT}"
             )
         if self.verdict is Verdict.BEHIND and self.place is not None:
             return (
@@ -76,8 +76,8 @@ class Agreement:
         if self.verdict is Verdict.DIFFERENT:
             return (
                 f"our log, which ends at {self.ours}, and that of the master {master}, which ends at {self.end}, "
-                f"have different records at {self.place}: from some place before on they are not copies of each other. To "
-                f"keep what both have, {_CUT}. Or {_EMPTY_THE_FOLDER}"
+                f"have different records at {self.place}: from some place before that on they are not copies of each "
+                f"other. To keep what both have, {_CUT}. Or {_EMPTY_THE_FOLDER}"
             )
         return None
 
