@@ -299,6 +299,7 @@ class Broker:
                 self.writer,
                 self.long_poll,
                 self.address,
+                self.recovery.clean,
             )
         self.acting_mode: ActingMode | None = None
         if config.enable_slave_acting_master and not config.enable_controller_mode:

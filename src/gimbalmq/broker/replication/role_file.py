@@ -70,3 +70,9 @@ class RoleFile:
             "given": {"brokerId": config.broker_id, "brokerRole": config.broker_role},
         }
         await self._thread.run(lambda: self._file.save(document))
+
+
+def forget_role(store: Path) -> None:
+    """Has the configuration count at the next start of a broker that is stopped, whatever it was while it ran."""
+    for name in ("role.json.bak", "role.json"):
+        (store / "config" / name).unlink(missing_ok=True)
