@@ -130,7 +130,8 @@ def test_our_slave_has_the_tables_of_an_apache_master(
         until("deleted topic", lambda: "Delayed" not in topics(slave))
         until("deleted group", lambda: "T00002" not in groups(slave))
         until("its queues", lambda: not (slave.store / "consumequeue" / "Delayed").exists())
-        until("its offsets", lambda: "Delayed@T00001" not in table(slave, 43, "offsetTable"))
+        # 4.9 keeps offsets of deleted topics, and so does its slave.
+        until("its offsets", lambda: table(slave, 43, "offsetTable") == table(master, 43, "offsetTable"))
 
 
 def test_apaches_slaves_have_the_tables_of_our_master(
