@@ -173,6 +173,40 @@ class Replication:
             await self._copy()
         self._tasks.every(_SEEK_SECONDS, self._seek, "master", first=0.0)
 
+    async def go_online(self) -> None:
+        """Serves from now on, and has name servers told so; for a broker that has asked the others first."""
+        async with self._changing:
+            role = replace(self.roles.now, online=True)
+            if role.is_master:
+                self._store.lead()
+                await self._turns.run(self._services.go_on(promoted=True))
+            self.roles.change(role)
+            log.info("this broker is online as %s", role)
+            if not role.is_master:
+                await self._copy()
+
+    async def copy(self, master: Master) -> None:
+        """Begins to copy that master, before this slave is online."""
+        async with self._changing:
+            self.aim(master)
+            await self._copy()
+
+    async def act(self, acting: bool) -> None:
+        """Has this slave stand in for its master, which is gone, or lets that be again."""
+        async with self._changing:
+            role = self.roles.now
+            if role.is_master or role.acting == acting:
+                return
+            self.roles.change(replace(role, acting=acting))
+            if acting:
+                log.warning("the master is gone: this slave stands in for it, read only")
+                self._tell(None)  # what a master says that comes back may be older than what we have learned
+            else:
+                log.warning("the master is back: this slave stands in for it no more")
+                self._services.forget_locks()
+                self._long_poll.wake_all()
+                self._tell(self.master_address or None)
+
     async def close(self) -> None:
         await self._tasks.close()
         await self.follower.close()
@@ -215,6 +249,8 @@ class Replication:
         self.follower.aim(None, None)
 
     def _tell(self, master: str | None) -> None:
+        if self.roles.now.acting:
+            master = None
         for hear in self.on_copying:
             hear(master)
 
