@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gimbalmq._options import ConfigOption, Configuration, options
-from gimbalmq.access.needs import SENT_TO_CLIENTS, NeedTable
+from gimbalmq.access.needs import SENT_TO_CLIENTS, SENT_TO_CONTROLLERS, NeedTable
 from gimbalmq.access.policies import Rules
 from gimbalmq.broker.config import BrokerConfig
 from gimbalmq.client.broker_requests import BrokerRequests
@@ -34,6 +34,11 @@ PARTIAL: dict[int, str] = {
 }
 """Requests that are answered, but not for every use Apache's servers know."""
 
+ELSEWHERE: dict[int, str] = {
+    **dict.fromkeys(SENT_TO_CONTROLLERS, "sent to a controller, which is Apache's"),
+}
+"""Requests that are sent here, and answered by others."""
+
 ABSENT: dict[str, dict[int, str]] = {
     "": {
         13: "QUERY_BROKER_OFFSET",
@@ -48,10 +53,6 @@ ABSENT: dict[str, dict[int, str]] = {
         213: "ADJUST_CONSUMER_THREAD_POOL",
         214: "WHO_CONSUME_THE_MESSAGE",
     },
-    "asked by slaves; there are none here": {
-        60: "GET_TIMER_CHECK_POINT",
-        61: "GET_TIMER_METRICS",
-    },
     "timers in RocksDB": {
         5001: "SWITCH_TIMER_ENGINE",
     },
@@ -64,7 +65,6 @@ ABSENT: dict[str, dict[int, str]] = {
         355: "EXPORT_ROCKSDB_CONFIG_TO_JSON",
     },
     "POP": {
-        402: "GET_ALL_MESSAGE_REQUEST_MODE",
         200050: "POP_MESSAGE",
         200051: "ACK_MESSAGE",
         200052: "PEEK_MESSAGE",
@@ -77,27 +77,11 @@ ABSENT: dict[str, dict[int, str]] = {
     "static topics": {
         513: "UPDATE_AND_CREATE_STATIC_TOPIC",
     },
-    "replicas": {
+    "several brokers in one process": {
         902: "ADD_BROKER",
         903: "REMOVE_BROKER",
-        905: "NOTIFY_MIN_BROKER_ID_CHANGE",
-        906: "EXCHANGE_BROKER_HA_INFO",
-        908: "RESET_MASTER_FLUSH_OFFSET",
     },
-    "controller": {
-        1001: "CONTROLLER_ALTER_SYNC_STATE_SET",
-        1002: "CONTROLLER_ELECT_MASTER",
-        1003: "CONTROLLER_REGISTER_BROKER",
-        1004: "CONTROLLER_GET_REPLICA_INFO",
-        1005: "CONTROLLER_GET_METADATA_INFO",
-        1006: "CONTROLLER_GET_SYNC_STATE_DATA",
-        1007: "GET_BROKER_EPOCH_CACHE",
-        1008: "NOTIFY_BROKER_ROLE_CHANGED",
-        1009: "UPDATE_CONTROLLER_CONFIG",
-        1010: "GET_CONTROLLER_CONFIG",
-        1011: "CLEAN_BROKER_DATA",
-        1012: "CONTROLLER_GET_NEXT_BROKER_ID",
-        1013: "CONTROLLER_APPLY_BROKER_ID",
+    "controllers among themselves": {
         1014: "BROKER_CLOSE_CHANNEL_REQUEST",
         1015: "CHECK_NOT_ACTIVE_BROKER_REQUEST",
         1016: "GET_BROKER_LIVE_INFO_REQUEST",
@@ -178,7 +162,7 @@ def request_codes() -> str:
     rows = ["| code | request | here | answered by | note |", "|---|---|---|---|---|"]
     for code in sorted(known | notes):
         who = ", ".join(name for name, handled in answering.items() if code in handled)
-        name, note = notes.get(code) or (known[code], PARTIAL.get(code, ""))
+        name, note = notes.get(code) or (known[code], PARTIAL.get(code) or ELSEWHERE.get(code, ""))
         here = ("part" if code in PARTIAL else "yes") if who else "no"
         rows.append(f"| {code} | {name} | {here} | {who} | {note} |")
     return "\n".join(rows)
@@ -199,7 +183,7 @@ def broker_needs() -> str:
     strict, apache = NeedTable.of_broker(Rules.STRICT), NeedTable.of_broker(Rules.APACHE)
     rows = ["| code | request | needs | `authorizationRules=apache` |", "|---|---|---|---|"]
     for code in sorted(strict.rows):
-        if code not in SENT_TO_CLIENTS:
+        if code not in SENT_TO_CLIENTS and code not in SENT_TO_CONTROLLERS:
             ours, theirs = strict.rows[code].words, apache.rows[code].words
             differs = theirs if theirs != ours else ""
             rows.append(f"| {code} | {RequestCode(code).name} | {ours} | {differs} |")

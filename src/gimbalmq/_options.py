@@ -36,6 +36,7 @@ class _Declaration:
     between: tuple[int, int] | None
     choices: tuple[str, ...]
     key: str | None
+    also: tuple[str, ...]
     fixed: bool
 
 
@@ -46,6 +47,7 @@ def option(
     between: tuple[int, int] | None = None,
     choices: tuple[str, ...] = (),
     key: str | None = None,
+    also: tuple[str, ...] = (),
     fixed: bool = False,
     secret: bool = False,
 ) -> T:
@@ -56,10 +58,11 @@ def option(
         between: the least and the most that a number may be; every number has them.
         choices: the only texts that can be used.
         key: RocketMQ's key; by default the field's name in camelCase.
+        also: other keys of it, which other versions of RocketMQ have.
         fixed: it is read once, at the start, so a running server refuses to change it.
         secret: its value is never shown.
     """
-    declared = _Declaration(meaning, between, choices, key, fixed)
+    declared = _Declaration(meaning, between, choices, key, also, fixed)
     made: Any = field(default=default, repr=not secret, metadata={_DECLARED: declared})
     return made  # type: ignore[no-any-return]
 
@@ -76,6 +79,7 @@ class ConfigOption:
         meaning: what the documentation says of it.
         low, high: the least and the most that a number may be.
         choices: the only texts that can be used; empty if any can.
+        also: other keys of it, which are read but never written.
         fixed: it is read once, at the start.
         secret: its value is never shown.
     """
@@ -88,6 +92,7 @@ class ConfigOption:
     low: int
     high: int
     choices: tuple[str, ...]
+    also: tuple[str, ...]
     fixed: bool
     secret: bool
 
@@ -232,7 +237,15 @@ class Configuration:
             ConfigError: a value is not of its key's type or out of range.
         """
         known = options_by_key(cls)
-        changes = {known[key].name: known[key].read(text) for key, text in properties.items() if key in known}
+        changes: dict[str, object] = {}
+        for key, text in properties.items():
+            if key not in known:
+                continue
+            name, value = known[key].name, known[key].read(text)
+            if changes.setdefault(name, value) != value:
+                raise known[key].refused(
+                    text, f"{_first_key(known[key], properties)} says otherwise: give one of them"
+                )
         start: Any = cls() if base is None else base
         return replace(start, **changes), [key for key in properties if key not in known]
 
@@ -289,6 +302,7 @@ def _find(configuration: type[Configuration]) -> dict[str, ConfigOption]:
             low=low,
             high=high,
             choices=words.choices,
+            also=words.also,
             fixed=words.fixed,
             secret=not known.repr,
         )
@@ -297,13 +311,17 @@ def _find(configuration: type[Configuration]) -> dict[str, ConfigOption]:
 
 
 def options_by_key(configuration: type[Configuration]) -> dict[str, ConfigOption]:
-    """The same by RocketMQ's key."""
-    return {known.key: known for known in options(configuration).values()}
+    """The same by RocketMQ's key, and by its other keys."""
+    return {key: known for known in options(configuration).values() for key in (known.key, *known.also)}
 
 
 def key_of(configuration: type[Configuration], name: str) -> str:
     """RocketMQ's key of a field."""
     return options(configuration)[name].key
+
+
+def _first_key(known: ConfigOption, properties: Mapping[str, str]) -> str:
+    return next(key for key in properties if key in (known.key, *known.also))
 
 
 def _camel_case(name: str) -> str:

@@ -27,6 +27,9 @@
     |     `- NotANameServerError      a request for a name server reached a broker, or something else
     |- SendFailedError                every attempt with its queue and cause
     |- DataLossError                  the offsets asked for are gone
+    |- ReplicationError
+    |  |- CopyRefusedError            a slave's log does not continue its master's
+    |  `- ReplicaRefusedError         a master does not take a connection for one of its slaves
     `- StoreError
        |- CorruptRecordError          file and position
        |- StoreLockedError            another process owns the folder
@@ -328,6 +331,18 @@ class SendFailedError(RocketMQError):
 
 class DataLossError(RocketMQError):
     """The offsets asked for are no longer in the broker."""
+
+
+class ReplicationError(RocketMQError):
+    """A log and its copy do not fit together; the text says which offsets and what to do."""
+
+
+class CopyRefusedError(ReplicationError):
+    """A slave's log does not continue its master's."""
+
+
+class ReplicaRefusedError(ReplicationError):
+    """A master does not take a connection for one of its slaves."""
 
 
 class StoreError(RocketMQError):

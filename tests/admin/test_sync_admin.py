@@ -10,8 +10,8 @@ from gimbalmq import Message, sync
 from gimbalmq.admin.admin import Admin
 from gimbalmq.testing import LocalCluster
 
-PARTS = ("clusters", "topics", "groups", "messages", "dead_letters")
-NOT_FOR_BLOCKING_CALLERS = {"close", "producer"}
+PARTS = ("clusters", "replication", "topics", "groups", "messages", "dead_letters")
+NOT_FOR_BLOCKING_CALLERS = {"caller", "close", "producer"}
 
 
 @pytest.mark.parametrize("part", PARTS)

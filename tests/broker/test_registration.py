@@ -123,7 +123,7 @@ def test_registers_at_start_at_changes_and_periodically(tmp_path: Path) -> None:
             header, topics = names.calls[0]
             assert header.broker_addr == desk.broker.address and header.broker_name == "broker-a"
             assert (header.cluster_name, header.broker_id) == ("DefaultCluster", 0)
-            assert header.ha_server_addr == f"127.0.0.1:{desk.broker.port + 1}"
+            assert header.ha_server_addr == f"127.0.0.1:{desk.broker.ha_port}"
             assert "TBW102" in topics and "T" not in topics
             # At once, and only what changed.
             for topic, how in (("made", desk.create("made")), ("sent", desk.client.send("sent"))):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import gimbalmq.broker.timers as timers_module
+from gimbalmq._steps import run_through
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.delay_levels import DelayLevels
 from gimbalmq.broker.longpoll import LongPoll
@@ -50,7 +51,9 @@ class World:
     def load(self) -> None:
         self.store.load()
         self.levels.load()
+        run_through(self.levels.go_on())
         self.timers.load()
+        run_through(self.timers.go_on())
 
     def put(self, body: str, **properties: str) -> None:
         self.writer.put(Draft("T", 0, body.encode(), properties, 0, 0, 1, HOST))

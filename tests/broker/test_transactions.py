@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gimbalmq._steps import run_through
 from gimbalmq.errors import LocalProtocolError
 from gimbalmq.model import properties as prop
 from gimbalmq.model import topics as names
@@ -756,7 +757,7 @@ def test_walk_that_is_ahead_of_a_log_that_lost_its_end(tmp_path: Path) -> None:
             await desk.create("T")
             for topic in (HALF, OP):
                 desk.broker.offsets.commit(names.TRANS_GROUP, topic, 0, 50)
-            desk.broker.transactions.load()
+            run_through(desk.broker.transactions.go_on())
             await desk.client.heartbeat(producer="pg")
             ends = [await _half(desk, b"%d" % number) for number in range(3)]
             await _end(desk.client, ends[1], COMMIT)

@@ -100,6 +100,12 @@ class Process:
     def running(self) -> bool:
         return self._child is not None and self._child.poll() is None
 
+    @property
+    def pid(self) -> int:
+        if self._child is None:
+            raise PeerError(f"{self.name} is not running")
+        return self._child.pid
+
     def start(self) -> Self:
         """Start it and wait until it prints the ready text."""
         if self.running:

@@ -36,7 +36,8 @@ def one_by_one(
     entries = store.entries("t", 0, offset, max(800, max_count))
     status, place, size = GetStatus.NO_MATCHED_MESSAGE, 0, 0
     body: list[bytes] = []
-    total = last_end = 0
+    total = 0
+    far = False
     for place, size, code in entries:
         if len(body) >= most_at_all:
             break
@@ -54,11 +55,11 @@ def one_by_one(
             if tags is None or code in tags:
                 body.append(log.read(place, size))
                 total += size
-                last_end = place + size
+        far = size != FILLER_SIZE and place < floor
         offset += 1
     if not body:
-        return status, offset, 0, False, b""
-    return GetStatus.FOUND, offset, len(body), last_end < floor, b"".join(body)
+        return status, offset, 0, far, b""
+    return GetStatus.FOUND, offset, len(body), far, b"".join(body)
 
 
 def fill(store: MessageStore, bodies: list[int], others: list[int], hole_at: int) -> None:

@@ -24,6 +24,7 @@ from gimbalmq.protocol.access_bodies import acl_of_request, user_of_request
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers.access import AclSubject, DeleteAcl, ListAcls, ListUsers, UserName
+from gimbalmq.protocol.headers.replication import AccessReply, GetAccess
 from gimbalmq.transport.channel import Answer, Channel, Handlers
 from gimbalmq.transport.turns import Turns
 
@@ -119,10 +120,25 @@ class AccessRequests:
     async def list_users(self, channel: Channel, request: RemotingCommand) -> Answer:
         wanted = ListUsers.from_ext(request.ext_fields).filter or ""
         with_passwords = self._by_super(channel, request)
+        version = self._version(request) if with_passwords else None
+        if version is not None and version.unchanged:
+            return request.reply(ext_fields=version.to_ext())
         users = self._table.users()
         names = sorted(name for name in users if not wanted.strip() or wanted in name)
         rows = (users[name].body(with_password=with_passwords).dump() for name in names)
-        return request.reply(body=await self._turns.run(_joined(rows)))
+        body = await self._turns.run(_joined(rows))
+        return request.reply(ext_fields=None if version is None else version.to_ext(), body=body)
+
+    def _version(self, request: RemotingCommand) -> AccessReply | None:
+        """For a slave that copies users and policies; None if somebody else asks.
+
+        If everybody may make users here, nobody should copy them.
+        """
+        known = GetAccess.from_ext(request.ext_fields).access_version
+        if known is None or self._callers is None:
+            return None
+        version = self._table.version
+        return AccessReply(access_version=version, unchanged=known == version)
 
     # -- policies ----------------------------------------------------------------------
 
@@ -163,11 +179,13 @@ class AccessRequests:
     async def list_acls(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = ListAcls.from_ext(request.ext_fields)
         wanted, resource = header.subject_filter or "", header.resource_filter or ""
+        version = self._version(request)
         acls = self._table.acls()
         named = (acls[name] for name in sorted(acls) if not wanted.strip() or wanted in acls[name].subject)
         filtered = (acl.filtered(resource) for acl in named)
         rows = (acl.body().dump() for acl in filtered if acl is not None)
-        return request.reply(body=await self._turns.run(_joined(rows)))
+        body = await self._turns.run(_joined(rows))
+        return request.reply(ext_fields=None if version is None else version.to_ext(), body=body)
 
 
 def _check_still_let_in(user: User, channel: Channel) -> None:

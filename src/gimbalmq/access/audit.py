@@ -63,6 +63,7 @@ CHANGES = frozenset(
         RequestCode.RESUME_CHECK_HALF_MESSAGE,
         RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN,
         RequestCode.SET_MESSAGE_REQUEST_MODE,
+        RequestCode.RESET_MASTER_FLUSH_OFFSET,
         RequestCode.AUTH_CREATE_USER,
         RequestCode.AUTH_UPDATE_USER,
         RequestCode.AUTH_DELETE_USER,

@@ -218,6 +218,22 @@ class Unnamed:
             yield cluster_asked(about.cluster, self.actions)
 
 
+@dataclass(frozen=True, slots=True)
+class WithField:
+    """The cluster, because a field asks for what no topic's rights cover."""
+
+    field: str
+    actions: Actions
+
+    @property
+    def words(self) -> str:
+        return f"with `{self.field}` Cluster: {_listed(self.actions)}"
+
+    def asked(self, about: About) -> Iterator[Asked]:
+        if about.field(self.field):
+            yield cluster_asked(about.cluster, self.actions)
+
+
 class Routed:
     """The topic whose route is asked for. Every producer asks for that of TBW102, so any user may."""
 

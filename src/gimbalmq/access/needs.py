@@ -25,6 +25,7 @@ from gimbalmq.access.named import (
     Stored,
     Topic,
     Unnamed,
+    WithField,
     cluster_asked,
     ended,
     handed_over,
@@ -101,6 +102,21 @@ SENT_TO_CLIENTS = (
 )
 """Requests of brokers to their clients. A server that gets one says that it does not know it."""
 
+SENT_TO_CONTROLLERS = (
+    Code.CONTROLLER_ALTER_SYNC_STATE_SET,
+    Code.CONTROLLER_ELECT_MASTER,
+    Code.CONTROLLER_REGISTER_BROKER,
+    Code.CONTROLLER_GET_REPLICA_INFO,
+    Code.CONTROLLER_GET_METADATA_INFO,
+    Code.CONTROLLER_GET_SYNC_STATE_DATA,
+    Code.UPDATE_CONTROLLER_CONFIG,
+    Code.GET_CONTROLLER_CONFIG,
+    Code.CLEAN_BROKER_DATA,
+    Code.CONTROLLER_GET_NEXT_BROKER_ID,
+    Code.CONTROLLER_APPLY_BROKER_ID,
+)
+"""Requests of brokers and tools to a controller, which is Apache's. A server here says that it does not know them."""
+
 _ACCOUNTS = (
     Code.UPDATE_AND_CREATE_ACL_CONFIG,
     Code.DELETE_ACL_CONFIG,
@@ -161,7 +177,10 @@ _EITHER: Mapping[int, Need] = {
     # It says whether an expression can be read, and nothing of this broker.
     Code.CHECK_CLIENT_CONFIG: SIGNED,
     **dict.fromkeys(_ACCOUNTS, SUPER_ONLY),
+    # It only changes a number that is shown.
+    Code.RESET_MASTER_FLUSH_OFFSET: _CLUSTER_UPDATE,
     **dict.fromkeys(SENT_TO_CLIENTS, SIGNED),
+    **dict.fromkeys(SENT_TO_CONTROLLERS, SIGNED),
 }
 """Requests to a broker of which both rules say the same."""
 
@@ -174,6 +193,13 @@ WRITES_USERS = (
     Code.AUTH_DELETE_ACL,
 )
 READS_USERS = (Code.AUTH_GET_USER, Code.AUTH_LIST_USER, Code.AUTH_GET_ACL, Code.AUTH_LIST_ACL)
+
+_BETWEEN_REPLICAS = (
+    Code.NOTIFY_MIN_BROKER_ID_CHANGE,
+    Code.EXCHANGE_BROKER_HA_INFO,
+    Code.NOTIFY_BROKER_ROLE_CHANGED,
+)
+"""What name servers, brokers of the same name and controllers tell a broker."""
 
 _PULL = _both("consumerGroup", "topic", _SUB)
 
@@ -191,7 +217,7 @@ _STRICT: Mapping[int, Need] = {
     # These name a message by its place in the log, which may be any message: sent back, it is copied to the sender's
     # own retry topic and read there.
     Code.CONSUMER_SEND_MSG_BACK: rights(Group("group", _SUB), Stored("offset", sent_back, _SUB)),
-    Code.VIEW_MESSAGE_BY_ID: rights(Stored("offset", viewed, _GET)),
+    Code.VIEW_MESSAGE_BY_ID: rights(Stored("offset", viewed, _GET), WithField("raw", _GET)),
     Code.END_TRANSACTION: rights(Stored("commitLogOffset", ended, _PUB, of_retry=_SUB)),
     Code.CONSUME_MESSAGE_DIRECTLY: rights(
         Group("consumerGroup", _SUB), Stored("msgId", handed_over, _SUB, late=True)
@@ -218,7 +244,13 @@ _STRICT: Mapping[int, Need] = {
     Code.DELETE_EXPIRED_COMMITLOG: _CLUSTER_UPDATE,
     Code.QUERY_ASSIGNMENT: _CLUSTER_GET,
     Code.SET_MESSAGE_REQUEST_MODE: _CLUSTER_UPDATE,
+    Code.GET_ALL_MESSAGE_REQUEST_MODE: _CLUSTER_GET,
+    Code.GET_TIMER_CHECK_POINT: _CLUSTER_GET,
+    Code.GET_TIMER_METRICS: _CLUSTER_GET,
     Code.GET_BROKER_HA_STATUS: _CLUSTER_GET,
+    Code.GET_BROKER_EPOCH_CACHE: _CLUSTER_GET,
+    # Whoever sends one of these decides whose log this broker copies, or whether it is the master.
+    **dict.fromkeys(_BETWEEN_REPLICAS, SERVER),
     # Who may write policies may give himself every right.
     **dict.fromkeys(WRITES_USERS, SUPER_ONLY),
     **dict.fromkeys(READS_USERS, _CLUSTER_GET),
@@ -241,7 +273,7 @@ _APACHE: Mapping[int, Need] = {
     Code.LOCK_BATCH_MQ: rights(Locked(skip_retry=True)),
     Code.UNLOCK_BATCH_MQ: rights(Locked(skip_retry=True)),
     Code.CONSUMER_SEND_MSG_BACK: rights(Group("group", _SUB)),
-    Code.VIEW_MESSAGE_BY_ID: rights(Topic("topic", _GET, optional=True)),
+    Code.VIEW_MESSAGE_BY_ID: rights(Topic("topic", _GET, optional=True), WithField("raw", _GET)),
     Code.END_TRANSACTION: rights(Topic("topic", _PUB, optional=True)),
     Code.CONSUME_MESSAGE_DIRECTLY: rights(Group("consumerGroup", _SUB), Topic("topic", _SUB, optional=True)),
     Code.CLONE_GROUP_OFFSET: rights(Group("destGroup", _UPDATE), Topic("topic", _UPDATE, optional=True)),
@@ -263,10 +295,15 @@ _APACHE: Mapping[int, Need] = {
             Code.DELETE_EXPIRED_COMMITLOG,
             Code.QUERY_ASSIGNMENT,
             Code.SET_MESSAGE_REQUEST_MODE,
+            Code.GET_ALL_MESSAGE_REQUEST_MODE,
+            Code.GET_TIMER_CHECK_POINT,
+            Code.GET_TIMER_METRICS,
             Code.GET_BROKER_HA_STATUS,
+            Code.GET_BROKER_EPOCH_CACHE,
         ),
         SIGNED,
     ),
+    **dict.fromkeys(_BETWEEN_REPLICAS, _CLUSTER_UPDATE),
     **dict.fromkeys(WRITES_USERS, rights(Cluster(_UPDATE, as_named=True))),
     **dict.fromkeys(READS_USERS, rights(Cluster(_GET, as_named=True))),
 }

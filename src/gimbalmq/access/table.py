@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -43,6 +44,8 @@ class AccessTable:
 
     Attributes:
         revision: grows with each change.
+        is_copy: the table is a master's, and ``replace`` makes it equal again. Tools tell every broker of a change, so
+            one that has come from the master already is none.
         servers_own: name of the SUPER user that servers sign as. No person has its secret at hand, so it does not count
             when the last administrator is about to go.
     """
@@ -62,6 +65,8 @@ class AccessTable:
             max_entries: entries of all users' policies together.
         """
         self.revision = 0
+        self.is_copy = False
+        self._run = secrets.token_hex(8)
         self.servers_own: str | None = None
         self.max_users = max_users
         self.max_entries = max_entries
@@ -71,7 +76,10 @@ class AccessTable:
         self._acls: dict[str, Acl] = {}
         self._entries = 0
         self._has_orphans = False
-        """The file has policies of users who do not exist; it is written before a user can get such a name."""
+        """The file has other policies than the table, such as those of users who do not exist; it is written with the
+        next change, before a user can get such a name."""
+        self._has_others = False
+        """The file has other users than the table; likewise."""
         self._changing = asyncio.Lock()
 
     # -- reading -----------------------------------------------------------------------
@@ -93,6 +101,38 @@ class AccessTable:
     def acls(self) -> Mapping[str, Acl]:
         """Likewise, by the user's name."""
         return self._acls
+
+    @property
+    def version(self) -> str:
+        """Of users and policies together: another text after every change, and in every run."""
+        return f"{self._run}-{self.revision}"
+
+    async def replace(self, users: dict[str, User], acls: dict[str, Acl]) -> bool:
+        """Takes another server's users and policies in the place of these; whether anything was different.
+
+        A crash at any moment leaves no user with policies that another user of that name had: those of users that come,
+        go or change are taken away first, and the new ones are given last.
+
+        Raises:
+            StoreError: the files cannot be written; then the table in memory is as before.
+        """
+        async with self._changing:
+            before = (self._users, self._acls)
+            if (users, acls) == before:
+                return False
+            await uninterrupted(self._replace(users, acls))
+            return True
+
+    async def _replace(self, users: dict[str, User], acls: dict[str, Acl]) -> None:
+        same = {name for name, user in users.items() if self._users.get(name) == user}
+        self._has_orphans = True
+        if users != self._users or self._has_others:
+            await self._save_acls({name: acl for name, acl in acls.items() if name in same})
+            self._has_others = True
+            await self._save_users(users)
+        await self._save_acls(acls)
+        self._has_orphans = self._has_others = False
+        self._take(users, acls)
 
     # -- the files ---------------------------------------------------------------------
 
@@ -122,16 +162,21 @@ class AccessTable:
 
     async def _save(self, users: dict[str, User], acls: dict[str, Acl]) -> None:
         if acls is not self._acls or self._has_orphans:
-            acl_rows = Rows(
-                ((acls[name].subject, _row_of_acl(acls[name])) for name in sorted(acls)), at_once=1
-            )
-            await self._save_file(self._acls_file, {"acls": acl_rows})
+            await self._save_acls(acls)
             self._has_orphans = False
             self._take(self._users, acls)
-        if users is not self._users:
-            user_rows = Rows((name, _row_of_user(users[name])) for name in sorted(users))
-            await self._save_file(self._users_file, {"users": user_rows})
+        if users is not self._users or self._has_others:
+            await self._save_users(users)
+            self._has_others = False
             self._take(users, acls)
+
+    async def _save_acls(self, acls: Mapping[str, Acl]) -> None:
+        rows = Rows(((acls[name].subject, _row_of_acl(acls[name])) for name in sorted(acls)), at_once=1)
+        await self._save_file(self._acls_file, {"acls": rows})
+
+    async def _save_users(self, users: Mapping[str, User]) -> None:
+        rows = Rows((name, _row_of_user(users[name])) for name in sorted(users))
+        await self._save_file(self._users_file, {"users": rows})
 
     async def _save_file(self, file: PrivateFile | None, document: Mapping[str, object]) -> None:
         if file is not None:
@@ -153,6 +198,8 @@ class AccessTable:
             StoreError: the files cannot be written; nothing has changed then, also in what follows.
         """
         async with self._changing:
+            if self.is_copy and self._users.get(user.name) == user:
+                return
             if user.name in self._users:
                 raise NoPermissionError("The user is existed")
             if len(self._users) >= self.max_users:

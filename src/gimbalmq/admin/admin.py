@@ -10,6 +10,7 @@ from gimbalmq.admin.connection import AdminConnection
 from gimbalmq.admin.dead_letters import DeadLetterAdmin
 from gimbalmq.admin.groups import GroupAdmin
 from gimbalmq.admin.messages import MessageAdmin
+from gimbalmq.admin.replication import ReplicationAdmin
 from gimbalmq.admin.topics import TopicAdmin
 from gimbalmq.client.config import ClientConfig
 
@@ -26,12 +27,13 @@ class Admin:
         options: further fields of ``ClientConfig``, such as ``access_key`` and ``tls``.
 
     Attributes:
-        clusters, topics, groups, messages, dead_letters, users, acls: what can be asked and done, by noun.
+        clusters, replication, topics, groups, messages, dead_letters, users, acls: what can be asked and done, by noun.
     """
 
     def __init__(self, namesrv: str | list[str] | tuple[str, ...] = "", **options: Any) -> None:
         self._connection = AdminConnection(ClientConfig.of(namesrv=namesrv, **options))
         self.clusters = ClusterAdmin(self._connection)
+        self.replication = ReplicationAdmin(self._connection)
         self.topics = TopicAdmin(self._connection)
         self.groups = GroupAdmin(self._connection)
         self.messages = MessageAdmin(self._connection)

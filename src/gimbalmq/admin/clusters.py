@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from gimbalmq.admin.connection import AdminConnection
 from gimbalmq.admin.views import BrokerView
 from gimbalmq.errors import NoPermissionError, RocketMQError
-from gimbalmq.model.route import MASTER_ID
 from gimbalmq.rpc import management
 
 
@@ -51,29 +50,31 @@ class ClusterAdmin:
         )
 
     async def broker(self, broker: str) -> BrokerView:
-        """One broker, by name or address."""
-        ((name, address),) = (await self._at.masters(broker=broker)).items()
-        return await self._look(await self._cluster_of(name), name, MASTER_ID, address)
-
-    async def _cluster_of(self, broker: str) -> str:
-        info = await self._at.cluster_info()
-        return next((cluster for cluster, names in info.cluster_addr_table.items() if broker in names), "")
+        """One broker: a master by name, or any by address."""
+        return await self._look(*await self._at.one_broker(broker))
 
     async def config(self, broker: str) -> dict[str, str]:
-        """A broker's settings under RocketMQ's keys."""
-        ((_, address),) = (await self._at.masters(broker=broker)).items()
+        """A broker's settings under RocketMQ's keys: a master's by name, or any by address."""
+        _, _, _, address = await self._at.one_broker(broker)
         return await management.broker_config(self._at.caller, address)
 
     async def set_config(
         self, settings: Mapping[str, str], *, broker: str | None = None, cluster: str | None = None
     ) -> list[str]:
-        """Changes settings of one broker, of a cluster's, or of all; the brokers changed."""
-        masters = await self._at.masters(broker=broker, cluster=cluster)
+        """Changes settings of one broker, or of all masters of a cluster or altogether; the brokers changed.
+
+        A slave is changed if its address is named.
+        """
+        if broker is not None:
+            _, _, _, address = await self._at.one_broker(broker)
+            changed = {broker: address}
+        else:
+            changed = await self._at.masters(cluster=cluster)
         await self._at.of_each(
-            masters.values(),
+            changed.values(),
             lambda caller, address: management.update_broker_config(caller, address, settings),
         )
-        return list(masters)
+        return list(changed)
 
     async def nameserver_config(self) -> dict[str, dict[str, str]]:
         """Each name server's settings."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 from gimbalmq.client.config import ClientConfig
 from gimbalmq.client.identity import client_id
 from gimbalmq.client.instance import ClientInstance
-from gimbalmq.errors import ConfigError, ConnectError, TopicRouteNotFoundError
+from gimbalmq.errors import ConfigError, ConnectError, StateError, TopicRouteNotFoundError
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.route import MASTER_ID, subscribe_queues
 from gimbalmq.protocol.bodies import ClusterInfo, TopicRoute
@@ -82,9 +82,60 @@ class AdminConnection:
             if not found:
                 known = ", ".join(sorted(info.broker_addr_table)) or "none"
                 raise ConfigError("broker", broker, f"no such broker has a master; there is {known}")
+        if not found and info.broker_addr_table:
+            raise ConnectError(
+                f"no broker has a master now, only slaves ({', '.join(sorted(info.broker_addr_table))}): try again "
+                "when one is back, or make a slave the master with `gimbalmq broker promote`"
+            )
         if not found:
             raise ConnectError("no broker is registered with the name server")
         return found
+
+    async def one_broker(self, broker: str) -> tuple[str, str, int, str]:
+        """Cluster, name, id and address of one broker: by name its master, by address any, also a slave.
+
+        Raises:
+            ConfigError: there is no such broker; the ones there are are named.
+        """
+        info = await self.cluster_info()
+        clusters = {name: cluster for cluster, names in info.cluster_addr_table.items() for name in names}
+        for name, data in info.broker_addr_table.items():
+            for broker_id, address in data.broker_addrs.items():
+                if broker == address or (broker == name and broker_id == MASTER_ID):
+                    return clusters.get(name, data.cluster), name, broker_id, address
+        if broker in info.broker_addr_table:
+            slaves = ", ".join(sorted(info.broker_addr_table[broker].broker_addrs.values()))
+            raise ConfigError("broker", broker, f"it has no master now; its slaves are {slaves}: name one")
+        known = ", ".join(sorted(info.broker_addr_table)) or "none"
+        raise ConfigError("broker", broker, f"no such broker is registered; there is {known}")
+
+    async def readers(self) -> dict[str, str]:
+        """Whom to ask, by broker name: the master, or the first slave of a broker whose master is gone."""
+        info = await self.cluster_info()
+        found = {
+            name: info.broker_addr_table[name].broker_addrs[smallest]
+            for name in sorted(info.broker_addr_table)
+            if (smallest := min(info.broker_addr_table[name].broker_addrs, default=None)) is not None
+        }
+        if not found:
+            raise ConnectError("no broker is registered with the name server")
+        return found
+
+    async def writers_of(self, topic: str) -> dict[str, str]:
+        """Where a topic can be changed: the masters of all brokers that have it, by name.
+
+        Raises:
+            StateError: one of them has no master now; what a slave were told would be lost.
+        """
+        route = await self.route(topic)
+        found = {data.broker_name: data.broker_addrs.get(MASTER_ID) for data in route.broker_datas}
+        missing = sorted(name for name, address in found.items() if address is None)
+        if missing:
+            raise StateError(
+                f"broker {missing[0]}, which has topic {topic}, has no master now, and a slave cannot change anything: "
+                "try again when its master is back, or make a slave the master with `gimbalmq broker promote`"
+            )
+        return {name: address for name, address in found.items() if address is not None}
 
     async def brokers_of(self, topic: str) -> dict[str, str]:
         """Where a topic lies: a reachable address by broker name, the master's if there is one."""

@@ -52,8 +52,8 @@ class GroupAdmin:
 
     async def names(self, *, system: bool = False) -> list[str]:
         """Groups that brokers have settings for or messages to retry."""
-        masters = await self._at.masters()
-        tables = await self._at.of_each(masters.values(), management.all_group_configs)
+        brokers = await self._at.readers()
+        tables = await self._at.of_each(brokers.values(), management.all_group_configs)
         found = {group for table in tables for group in table.subscription_group_table}
         return sorted(group for group in found if system or not is_system_group(group))
 
@@ -91,7 +91,7 @@ class GroupAdmin:
         """
         members: dict[tuple[str, str], ClientView] = {}
         found: GroupConnections | None = None
-        for answer in await self._ask_masters(group):
+        for answer in await self._ask_brokers(group):
             for connection in answer.connection_set:
                 members.setdefault((connection.client_id, connection.client_addr), client_view(connection))
             subscriptions = {
@@ -117,15 +117,15 @@ class GroupAdmin:
             found.subscriptions,
         )
 
-    async def _ask_masters(self, group: str) -> list[ConsumerConnections]:
+    async def _ask_brokers(self, group: str) -> list[ConsumerConnections]:
         async def one(address: str) -> ConsumerConnections | None:
             try:
                 return await management.consumer_connections(self._at.caller, address, group)
             except ConsumerNotOnlineError:
                 return None
 
-        masters = await self._at.masters()
-        answers = await asyncio.gather(*(one(address) for address in masters.values()))
+        brokers = await self._at.readers()
+        answers = await asyncio.gather(*(one(address) for address in brokers.values()))
         return [answer for answer in answers if answer is not None]
 
     async def producers(self, group: str, topic: str) -> list[ClientView]:
@@ -145,7 +145,7 @@ class GroupAdmin:
     async def running_info(self, group: str, client_id: str, *, jstack: bool = False) -> ConsumerRunningInfo:
         """What a member says of itself, asked through a broker it is connected to (mqadmin consumerStatus)."""
         failure: RocketMQError | None = None
-        for address in (await self._at.masters()).values():
+        for address in (await self._at.readers()).values():
             try:
                 return await management.running_info(
                     self._at.caller, address, group, client_id, jstack=jstack
@@ -198,7 +198,7 @@ class GroupAdmin:
             if topic is not None:
                 raise
             # A group without a retry topic yet (broadcasting, or never connected) may still have offsets.
-            places = await self._at.masters()
+            places = await self._at.readers()
         held = await self.owners(group) if owners else {}
         found: dict[MessageQueue, QueueProgress] = {}
         tps = 0.0
@@ -220,11 +220,11 @@ class GroupAdmin:
 
     async def config(self, group: str) -> dict[str, GroupConfig]:
         """The group's settings by broker; raises SubscriptionGroupNotExistError if no broker has them."""
-        masters = await self._at.masters()
-        tables = await self._at.of_each(masters.values(), management.all_group_configs)
+        brokers = await self._at.readers()
+        tables = await self._at.of_each(brokers.values(), management.all_group_configs)
         found = {
             name: table.subscription_group_table[group]
-            for name, table in zip(masters, tables, strict=True)
+            for name, table in zip(brokers, tables, strict=True)
             if group in table.subscription_group_table
         }
         if not found:
@@ -322,12 +322,14 @@ class GroupAdmin:
         a stopped group's offsets are set.
 
         Raises:
-            StateError: members are running and a broker before 5.0 cannot set single queues under them.
+            StateError: members are running and a broker before 5.0 cannot set single queues under them, or a broker
+                has no master.
         """
         changes = await self.plan_reset(group, topic, to)
-        addresses = await self._at.queues_of(topic)
+        writers = await self._at.writers_of(topic)
+        addresses = {change.queue: writers[change.queue.broker_name] for change in changes}
         caller = self._at.caller
-        if not await self._ask_masters(group):
+        if not await self._ask_brokers(group):
             await asyncio.gather(
                 *(
                     group_calls.update_offset(
@@ -366,7 +368,7 @@ class GroupAdmin:
 
     async def clone_offsets(self, source: str, target: str, topic: str, *, offline: bool = True) -> None:
         """Gives one group the progress of another (mqadmin cloneGroupOffset)."""
-        for address in (await self._at.brokers_of(topic)).values():
+        for address in (await self._at.writers_of(topic)).values():
             await management.clone_group_offset(
                 self._at.caller, address, source, target, topic, offline=offline
             )

@@ -57,24 +57,43 @@ class MessageAdmin:
         except (RocketMQError, ValueError) as error:
             remedy = "no message of the topic has it" if topic else "give the topic for a unique id"
             raise ConfigError("message id", message_id, f"{error}; {remedy}") from error
-        known = {
-            address
-            for data in (await self._at.cluster_info()).broker_addr_table.values()
-            for address in data.broker_addrs.values()
-        }
         address = f"{place.ip}:{place.port}"
-        if address not in known:
+        holders, is_known = await self._holders(address)
+        failure: RocketMQError = QueryNotFoundError("nobody was asked")
+        for replica in holders:
+            try:
+                view = await message_calls.view_message(
+                    self._at.caller, replica, place.commitlog_offset, topic=topic
+                )
+            except RocketMQError as error:
+                failure = error
+                continue
+            if view.store_host == (place.ip, place.port):
+                return view
+        if not is_known:
             # A unique id has the same length as an offset id and decodes to an address nobody has.
             remedy = "say --topic if it is a sender's unique id" if topic is None else "it may have expired"
             raise QueryNotFoundError(f"{message_id} names the broker {address}, which is not here; {remedy}")
-        try:
-            return await message_calls.view_message(
-                self._at.caller, address, place.commitlog_offset, topic=topic
-            )
-        except ResponseError as error:
-            raise QueryNotFoundError(
-                f"the broker {address} has no message {message_id}, or no more: {error.remark}"
-            ) from error
+        if not isinstance(failure, ResponseError):
+            raise failure
+        raise QueryNotFoundError(
+            f"the broker {address} has no message {message_id}, or no more: {failure.remark}"
+        ) from failure
+
+    async def _holders(self, address: str) -> tuple[list[str], bool]:
+        """Who may have what the broker at an address has stored, that broker first; and whether it is known.
+
+        Messages keep the address of the master that stored them. If nobody has it now, it may be that of a master that
+        is gone: then its slave, or whoever is the master now, is among the first of all brokers.
+        """
+        table = (await self._at.cluster_info()).broker_addr_table
+        sets = [
+            [replica for _, replica in sorted(data.broker_addrs.items())] for _, data in sorted(table.items())
+        ]
+        known = [replica for replicas in sets if address in replicas for replica in replicas]
+        if known:
+            return sorted(known, key=lambda replica: replica != address), True
+        return [replicas[0] for replicas in sets if replicas], False
 
     async def by_unique_key(self, topic: str, message_id: str) -> list[MessageView]:
         """Messages with this sender's id, oldest first (mqadmin queryMsgByUniqueKey)."""

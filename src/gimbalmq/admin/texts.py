@@ -47,3 +47,13 @@ def moment(ms: int) -> str:
     if ms <= 0:
         return "-"
     return datetime.fromtimestamp(ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def size(count: int) -> str:
+    """Bytes as people read them: ``0 B``, ``1.5 KiB``."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -140,7 +140,7 @@ class TopicAdmin:
         """
         if not 1 <= queues <= 65_536:
             raise ConfigError("queues", queues, "use 1 to 65536")
-        places = await self._at.brokers_of(topic)
+        places = await self._at.writers_of(topic)
         for address in places.values():
             try:
                 tables = await management.all_topic_configs(self._at.caller, address)
@@ -159,8 +159,9 @@ class TopicAdmin:
 
         Raises:
             TopicRouteNotFoundError: nobody has it.
+            StateError: a broker that has it has no master.
         """
-        places = await self._at.brokers_of(topic)
+        places = await self._at.writers_of(topic)
         if cluster is not None:
             masters = await self._at.masters(cluster=cluster)
             places = {name: address for name, address in places.items() if name in masters}

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
+from gimbalmq._steps import run_through
 from gimbalmq.access.access import Access
 from gimbalmq.access.gate import Gate
 from gimbalmq.access.needs import NeedTable
@@ -24,12 +25,15 @@ from gimbalmq.broker.handlers.admin_broker import BrokerAdminHandlers
 from gimbalmq.broker.handlers.admin_groups import GroupAdminHandlers
 from gimbalmq.broker.handlers.admin_topics import TopicAdminHandlers
 from gimbalmq.broker.handlers.clients import ClientHandlers
+from gimbalmq.broker.handlers.controller import ControllerHandlers
 from gimbalmq.broker.handlers.offsets import OffsetHandlers
 from gimbalmq.broker.handlers.pull import PullHandlers
 from gimbalmq.broker.handlers.query import QueryHandlers
+from gimbalmq.broker.handlers.replication import ReplicationHandlers
 from gimbalmq.broker.handlers.send import SendHandlers
 from gimbalmq.broker.handlers.send_back import SendBackHandlers
 from gimbalmq.broker.handlers.send_fast import FastSendHandlers
+from gimbalmq.broker.handlers.tables import TableHandlers
 from gimbalmq.broker.json_file import TableThread
 from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.longpoll import LongPoll
@@ -37,6 +41,18 @@ from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.broker.metrics import MetricsServer
 from gimbalmq.broker.redelivery import Deliverer
 from gimbalmq.broker.registration import Registrar
+from gimbalmq.broker.replication.acknowledging import Acknowledging
+from gimbalmq.broker.replication.controller_mode import ControllerMode
+from gimbalmq.broker.replication.progress import CopiedProgress
+from gimbalmq.broker.replication.reading import ReadRules
+from gimbalmq.broker.replication.refusals import SlaveRefusals
+from gimbalmq.broker.replication.replication import Replication
+from gimbalmq.broker.replication.role import Role, Roles
+from gimbalmq.broker.replication.role_file import RoleFile
+from gimbalmq.broker.replication.services import MasterServices
+from gimbalmq.broker.replication.source import HaSource
+from gimbalmq.broker.replication.tables import TableCopies
+from gimbalmq.broker.request_modes import RequestModes
 from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
 from gimbalmq.broker.stored import stored_topic
 from gimbalmq.broker.timers import SAVE_SECONDS, Timers
@@ -45,9 +61,8 @@ from gimbalmq.broker.upkeep import Upkeep
 from gimbalmq.broker.writer import Writer
 from gimbalmq.errors import ConfigError, ListenError, StateError, StoreError
 from gimbalmq.model.ids import UniqueIdGenerator
-from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.protocol.signing import Signer
-from gimbalmq.store.consumequeue import MAX_QUEUES, QueueLog
+from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.files import Files
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.store.results import RecoveryReport
@@ -112,6 +127,11 @@ class Broker:
         return self._server.port
 
     @property
+    def ha_port(self) -> int:
+        """The port that slaves copy the log from."""
+        return self.source.port
+
+    @property
     def address(self) -> str:
         """Where clients reach it, as the name servers are told."""
         return f"{self.live.now.broker_ip1}:{self.port}"
@@ -144,8 +164,13 @@ class Broker:
                     token=config.read_metrics_token(),
                 )
             await self._start_fast_port(config)
+            await self.replication.listen(self.live.now)
+            await self.replication.require_place(self.address)
             self._schedule()
-            await self._registration.start(self.address)
+            await self._registration.start(self.address, self.replication.ha_address)
+            await self.replication.start()
+            if self.controller_mode is not None:
+                await self.controller_mode.start()
         except BaseException:
             await self.close()
             raise
@@ -159,30 +184,54 @@ class Broker:
         self.store = MessageStore(store_config, clock, self._files)
         self.recovery = self.store.load()
         try:
-            self.stats = Stats(clock, config.max_stats_items)
             self._tables = TableThread(self._files)
+            role_file = RoleFile(folder, self._files, self._tables, config)
+            live.now = config = role_file.load(config)
+            self.roles = Roles(Role.configured(config))
+            self.stats = Stats(clock, config.max_stats_items)
             self.topics = Topics(folder, live, clock, self._tables)
             self.groups = Groups(folder, live, clock, self._tables)
-            self.offsets = ConsumerOffsets(folder, self._tables, live)
+            self.offsets = ConsumerOffsets(folder, self._tables, live, clock)
+            self.request_modes = RequestModes(folder, self._tables)
             self.consumers = Consumers(clock)
             self.producers = Producers(clock)
             self.locks = QueueLocks(clock, live=live)
             self.long_poll = LongPoll(self._tags_since, live)
             self.commit = GroupCommit(self.store)
+            self.source = HaSource(self.store, live, self._network, clock)
+            self.acknowledging = Acknowledging(live, self.commit, self.source.acks)
             self._turns = Turns(clock)
             self.upkeep = Upkeep(self.store, self.commit, self._turns, live, clock)
             self.writer = Writer(self.store, live, self.long_poll, self.stats, clock, self.commit)
             deliverer = Deliverer(self.store, self.writer, self._queues_of)
             self.delays = DelayLevels(folder, self.store, self.writer, deliverer, clock)
             self.timers = Timers(self.store_path, self.store, deliverer, self.stats, clock)
-            self.store.keepers += [self.delays.keep, self.timers.keep]
+            self.store.keepers += [self._keep, self.delays.keep, self.timers.keep]
             self.transactions = Transactions(
                 self.store, self.writer, self.producers, self.offsets, self._turns, live, store_host, clock
             )
-            for part in (self.topics, self.groups, self.offsets, self.delays, self.timers, self.transactions):
+            services = MasterServices(
+                self.store,
+                self.topics,
+                self.offsets,
+                self.locks,
+                self.delays,
+                self.timers,
+                self.transactions,
+            )
+            for part in (
+                self.topics,
+                self.groups,
+                self.offsets,
+                self.request_modes,
+                self.delays,
+                self.timers,
+            ):
                 part.load()
-            self.offsets.clamp(self._end_of)
-            self._adopt_orphans()
+            if self.roles.is_master:
+                run_through(services.go_on())
+            else:
+                self.store.follow()
             self.access = self._shared_access or self._own_access(config, folder)
             needs = NeedTable.of_broker(Rules(config.authorization_rules), config.broker_cluster_name)
             needs.topic_at = partial(stored_topic, self.store)
@@ -196,7 +245,57 @@ class Broker:
         inner = self.access.inner
         signer = None if inner is None else Signer(inner.name, inner.secret)
         self._pool = ChannelPool(network=self._network, tls=self._tls.client, signer=signer)
-        self._registration = Registrar(self._pool, self.topics, live, self._tasks)
+        self._registration = Registrar(self._pool, self.topics, live, self._tasks, self.roles)
+        progress = CopiedProgress(self.store, self.offsets, self.delays, self.timers)
+        self.replication = Replication(
+            self.store,
+            live,
+            self._network,
+            self._pool,
+            clock,
+            self._turns,
+            self.roles,
+            role_file,
+            self._registration,
+            services,
+            progress,
+            self.topics,
+            self.groups,
+            self.long_poll,
+            self.source,
+            self.writer.arrived,
+        )
+        self.copies = TableCopies(
+            self.store,
+            self.topics,
+            self.groups,
+            self.offsets,
+            self.request_modes,
+            progress,
+            self.access,
+            self.stats,
+            self._pool,
+            self._turns,
+            live,
+            clock,
+        )
+        self.replication.on_copying.append(self.copies.aim)
+        self.controller_mode: ControllerMode | None = None
+        if config.enable_controller_mode:
+            self.controller_mode = ControllerMode(
+                self.store,
+                live,
+                clock,
+                self._files,
+                self._tables,
+                self._pool,
+                self.replication,
+                self.acknowledging,
+                self.writer,
+                self.long_poll,
+                self.address,
+                self.recovery.clean,
+            )
         self.metrics = MetricsServer(
             self.store,
             self.stats,
@@ -206,6 +305,7 @@ class Broker:
             self.producers,
             self.long_poll,
             self._turns,
+            self.replication,
             self._watchdog,
         )
         unique_ids = UniqueIdGenerator(store_host[:-4], os.getpid(), id(self) & 0x7FFFFFFF)
@@ -231,7 +331,7 @@ class Broker:
                 creations,
                 self.locks,
                 self.transactions,
-                self.commit,
+                self.acknowledging,
                 live,
                 self.stats,
                 store_host,
@@ -240,7 +340,7 @@ class Broker:
                 clock,
             ),
             FastSendHandlers(
-                self.store, self.writer, self.topics, self.commit, live, self.stats, store_host, gate
+                self.store, self.writer, self.topics, self.acknowledging, live, self.stats, store_host, gate
             ),
             SendBackHandlers(
                 self.store,
@@ -263,6 +363,7 @@ class Broker:
                 self.long_poll,
                 live,
                 self.stats,
+                ReadRules(live, self.roles),
                 gate,
             ),
             clients,
@@ -277,7 +378,7 @@ class Broker:
                 self.stats,
                 self._turns,
                 self._registration.announced,
-                self.commit.wait,
+                self.acknowledging,
             ),
             GroupAdminHandlers(
                 self.store,
@@ -292,6 +393,17 @@ class Broker:
                 self.stats,
                 self._turns,
             ),
+            ReplicationHandlers(self.store, self.replication, live, lambda: self.address),
+            TableHandlers(
+                self.store,
+                self.topics,
+                self.groups,
+                self.offsets,
+                self.delays,
+                self.timers,
+                self.request_modes,
+                self._turns,
+            ),
             BrokerAdminHandlers(
                 self.store,
                 live,
@@ -301,10 +413,13 @@ class Broker:
                 self.long_poll,
                 self.upkeep,
                 clock,
+                self.replication,
                 self._watchdog,
             ),
+            ControllerHandlers(self.controller_mode),
         ):
             family.register(self.handlers)
+        SlaveRefusals(self.roles, live, lambda: self.replication.master_address).install(self.handlers)
         self.access.guard(
             self.handlers,
             gate,
@@ -321,23 +436,12 @@ class Broker:
         entries = self.store.entries(queue.topic, queue.queue_id, offset, queue.max_offset - offset)
         return [tags_code for _, _, tags_code in entries]
 
-    def _end_of(self, topic: str, queue_id: int) -> int:
-        queue = self.store.find_queue(topic, queue_id)
-        return 0 if queue is None else queue.max_offset
+    def _keep(self, limit: int) -> int:
+        return self.replication.keep(limit)
 
     def _queues_of(self, topic: str) -> int:
         found = self.topics.find(topic)
         return 0 if found is None else max(found.read_queue_nums, found.write_queue_nums)
-
-    def _adopt_orphans(self) -> None:
-        """A topic with messages but no configuration (a crash just after it was made) gets one."""
-        for topic in self.store.topics():
-            if topic not in self.topics:
-                count = min(max(self.store.queue_ids(topic), default=0) + 1, MAX_QUEUES)
-                log.warning("topic %s has messages but no configuration; given %d queues", topic, count)
-                self.topics.adopt(
-                    TopicConfig(topic_name=topic, read_queue_nums=count, write_queue_nums=count)
-                )
 
     async def _start_fast_port(self, config: BrokerConfig) -> None:
         """Old clients send to port - 2; without it everybody else still works."""
@@ -421,6 +525,7 @@ class Broker:
         for save in (
             self.topics.saving.finish,
             self.groups.saving.finish,
+            self.request_modes.saving.finish,
             self._close_transactions,
             self.offsets.finish,
             self._close_delays,
@@ -449,7 +554,7 @@ class Broker:
         self._started = False
         await self.metrics.close()
         self.topics.changed = None
-        for saving in (self.topics.saving, self.groups.saving, self.offsets):
+        for saving in (self.topics.saving, self.groups.saving, self.request_modes.saving, self.offsets):
             await saving.abandon()
         for server in (self._server, self._fast_server):
             server.abort_all()
@@ -463,6 +568,10 @@ class Broker:
     async def _stop_serving(self) -> None:
         await self._server.close()
         await self._fast_server.close()
+        await self.copies.close()
+        if self.controller_mode is not None:
+            await self.controller_mode.close()
+        await self.replication.close()
         await self._tasks.close()
         await self._pool.close()
         await self.upkeep.close()

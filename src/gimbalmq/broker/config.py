@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gimbalmq._options import key_of, option
 from gimbalmq.access.config import AccessConfig
+from gimbalmq.broker.replication.config import ReplicationOptions
 from gimbalmq.errors import ConfigError
 from gimbalmq.model import topics
 from gimbalmq.model.ids import pack_host
@@ -33,22 +34,13 @@ _TOKEN_LETTERS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class BrokerConfig(StoreOptions, ServerConfig, AccessConfig):
+class BrokerConfig(ReplicationOptions, StoreOptions, ServerConfig, AccessConfig):
     """Options of a Broker; defaults are Apache's unless the meaning says "ours"."""
 
     broker_cluster_name: str = option("DefaultCluster", "cluster the broker belongs to", fixed=True)
     broker_name: str = option("broker-a", "name of the broker; unique in its cluster", fixed=True)
-    broker_id: int = option(0, "0, a master; other values are refused", between=(0, 0), fixed=True)
-    broker_role: str = option(
-        "ASYNC_MASTER",
-        "there is no replication yet: a master does not wait for replicas, and `SLAVE` is refused",
-        choices=("ASYNC_MASTER", "SYNC_MASTER"),
-        fixed=True,
-    )
     broker_ip1: str = option("127.0.0.1", "address clients are told", key="brokerIP1", fixed=True)
-    broker_ip2: str = option(
-        "127.0.0.1", "address replicas would be told; kept for Apache's tools", key="brokerIP2", fixed=True
-    )
+    broker_ip2: str = option("127.0.0.1", "address slaves are told", key="brokerIP2", fixed=True)
     listen_port: int = option(
         10911,
         "port to listen on; 0 takes a free one. Port - 2 is opened too, for clients before 4.5.1",
@@ -220,15 +212,6 @@ class BrokerConfig(StoreOptions, ServerConfig, AccessConfig):
     )
 
     def check(self) -> None:
-        if self.broker_role.upper() == "SLAVE":
-            raise ConfigError(
-                "brokerRole",
-                self.broker_role,
-                "there is no replication yet, and this broker would serve as one more master: use ASYNC_MASTER and a "
-                "brokerName of its own, or run Apache's broker as the slave of Apache's master",
-            )
-        if self.broker_id != 0:
-            raise ConfigError("brokerId", self.broker_id, "this broker is always a master, whose id is 0")
         super().check()
         for name in ("broker_cluster_name", "broker_name"):
             problem = topics.broker_problem(getattr(self, name))
@@ -278,6 +261,7 @@ class BrokerConfig(StoreOptions, ServerConfig, AccessConfig):
             message_index_enable=self.message_index_enable,
             index_slots=self.max_hash_slot_num,
             index_entries=self.max_index_num,
+            memory_ratio=self.access_message_in_memory_max_ratio / 100,
             delay_levels_ms=parse_delay_levels(self.message_delay_level),
             queue_file_descriptors=descriptors.queue_files,
             log_files_open=descriptors.log_files,
@@ -310,6 +294,11 @@ class LiveConfig:
         Raises:
             ConfigError: a value is wrong, or the key can only be set at the start.
         """
-        self.now, unknown = self.now.changed(properties)
-        self.version += 1
+        config, unknown = self.now.changed(properties)
+        self.swap(config)
         return unknown
+
+    def swap(self, config: BrokerConfig) -> None:
+        """Puts another configuration in force."""
+        self.now = config
+        self.version += 1

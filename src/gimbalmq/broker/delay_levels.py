@@ -8,17 +8,21 @@ delivered since the offsets were saved (``store/marks``).
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gimbalmq._clock import Clock
+from gimbalmq._steps import Steps
 from gimbalmq.broker.json_file import JsonFile
 from gimbalmq.broker.redelivery import Deliverer, waiting_copy
+from gimbalmq.broker.versions import next_version
 from gimbalmq.broker.writer import Draft, Writer
 from gimbalmq.errors import StoreError
 from gimbalmq.model import topics
 from gimbalmq.model.queue_entry import FILLER_SIZE
 from gimbalmq.model.record import decode_record
+from gimbalmq.protocol.bodies import DataVersion
 from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.message_store import MessageStore
 
@@ -36,6 +40,15 @@ def _read(document: Any) -> tuple[dict[int, int], int]:
     return table, int(document.get("marksFrom", -1))
 
 
+def _read_all(document: Any) -> tuple[dict[int, int], int, DataVersion]:
+    version = document.get("dataVersion") or {}
+    return *_read(document), version if isinstance(version, DataVersion) else DataVersion.of(version)
+
+
+def _written(offsets: dict[int, int]) -> dict[str, int]:
+    return {str(level): offsets[level] for level in sorted(offsets)}
+
+
 class DelayLevels:
     """The levels of messageDelayLevel (Java: ScheduleMessageService)."""
 
@@ -48,7 +61,13 @@ class DelayLevels:
         self._deliverer = deliverer
         self._clock = clock
         self._offsets: dict[int, int] = {}
+        self._version = DataVersion(timestamp=clock.wall_ms())
+        self._versioned: dict[int, int] = {}
+        """The offsets of that version."""
         self._saved: tuple[dict[int, int], int] = ({}, -1)
+        self._rests_from: int | None = None
+        """Set while nothing is delivered here: marks of what the master has delivered beyond ``_offsets`` lie in the
+        log from there on."""
         self._delivered: set[int] = set()
         """Commit-log offsets of messages delivered before the last crash, as far as offsets do not say so."""
         self._check_until: dict[int, int] = {}
@@ -62,15 +81,72 @@ class DelayLevels:
         """What waits before this offset of the log is to be put again; 0 if nothing is."""
 
     def load(self) -> None:
-        self._offsets, marks_from = self._file.load(_read) or ({}, -1)
+        """Takes up the note of the folder; nothing is delivered before ``go_on``."""
+        loaded = self._file.load(_read_all)
+        if loaded is not None:
+            self._take(loaded)
+        self._rests_from = self._saved[1]
+
+    def _take(self, progress: tuple[dict[int, int], int, DataVersion]) -> None:
+        self._offsets, marks_from, self._version = progress
+        self._versioned = dict(self._offsets)
         self._saved = (dict(self._offsets), marks_from)
-        if marks_from >= 0:
-            self._find_marks(marks_from)
-        else:
+
+    def go_on(self, *, promoted: bool = False) -> Steps[None]:
+        """Finds out what has been delivered already, in steps; then ``tick`` delivers the rest.
+
+        Args:
+            promoted: this was a slave. If it has never heard how far its master had come, the whole log tells.
+        """
+        assert self._rests_from is not None
+        start = max(self._rests_from, 0 if promoted else -1)
+        if start > self._store.max_commitlog_offset:
+            # The log was cut: what is noted as delivered may have gone with its end. The log tells.
+            self._offsets, start, promoted = {}, 0, True
+        self._delivered.clear()
+        self._check_until.clear()
+        if start >= 0:
+            yield from self._find_marks(start)
+        self._rests_from = None
+        if start < 0 or promoted:
+            self._saved = (dict(self._offsets), start)
             self._note_marks()
 
-    def _find_marks(self, start: int) -> None:
-        for _, source in self._store.marks_since(start):
+    def rest(self) -> None:
+        """Delivers nothing from now on; somebody else may."""
+        if self._rests_from is None:
+            self._rests_from = self._marks_from()
+        self._set_back.clear()
+        self._moved_from = self._moved_end = self._move_to = 0
+
+    @property
+    def version(self) -> DataVersion:
+        """Of the offsets as they are now; it grows when somebody asks for it and they have changed."""
+        if self._versioned != self._offsets:
+            self._versioned = dict(self._offsets)
+            self._version = next_version(self._version, self._clock)
+        return self._version
+
+    def new_term(self, state_version: int) -> None:
+        """The broker was made master by a controller: its offsets are newer than those of any master before it."""
+        self._version = next_version(self.version, self._clock, state_version)
+
+    def copy(self, document: Mapping[str, object]) -> None:
+        """While it rests: takes the progress of the master, whose log this broker has, in the place of its own.
+
+        It is what is saved from now on, and what ``go_on`` goes on from. What the master delivered later has marks from
+        ``marksFrom`` on.
+        """
+        assert self._rests_from is not None, "only one that rests may be told"
+        self._take(_read_all(document))
+        self._rests_from = self._saved[1]
+
+    def _find_marks(self, start: int) -> Steps[None]:
+        for found in self._store.marks_since(start):
+            if found is None:
+                yield
+                continue
+            source = found[1]
             raw = self._store.record_at(source)
             record = None if raw is None else decode_record(raw)
             if record is None or record.topic != topics.SCHEDULE_TOPIC:
@@ -90,19 +166,17 @@ class DelayLevels:
     def document(self) -> dict[str, object]:
         """To be saved as soon as the commit log is durable up to where it is now."""
         offsets = {level: self._offsets[level] for level in sorted(self._offsets)}
-        marks_from = self._store.max_commitlog_offset
+        marks_from = self._marks_from() if self._rests_from is None else self._rests_from
+        return {"dataVersion": self.version, "marksFrom": marks_from, "offsetTable": _written(offsets)}
+
+    def _marks_from(self) -> int:
+        """From where on the log has to be looked through for deliveries that the offsets do not tell."""
         if self._check_until:
-            marks_from = self._saved[
-                1
-            ]  # the offsets have not passed all that was delivered before the last crash
-        elif (
-            offsets == self._saved[0] and self._saved[1] >= 0 and marks_from - self._saved[1] < _MARKS_BEHIND
-        ):
-            marks_from = self._saved[1]  # not worth a write
-        return {
-            "marksFrom": marks_from,
-            "offsetTable": {str(level): offset for level, offset in offsets.items()},
-        }
+            return self._saved[1]  # the offsets have not passed all that was delivered before the last crash
+        end, (offsets, marks_from) = self._store.max_commitlog_offset, self._saved
+        if self._offsets == offsets and marks_from >= 0 and end - marks_from < _MARKS_BEHIND:
+            return marks_from  # not worth a write
+        return end
 
     def save(self, document: dict[str, object]) -> None:
         self._file.save(document)
@@ -125,7 +199,7 @@ class DelayLevels:
 
     def tick(self) -> bool:
         """Delivers what has fallen due, for a few milliseconds at most; True if more may be due now."""
-        if self._saved[1] < 0:
+        if self._rests_from is not None or self._saved[1] < 0:
             return False  # the next save says that marks tell what was delivered
         more = self._deliver_due()
         return self._move_on() or more
@@ -208,6 +282,8 @@ class DelayLevels:
         What waits below is put again, in this and the next ticks, as a timer for the same moment, which can wait
         further on in the log; its old place may go when that is durable.
         """
+        if self._rests_from is not None:
+            return limit
         if self._store.flushed_offset >= self._moved_end:
             self._moved_from = limit
         self._move_to = limit

@@ -111,6 +111,12 @@ class QueueLocks:
         now = self._clock.monotonic()
         return any(now - since <= self._live_seconds for _, since in self._held.get(group, {}).values())
 
+    def forget_all(self) -> None:
+        """As after a restart: somebody else gives locks from now on, or we do again."""
+        self._held.clear()
+        self._by_age.clear()
+        self._began = self._clock.monotonic()
+
     def forget(self, group: str) -> None:
         for queue in list(self._held.get(group, ())):
             self._drop(group, queue)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from gimbalmq._clock import Clock
+from gimbalmq._clock import SYSTEM_CLOCK, Clock
+from gimbalmq._steps import Steps
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.json_file import Document, Saving, TableThread
 from gimbalmq.broker.pairs import Pairs, bytes_of
 from gimbalmq.broker.values import check_topic, mend_group, mend_topic
+from gimbalmq.broker.versions import History, next_version
 from gimbalmq.errors import InvalidParameterError, SubscriptionGroupNotExistError, TableFullError
 from gimbalmq.model import topics as names
 from gimbalmq.model.flags import PERM_INHERIT, PERM_READ, PERM_WRITE
@@ -29,13 +31,8 @@ UNIT_SUB_FLAG = 2
 _READ_WRITE = PERM_READ | PERM_WRITE
 MAX_QUEUE_OFFSET = (1 << 63) - 1
 _MOVES_LOGGED = 20
+_PAIRS_AT_ONCE = 256
 _NONE: dict[int, int] = {}
-
-
-def _next_version(version: DataVersion, clock: Clock) -> DataVersion:
-    return DataVersion(
-        counter=version.counter + 1, state_version=version.state_version, timestamp=clock.wall_ms()
-    )
 
 
 def _view(table: dict[str, T]) -> Rows:
@@ -51,6 +48,9 @@ class Topics:
 
     Attributes:
         generation: grows with every change, so that caches of others know when to forget.
+        history: which topics changed with the last versions.
+        is_copy: the table is a master's, and only ``replace`` and ``follow`` change it. What clients would have created
+            here they have created there, too.
     """
 
     def __init__(
@@ -62,6 +62,8 @@ class Topics:
         self._table: dict[str, TopicConfig] = {}
         self.version = DataVersion(timestamp=clock.wall_ms())
         self.generation = 0
+        self.history: History[str] = History()
+        self.is_copy = False
         self.changed: Callable[[list[TopicConfig]], None] | None = None
         """Told of every change, so that the name servers learn of it at once."""
 
@@ -120,8 +122,35 @@ class Topics:
     def remove(self, topic: str) -> bool:
         if self._table.pop(topic, None) is None:
             return False
-        self._touch([])
+        self._touch([], removed=[topic])
         return True
+
+    def replace(self, table: dict[str, TopicConfig], version: DataVersion) -> list[str]:
+        """Takes another broker's table in the place of this one, with its version; the topics that are gone by that."""
+        for config in _system_topics(self._live.now):
+            table.setdefault(config.topic_name, config)
+        gone = [topic for topic in self._table if topic not in table]
+        before, self._table = self._table, table
+        self.history.clear()
+        self._became(version, [new for name, new in table.items() if before.get(name) != new], bool(gone))
+        return gone
+
+    def follow(self, changed: dict[str, TopicConfig], removed: Iterable[str], version: DataVersion) -> None:
+        """Takes the changes that led another broker's table from this one's version to the given one."""
+        gone = [topic for topic in removed if self._table.pop(topic, None) is not None]
+        self._table.update(changed)
+        self.history.note(self.version, [*changed, *gone])
+        self._became(version, list(changed.values()), bool(gone))
+
+    def _became(self, version: DataVersion, changed: list[TopicConfig], some_gone: bool) -> None:
+        self.version = version
+        self.generation += 1
+        self.saving.soon()
+        if self.changed is not None:
+            if changed:
+                self.changed(changed)
+            if some_gone:
+                self.changed([])
 
     def ensure(self, topic: str, queue_count: int, perm: int = _READ_WRITE, sys_flag: int = 0) -> TopicConfig:
         """The topic as it is, or a new one of this shape.
@@ -144,7 +173,8 @@ class Topics:
                 topic_sys_flag=sys_flag,
             )
             check_topic(found)
-            self.put(found)
+            if not self.is_copy:
+                self.put(found)
         return found
 
     def create_for_send(
@@ -161,6 +191,8 @@ class Topics:
 
     def mark_ordered(self, ordered: Iterable[str]) -> None:
         """Topics the name servers' order configuration lists."""
+        if self.is_copy:
+            return  # its master is told the same
         changed = []
         for topic in ordered:
             config = self._table.get(topic)
@@ -169,8 +201,15 @@ class Topics:
         if changed:
             self._take(changed)
 
-    def _touch(self, configs: list[TopicConfig]) -> None:
-        self.version = _next_version(self.version, self._clock)
+    def new_term(self, state_version: int) -> None:
+        """The broker was made master by a controller: from here on its table is newer than that of any before it."""
+        before, self.version = self.version, next_version(self.version, self._clock, state_version)
+        self.history.note(before, ())
+        self.saving.soon()
+
+    def _touch(self, configs: list[TopicConfig], removed: Iterable[str] = ()) -> None:
+        before, self.version = self.version, next_version(self.version, self._clock)
+        self.history.note(before, [*(config.topic_name for config in configs), *removed])
         self.generation += 1
         self.saving.soon()
         if self.changed is not None:
@@ -214,7 +253,7 @@ def is_reserved_topic(topic: str, config: BrokerConfig) -> bool:
 class Groups:
     """Settings of consumer groups (Java: SubscriptionGroupManager).
 
-    As in ``Topics``, settings in the table are replaced, never changed.
+    As in ``Topics``, settings in the table are replaced, never changed; ``history`` and ``is_copy`` are as there.
     """
 
     def __init__(
@@ -227,6 +266,8 @@ class Groups:
         self._loaded: frozenset[str] = frozenset()
         self._forbidden: dict[str, dict[str, int]] = {}
         self.version = DataVersion(timestamp=clock.wall_ms())
+        self.history: History[str] = History()
+        self.is_copy = False
 
     def load(self) -> None:
         loaded = self.saving.file.load(GroupTable.of)
@@ -265,7 +306,8 @@ class Groups:
             allowed = self._live.now.auto_create_subscription_group
             if allowed or group.startswith(names.SYSTEM_GROUP_PREFIX):
                 found = GroupConfig(group_name=group)
-                self.put(found)
+                if not self.is_copy:
+                    self.put(found)
         return found
 
     def require(self, group: str) -> GroupConfig:
@@ -304,14 +346,48 @@ class Groups:
             )
         for config in configs:
             self._table[config.group_name] = config
-        self._touch()
+        self._touch(*(config.group_name for config in configs))
 
     def remove(self, group: str) -> bool:
         removed = self._table.pop(group, None) is not None
         self._forbidden.pop(group, None)
         if removed:
-            self._touch()
+            self._touch(group)
         return removed
+
+    def forbidden(self, group: str) -> dict[str, int] | None:
+        """The topics that the group may not read; None if there is none."""
+        return self._forbidden.get(group)
+
+    def replace(
+        self, table: dict[str, GroupConfig], forbidden: dict[str, dict[str, int]], version: DataVersion
+    ) -> None:
+        """Takes another broker's table in the place of this one, with its version."""
+        for group in names.BUILT_IN_GROUPS:
+            table.setdefault(group, GroupConfig(group_name=group))
+        self._table, self._forbidden = table, forbidden
+        self.history.clear()
+        self.version = version
+        self.saving.soon()
+
+    def follow(
+        self,
+        changed: dict[str, GroupConfig],
+        forbidden: dict[str, dict[str, int]],
+        removed: Iterable[str],
+        version: DataVersion,
+    ) -> None:
+        """Takes the changes that led another broker's table from this one's version to the given one."""
+        gone = list(removed)
+        for group in (*changed, *gone):
+            self._forbidden.pop(group, None)
+        for group in gone:
+            self._table.pop(group, None)
+        self._table.update(changed)
+        self._forbidden.update(forbidden)
+        self.history.note(self.version, [*changed, *gone])
+        self.version = version
+        self.saving.soon()
 
     def set_readable(self, group: str, topic: str, readable: bool) -> None:
         """Opens or shuts a topic for one group (bit 0 of its forbidden mask)."""
@@ -322,22 +398,33 @@ class Groups:
                 self._forbidden.pop(group, None)
         else:
             self._forbidden.setdefault(group, {})[topic] = 1
-        self._touch()
+        self._touch(group)
 
     def may_read(self, group: str, topic: str) -> bool:
         return not self._forbidden.get(group, {}).get(topic, 0) & 1
 
-    def _touch(self) -> None:
-        self.version = _next_version(self.version, self._clock)
+    def new_term(self, state_version: int) -> None:
+        """As of ``Topics``."""
+        before, self.version = self.version, next_version(self.version, self._clock, state_version)
+        self.history.note(before, ())
+        self.saving.soon()
+
+    def _touch(self, *groups: str) -> None:
+        before, self.version = self.version, next_version(self.version, self._clock)
+        self.history.note(before, groups)
         self.saving.soon()
 
 
-def _read_offsets(document: Any) -> dict[tuple[str, str], dict[int, int]]:
+def _read_offsets(document: Any) -> tuple[dict[tuple[str, str], dict[int, int]], DataVersion]:
     table = {}
     for key, offsets in (document.get("offsetTable") or {}).items():
         topic, _, group = key.partition("@")
         table[topic, group] = {int(queue): int(offset) for queue, offset in offsets.items()}
-    return table
+    return table, DataVersion.of(document.get("dataVersion") or {})
+
+
+_UNASKED_SAVES = 20
+"""After so many saves without a slave's question nobody notes which offsets change."""
 
 
 class ConsumerOffsets:
@@ -345,12 +432,26 @@ class ConsumerOffsets:
 
     Last writer wins. A reset leaves a mark: until the queue's next pull, commits are
     accepted but change nothing, and that pull is sent to the reset place.
+
+    The version grows when somebody asks for it and offsets have changed since, not with each of them.
     """
 
     def __init__(
-        self, folder: Path, thread: TableThread | None = None, live: LiveConfig | None = None
+        self,
+        folder: Path,
+        thread: TableThread | None = None,
+        live: LiveConfig | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._live = live or LiveConfig(BrokerConfig())
+        self._clock = clock
+        self._version = DataVersion(timestamp=clock.wall_ms())
+        self._has_moved = False
+        """Something has changed since the version."""
+        self._moved: set[tuple[str, str]] | None = None
+        """What has; None if no slave follows these changes."""
+        self._history: History[tuple[str, str]] = History(200_000)
+        self._unasked = 0
         self._saving = Saving(folder / "consumerOffset.json", self._rows, thread, delay=0)
         self._committed = Pairs()
         self._pulled = Pairs()
@@ -359,8 +460,75 @@ class ConsumerOffsets:
         self._is_full = False
 
     def load(self) -> None:
-        for (topic, group), offsets in (self._saving.file.load(_read_offsets) or {}).items():
+        loaded = self._saving.file.load(_read_offsets)
+        if loaded is None:
+            return
+        table, self._version = loaded
+        for (topic, group), offsets in table.items():
             self._committed.put_all(topic, group, offsets)
+
+    @property
+    def version(self) -> DataVersion:
+        """Of the table as it is now."""
+        if self._has_moved:
+            self._has_moved = False
+            before, self._version = self._version, next_version(self._version, self._clock)
+            if self._moved is not None:
+                self._history.note(before, self._moved)
+                self._moved = set()
+        return self._version
+
+    def new_term(self, state_version: int) -> None:
+        """As of ``Topics``."""
+        before = self.version
+        self._version = next_version(before, self._clock, state_version)
+        self._history.note(before, ())
+        self._dirty = True
+
+    def changes_since(self, version: DataVersion) -> Set[tuple[str, str]] | None:
+        """Topics and groups whose offsets have changed up to the present version; None if nobody has noted which.
+
+        From now on that is noted, as long as somebody asks now and then.
+        """
+        now = self.version
+        self._unasked = 0
+        if self._moved is None:
+            self._moved = set()
+        return self._history.since(version, now)
+
+    def row(self, topic: str, group: str) -> dict[str, int]:
+        """Offsets by queue, as they are written; empty if there are none."""
+        offsets = self._committed.table.get((topic, group), _NONE)
+        return {str(queue): offset for queue, offset in sorted(offsets.items())}
+
+    def replace(self, table: Pairs, version: DataVersion) -> None:
+        """Takes another broker's table in the place of this one, with its version. Marks of resets go with it."""
+        self._committed = table
+        self._resets = Pairs()
+        self._history.clear()
+        self._became(version)
+
+    def follow(self, rows: dict[tuple[str, str], dict[int, int]], version: DataVersion) -> None:
+        """Takes the rows that differ between another broker's version and this one's; one without offsets is gone."""
+        for (topic, group), offsets in rows.items():
+            if offsets:
+                self._committed.put_all(topic, group, offsets)
+            else:
+                self._committed.drop(topic, group)
+        self._history.note(self.version, rows)
+        self._became(version)
+
+    def take(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Notes an offset of the master's table that had to wait; that makes this table no other one."""
+        self._committed.put(topic, group, queue_id, offset)
+        self._dirty = True
+
+    def _became(self, version: DataVersion) -> None:
+        self._version = version
+        self._has_moved = False
+        if self._moved is not None:
+            self._moved = set()
+        self._dirty = True
 
     @property
     def size(self) -> int:
@@ -369,6 +537,11 @@ class ConsumerOffsets:
 
     def save(self) -> None:
         """What was committed so far will be in the file shortly."""
+        if self._moved is not None:
+            self._unasked += 1
+            if self._unasked > _UNASKED_SAVES:
+                self._moved = None
+                self._history.clear()
         if self._dirty:
             self._dirty = False
             self._saving.soon()
@@ -386,10 +559,11 @@ class ConsumerOffsets:
         table = self._committed.table
         tables = zip(list(table), list(table.values()), strict=True)
         return {
+            "dataVersion": self.version,
             "offsetTable": Rows(
                 (f"{topic}@{group}", dict(sorted(offsets.copy().items())))
                 for (topic, group), offsets in tables
-            )
+            ),
         }
 
     def document(self) -> dict[str, object]:
@@ -400,8 +574,8 @@ class ConsumerOffsets:
         for topic, group, offsets in self._committed.rows():
             yield f"{topic}@{group}", {str(queue): offset for queue, offset in sorted(offsets.items())}
 
-    def clamp(self, newest: Callable[[str, int], int]) -> None:
-        """Moves offsets that are ahead of their queues back, so that nothing is skipped.
+    def clamp(self, newest: Callable[[str, int], int]) -> Steps[None]:
+        """Moves offsets that are ahead of their queues back, in steps, so that nothing is skipped.
 
         After a loss of power the log may lack its last messages, while the offsets of those who had consumed them are
         on disk: new messages get the same offsets again.
@@ -410,13 +584,15 @@ class ConsumerOffsets:
             newest: the offset behind a queue's last message, by topic and queue id.
         """
         moved = 0
-        for (topic, group), offsets in self._committed.table.items():
+        for number, ((topic, group), offsets) in enumerate(list(self._committed.table.items()), 1):
+            if number % _PAIRS_AT_ONCE == 0:
+                yield
             for queue_id, offset in offsets.items():
                 end = newest(topic, queue_id)
                 if offset <= end:
                     continue
                 offsets[queue_id] = end
-                self._dirty = True
+                self._note((topic, group))
                 moved += 1
                 if moved <= _MOVES_LOGGED:
                     log.warning(
@@ -444,13 +620,19 @@ class ConsumerOffsets:
             return
         if self._resets.size and queue_id in self._resets.table.get((topic, group), _NONE):
             return
-        offsets = self._committed.table.get((topic, group))
+        pair = (topic, group)
+        offsets = self._committed.table.get(pair)
         if offsets is not None and queue_id in offsets:
             offsets[queue_id] = offset
         else:
             self._check_room(topic, group, self._committed.needs(topic, group, queue_id))
             self._committed.put(topic, group, queue_id, offset)
-        self._dirty = True
+        self._note(pair)
+
+    def _note(self, pair: tuple[str, str]) -> None:
+        self._dirty = self._has_moved = True
+        if self._moved is not None:
+            self._moved.add(pair)
 
     def _check_room(self, topic: str, group: str, needed: int) -> None:
         if group in names.BUILT_IN_GROUPS and names.is_system_topic(topic):
@@ -518,16 +700,18 @@ class ConsumerOffsets:
             return
         self._check_room(topic, target, bytes_of(offsets))
         self._committed.put_all(topic, target, dict(offsets))
-        self._dirty = True
+        self._note((topic, target))
 
     def forget_group(self, group: str) -> None:
-        if self._committed.forget_group(group):
-            self._dirty = True
+        for topic in self._committed.topics_of(group):
+            self._note((topic, group))
+        self._committed.forget_group(group)
         self._pulled.forget_group(group)
         self._resets.forget_group(group)
 
     def forget_topic(self, topic: str) -> None:
-        if self._committed.forget_topic(topic):
-            self._dirty = True
+        for group in self._committed.groups_of(topic):
+            self._note((topic, group))
+        self._committed.forget_topic(topic)
         self._pulled.forget_topic(topic)
         self._resets.forget_topic(topic)

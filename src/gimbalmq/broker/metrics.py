@@ -16,6 +16,8 @@ from gimbalmq._steps import Steps
 from gimbalmq.broker.clients import Consumers, Producers
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.metadata import ConsumerOffsets, Topics
+from gimbalmq.broker.replication.figures import figures
+from gimbalmq.broker.replication.replication import Replication
 from gimbalmq.broker.stats import Stats
 from gimbalmq.errors import ListenError
 from gimbalmq.store.message_store import MessageStore
@@ -57,6 +59,7 @@ class MetricsServer:
         producers: Producers,
         long_poll: LongPoll,
         turns: Turns,
+        replication: Replication,
         watchdog: LoopWatchdog | None = None,
     ) -> None:
         self._store = store
@@ -67,6 +70,7 @@ class MetricsServer:
         self._producers = producers
         self._long_poll = long_poll
         self._turns = turns
+        self._replication = replication
         self._watchdog = watchdog
         self._server: asyncio.Server | None = None
         self._open: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
@@ -195,6 +199,11 @@ class MetricsServer:
         )
         gauge("storage_dispatch_behind_bytes", "Bytes not yet indexed", store.dispatch_behind_bytes)
         gauge("storage_read_only", "1 while the store refuses writes", store.read_only_reason is not None)
+        replication = self._replication
+        found += [
+            Family("gauge", *figure)
+            for figure in figures(replication.status(), replication.source.acks.waiting)
+        ]
         if (watchdog := self._watchdog) is not None:
             text = "Turns of the event loop that took too long"
             found.append(Family("counter", "loop_pauses", text, (), [((), watchdog.pauses)]))

@@ -94,6 +94,11 @@ class Pairs:
             self._drop(topic, group)
         return bool(groups)
 
+    def drop(self, topic: str, group: str) -> None:
+        """Forgets all that a topic and group have, if anything."""
+        if (topic, group) in self.table:
+            self._drop(topic, group)
+
     def _drop(self, topic: str, group: str) -> None:
         self.size -= bytes_of(self.table.pop((topic, group)))
         for index, outer, inner in ((self._by_group, group, topic), (self._by_topic, topic, group)):

@@ -16,16 +16,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.metadata import Topics
+from gimbalmq.broker.replication.role import Role, Roles
 from gimbalmq.errors import ResponseError, RocketMQError
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import DataVersion, TopicConfig
-from gimbalmq.protocol.headers.nameserver import PART_OF_A_TABLE, BrokerIdentity, RegisterBroker
+from gimbalmq.protocol.headers.nameserver import (
+    PART_OF_A_TABLE,
+    BrokerIdentity,
+    RegisterBroker,
+    RegisterBrokerReply,
+)
 from gimbalmq.rpc import nameserver
 from gimbalmq.transport.channel import Channel
 from gimbalmq.transport.pool import ChannelPool
@@ -64,14 +71,25 @@ class _Announcement:
 
 
 class Registrar:
-    """Java: BrokerOuterAPI.registerBrokerAll and its timer."""
+    """Java: BrokerOuterAPI.registerBrokerAll and its timer.
 
-    def __init__(self, pool: ChannelPool, topics: Topics, live: LiveConfig, tasks: Tasks) -> None:
+    Attributes:
+        address: where clients reach the broker.
+        ha_address: where slaves copy its log.
+        answered: called with a name server's address and its answer, which says who the master is.
+    """
+
+    def __init__(
+        self, pool: ChannelPool, topics: Topics, live: LiveConfig, tasks: Tasks, roles: Roles
+    ) -> None:
         self._pool = pool
         self._topics = topics
         self._live = live
         self._tasks = tasks
+        self._roles = roles
         self.address = ""
+        self.ha_address = ""
+        self.answered: Callable[[str, RegisterBrokerReply], None] | None = None
         self.part_bytes = PART_BYTES
         self._changed: dict[str, TopicConfig] = {}
         self._wake = asyncio.Event()
@@ -82,10 +100,11 @@ class Registrar:
         self._changes = self._changes_told = 0
         self._told = asyncio.Condition()
         self._loop: asyncio.Task[object] | None = None
+        roles.watch(self._role_changed)
 
-    async def start(self, address: str) -> None:
+    async def start(self, address: str, ha_address: str = "") -> None:
         """Registers everywhere once, then keeps doing so in the background."""
-        self.address = address
+        self.address, self.ha_address = address, ha_address
         if not self._live.now.namesrv_addresses:
             return
         # Listens first: what changes while the whole table is on its way must follow it.
@@ -103,6 +122,16 @@ class Registrar:
             # Only the whole table says that a topic is gone; a thousand deletions in a row need few of them.
             self._whole_at = min(self._whole_at, self._last_whole + _AFTER_DELETION_SECONDS)
         self._wake.set()
+
+    def _role_changed(self, before: Role, now: Role) -> None:
+        """All name servers are told the whole table at once, in the name of the new role."""
+        self._known.clear()
+        self._whole_at = 0.0
+        self._wake.set()
+
+    async def ask_for_master(self) -> None:
+        """Has name servers say who the master is: that is in their answers to a registration, here without topics."""
+        await self._everywhere({})
 
     async def announced(self) -> None:
         """Returns when the topics changed so far are in their file and the name servers know them.
@@ -143,6 +172,8 @@ class Registrar:
         await self._everywhere(None)
 
     async def _everywhere(self, changed: dict[str, TopicConfig] | None) -> None:
+        if not self._roles.now.online:
+            return
         covered, version = self._changes, self._topics.version
         whole = _Announcement(version, self._topics.all(), whole=True)
         part = whole if changed is None else _Announcement(version, list(changed.values()), whole=False)
@@ -181,7 +212,7 @@ class Registrar:
 
     async def _send(self, address: str, announcement: _Announcement, *, same: bool) -> None:
         """Raises RocketMQError if the name server did not take all of it; parts after a refused one are sent too."""
-        config = self._live.now
+        config, role = self._live.now, self._roles.now
         refusal: ResponseError | None = None
         if announcement.parts is None:
             announcement.parts = await self._encoded(announcement.topics)
@@ -195,18 +226,21 @@ class Registrar:
                 broker_name=config.broker_name,
                 broker_addr=self.address,
                 cluster_name=config.broker_cluster_name,
-                ha_server_addr=f"{config.broker_ip2}:{int(self.address.rpartition(':')[2]) + 1}",
-                broker_id=config.broker_id,
-                enable_acting_master=False,
+                ha_server_addr=self.ha_address,
+                broker_id=role.broker_id,
+                enable_acting_master=config.enable_slave_acting_master,
                 heartbeat_timeout_millis=config.channel_expired_timeout,
             )
             try:
-                _, order = await nameserver.register_broker(self._pool, address, header, body)
+                reply, order = await nameserver.register_broker(self._pool, address, header, body)
             except ResponseError as error:
                 refusal = error
                 continue
-            if number == len(parts) and order.table:
-                self._topics.mark_ordered(order.table)
+            if number == len(parts) and role == self._roles.now:
+                if self.answered is not None:
+                    self.answered(address, reply)
+                if order.table and role.is_master:
+                    self._topics.mark_ordered(order.table)
         if refusal is not None:
             raise refusal
 
@@ -256,7 +290,7 @@ class Registrar:
             broker_name=config.broker_name,
             broker_addr=self.address,
             cluster_name=config.broker_cluster_name,
-            broker_id=config.broker_id,
+            broker_id=self._roles.now.broker_id,
         )
 
     async def goodbye(self) -> None:

@@ -15,14 +15,17 @@ import heapq
 import logging
 from array import array
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from gimbalmq._clock import Clock
+from gimbalmq._steps import Steps
 from gimbalmq.broker.delay_levels import PIECE_SECONDS
 from gimbalmq.broker.redelivery import Deliverer, waiting_copy
 from gimbalmq.broker.stats import Stats
+from gimbalmq.broker.versions import next_version
 from gimbalmq.broker.writer import Draft
 from gimbalmq.errors import StoreError
 from gimbalmq.model import properties as prop
@@ -30,6 +33,7 @@ from gimbalmq.model import topics
 from gimbalmq.model.javahash import java_hash
 from gimbalmq.model.queue_entry import FILLER_SIZE
 from gimbalmq.model.record import Record, decode_record
+from gimbalmq.protocol.bodies import DataVersion
 from gimbalmq.store.marks import source_of
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.store.timer_files import TimerCheck, TimerFiles
@@ -50,6 +54,8 @@ _SOON_MS = 1_000
 """So little later that it holds up others hardly; what is due after that waits in the wheel if its place is free."""
 _NEIGHBOURS = 60
 _MARKS_BEHIND = 64 << 20
+_READ_BEHIND_MS = 10_000
+"""How much further a master may have come before its slave writes that down."""
 _TIMER_TOPIC = topics.TIMER_TOPIC.encode()
 
 
@@ -90,6 +96,9 @@ class Timers:
         self._known_queue = 0
         """No record of ``_known`` lies at this queue offset or behind it."""
         self._slot: _OpenSlot | None = None
+        self._is_resting = True
+        self._rests: TimerCheck | None = None
+        """While it rests: from where on it would go on; None if nobody has said."""
         self._moved_below = 0
         self._move_to = 0
         self._move_at = 0
@@ -101,6 +110,8 @@ class Timers:
         self._lap_bytes = 0
         self._lap_timers = 0
         self._lap_told = False
+        self._version = DataVersion(timestamp=clock.wall_ms())
+        self._versioned = (0, 0)
 
     def __len__(self) -> int:
         """How many wait."""
@@ -109,14 +120,41 @@ class Timers:
     # -- life --------------------------------------------------------------------------
 
     def load(self) -> None:
-        now = self._clock.wall_ms()
-        check, self._pending = self._files.load()
-        self._second = now // 1000
+        """Takes up the files of the folder; nothing is entered or delivered before ``go_on``."""
+        self._rests, self._pending = self._files.load()
+        self._is_resting = True
+
+    def go_on(self, *, promoted: bool = False) -> Steps[None]:
+        """Finds out what has been delivered already, in steps; then ``tick`` does the rest.
+
+        Args:
+            promoted: this was a slave. If it has never heard how far its master had come, the whole log tells.
+        """
+        check = self._rests
+        if check is None and promoted:
+            check = TimerCheck(marks_from=0)
+        if check is not None and check.marks_from > self._store.max_commitlog_offset:
+            # The log was cut: what is noted as delivered may have gone with its end. The log tells.
+            self._files.empty()
+            self._pending = 0
+            check = TimerCheck(marks_from=0)
+        self._second = self._clock.wall_ms() // 1000
         self._marks_from = self._store.max_commitlog_offset
+        self._known.clear()
+        self._known_from = self._move_marks = -1
+        self._known_until = self._known_queue = self._move_to = self._move_at = 0
         if check is not None:
-            self._go_on_from(check)
+            yield from self._go_on_from(check)
+        self._is_resting, self._rests = False, None
         if check is None or check.marks_from < 0:
             self._note_marks()
+
+    def rest(self) -> None:
+        """Neither enters nor delivers anything from now on; somebody else may."""
+        if not self._is_resting:
+            self._rests = self._check()
+            self._is_resting = True
+            self._slot = None
 
     def _note_marks(self) -> None:
         """From here on marks tell what was delivered; that is noted before the first delivery."""
@@ -131,7 +169,7 @@ class Timers:
             finally:
                 self._files.ended(done)
 
-    def _go_on_from(self, check: TimerCheck) -> None:
+    def _go_on_from(self, check: TimerCheck) -> Steps[None]:
         self._second = check.read_ms // 1000
         self._queue_offset = check.queue_offset
         self._moved_below = check.moved_below
@@ -143,7 +181,7 @@ class Timers:
             self._fill_until = max(check.queue_offset, check.fill_until)
             self._filled_from = check.filled_from_ms or check.read_ms
         if check.marks_from >= 0:
-            self._find_marks(check.marks_from)
+            yield from self._find_marks(check.marks_from)
 
     def _catch_up_queue(self) -> None:
         """The queue offset behind the newest timer of the log, if that is further than the note says."""
@@ -152,9 +190,13 @@ class Timers:
         if record is not None:
             self._queue_offset = max(self._queue_offset, record.queue_offset + 1)
 
-    def _find_marks(self, start: int) -> None:
+    def _find_marks(self, start: int) -> Steps[None]:
         self._marks_from = start
-        for topic, source in self._store.marks_since(start):
+        for found in self._store.marks_since(start):
+            if found is None:
+                yield
+                continue
+            topic, source = found
             record = self._timer_at(source)
             if record is None:
                 continue
@@ -175,7 +217,70 @@ class Timers:
         record = None if raw is None else decode_record(raw)
         return record if record is not None and record.topic == topics.TIMER_TOPIC else None
 
+    # -- replicas ----------------------------------------------------------------------
+
+    def progress(self) -> TimerCheck:
+        """How far timers have come, for a slave; at a slave, how far its master had."""
+        return self._check()
+
+    @property
+    def version(self) -> DataVersion:
+        """Of the progress as it is now; it grows when somebody asks for it and there is some."""
+        check = self._check()
+        if self._versioned != (check.read_ms, check.queue_offset):
+            self._versioned = (check.read_ms, check.queue_offset)
+            self._version = next_version(self._version, self._clock)
+        return self._version
+
+    def copy(self, check: TimerCheck) -> bool:
+        """While it rests: takes the progress of the master, whose log this broker has, in the place of its own.
+
+        The master's wheel is not copied: ``go_on`` fills ours from the queue again.
+
+        Returns:
+            Whether it was taken; not while files are being saved.
+
+        Raises:
+            StoreError: the files cannot be emptied.
+        """
+        assert self._is_resting, "only one that rests may be told"
+        if self._log.end or self._pending:
+            if self._files.is_saving:
+                return False
+            self._files.empty()
+            self._pending = 0
+        self._rests = replace(
+            check,
+            queue_offset=0,
+            log_end=0,
+            fill_until=max(check.queue_offset, check.fill_until),
+            filled_from_ms=check.filled_from_ms or check.read_ms,
+        )
+        return True
+
+    def waiting_by_topic(self, names: Iterable[str]) -> Steps[dict[str, int]]:
+        """How many timers of each of these topics wait."""
+        hashes: dict[int, str] = {}
+        for number, name in enumerate(names, 1):
+            hashes[java_hash(name)] = name
+            if number % 64 == 0:
+                yield
+        counts: dict[str, int] = {}
+        position, steps = self._log.skip_blank(self._log.first), 0
+        while position < self._log.end:
+            unit = self._log.unit(position)
+            topic = None if unit is None else hashes.get(unit.topic)
+            if unit is not None and topic is not None and self._waits(unit.due_ms // 1000, position):
+                counts[topic] = counts.get(topic, 0) + 1
+            position = self._log.after(position)
+            steps += 1
+            if steps % 64 == 0:
+                yield
+        return counts
+
     def _check(self) -> TimerCheck:
+        if self._is_resting:
+            return self._rests or self._files.saved
         needed = [start for start in (self._known_from, self._move_marks) if start >= 0]
         filling = self._queue_offset < self._fill_until
         return TimerCheck(
@@ -211,6 +316,13 @@ class Timers:
     def _worth_saving(self) -> bool:
         """Whether anything came or went, or so much else was stored that looking for marks would take long."""
         saved = self._files.saved
+        if self._is_resting:
+            resting = self._rests or saved
+            return (
+                resting.fill_until != saved.fill_until
+                or resting.read_ms - saved.read_ms > _READ_BEHIND_MS
+                or resting.marks_from - saved.marks_from > _MARKS_BEHIND
+            )
         return (
             saved.marks_from < 0
             or self._log.waiting > 0
@@ -251,6 +363,8 @@ class Timers:
 
     @property
     def seconds_behind(self) -> int:
+        if self._is_resting:
+            return 0
         return max(0, self._clock.wall_ms() // 1000 - self._second)
 
     @property
@@ -262,6 +376,8 @@ class Timers:
 
     def tick(self) -> bool:
         """Works for a few milliseconds at most; True if there is more to do now."""
+        if self._is_resting:
+            return False
         more = self._enter_new()
         if self._files.saved.marks_from < 0:
             return more  # the next save says that marks tell what was delivered
@@ -496,7 +612,7 @@ class Timers:
         What waits below is put again in the next ticks; its old place may go when that is saved.
         """
         queue = self._store.find_queue(topics.TIMER_TOPIC, 0)
-        if queue is None:
+        if queue is None or self._is_resting:
             return limit
         kept = min(limit, self._next_record())
         first = self._log.unit(self._log.first)

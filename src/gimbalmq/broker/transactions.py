@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from gimbalmq._clock import Clock
-from gimbalmq._steps import Steps, run_through
+from gimbalmq._steps import Steps
 from gimbalmq.broker.clients import Member, Producers
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.metadata import ConsumerOffsets
@@ -109,18 +109,35 @@ class Transactions:
         latter. Those behind the walk are kept as long as their ends."""
         self._ops: deque[int] = deque()
         """The last half that each op names, for the ops that were read and are not done, oldest first."""
+        self._is_resting = True
         self._op_read_to = 0
         self._walked_to = 0
         self._unflushed: deque[tuple[int, int, int]] = deque()
         """Progress that may be noted when the log is durable up to an offset: (that, half offset, op offset)."""
 
-    def load(self) -> None:
+    def go_on(self) -> Steps[None]:
+        """Takes up the walk where the consumer offsets say it was, in steps; then transactions can be ended."""
+        for table in (
+            self._settled,
+            self._rolled_back,
+            self._ended,
+            self._newest,
+            self._ops,
+            self._unflushed,
+        ):
+            table.clear()
         self._walked_to = self._progress(topics.HALF_TOPIC)
         self._op_read_to = max(0, self._progress(topics.OP_HALF_TOPIC) - _LOOKED_BACK)
-        run_through(self._read_ops())
-        self._find_renewed()
+        yield from self._read_ops()
+        yield from self._find_renewed()
+        self._is_resting = False
 
-    def _find_renewed(self) -> None:
+    def rest(self) -> None:
+        """Asks nobody and notes no progress from now on; somebody else may."""
+        self._is_resting = True
+        self._unflushed.clear()
+
+    def _find_renewed(self) -> Steps[None]:
         queue = self._store.find_queue(topics.HALF_TOPIC, 0)
         if queue is None:
             return
@@ -128,6 +145,8 @@ class Transactions:
             half = self._record(topics.HALF_TOPIC, offset)
             if half is not None and half.prepared_transaction_offset < 0:
                 self._note_renewed(_origin(half), offset)
+            if offset % _STEP == 0:
+                yield
 
     def _note_renewed(self, origin: int, half_offset: int) -> None:
         self._newest.pop(origin, None)
@@ -240,6 +259,8 @@ class Transactions:
 
     async def check(self) -> None:
         """One round over the open halves, in steps; others have their turn between two."""
+        if self._is_resting:
+            return
         await self._turns.run(self._read_ops())
         queue = self._store.find_queue(topics.HALF_TOPIC, 0)
         if queue is None:
@@ -271,7 +292,7 @@ class Transactions:
     def _walk(self, end: int, now: int, tally: _Tally) -> Steps[Channel | None]:
         """Returns when all is done, or a producer that has yet to read what it was asked."""
         passed = 0
-        while self._walked_to < end:
+        while self._walked_to < end and not self._is_resting:
             offset = self._walked_to
             if offset in self._settled:
                 self._settled.discard(offset)
@@ -309,6 +330,8 @@ class Transactions:
         self._walked_to = first
 
     def _note_progress(self) -> None:
+        if self._is_resting:
+            return
         while self._ops and self._ops[0] < self._walked_to:
             self._ops.popleft()
         end = self._store.max_commitlog_offset

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,6 +73,10 @@ class Writer:
 
     Args:
         commit: with SYNC_FLUSH those who wait are told when the disk has it, because no reader gets it earlier.
+
+    Attributes:
+        hold: asked before those who wait are told of queues, which have grown up to an offset of the log. If it says
+            True, it tells them itself when readers see that.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class Writer:
         self._long_poll = long_poll
         self._stats = stats
         self._clock = clock
+        self.hold: Callable[[Sequence[QueueLog], int], bool] | None = None
         self.delay_levels = parse_delay_levels(live.now.message_delay_level)
         self._max_level = max(self.delay_levels, default=0)
 
@@ -157,11 +162,16 @@ class Writer:
 
     def arrived(self, queues: Sequence[QueueLog]) -> None:
         """Queues that have grown, by whichever way."""
+        end = self._store.max_commitlog_offset
         if self._commit is None:
-            self._long_poll.arrived(queues)
+            self._show(queues, end)
             return
-        durable = self._commit.wait(self._store.max_commitlog_offset)
-        durable.add_done_callback(lambda _: self._long_poll.arrived(queues))
+        durable = self._commit.wait(end)
+        durable.add_done_callback(lambda _: self._show(queues, end))
+
+    def _show(self, queues: Sequence[QueueLog], end: int) -> None:
+        if self.hold is None or not self.hold(queues, end):
+            self._long_poll.arrived(queues)
 
     def _redirect(self, draft: Draft) -> None:
         if draft.sys_flag & TRANSACTION_MASK not in (TRANSACTION_NOT, TRANSACTION_COMMIT):

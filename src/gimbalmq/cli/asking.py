@@ -113,8 +113,8 @@ def words_of(args: argparse.Namespace, *nouns: str) -> list[str | None]:
     return found
 
 
-def add_noun(commands: Parsers[Parser], noun: str, about: str, verbs: list[Verb]) -> None:
-    """``gimbalmq NOUN VERB``, and each verb under mqadmin's name besides."""
+def add_noun(commands: Parsers[Parser], noun: str, about: str, verbs: list[Verb]) -> Parsers[Parser]:
+    """``gimbalmq NOUN VERB``, and each verb under mqadmin's name besides; where verbs may be added that ask nobody."""
     parser = commands.add_parser(noun, help=about, description=about.capitalize() + ".", allow_abbrev=False)
     children = parser.add_subparsers(dest="verb", metavar="COMMAND", title="commands", required=True)
     for verb in verbs:
@@ -122,6 +122,7 @@ def add_noun(commands: Parsers[Parser], noun: str, about: str, verbs: list[Verb]
             _add_verb(children, verb.name, verb, show=True)
         for alias in verb.mqadmin:
             _add_verb(commands, alias, verb, show=False)
+    return children
 
 
 def _add_verb(parsers: Parsers[Parser], name: str, verb: Verb, *, show: bool) -> None:

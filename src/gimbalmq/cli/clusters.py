@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from gimbalmq.admin.texts import moment, pairs
+from gimbalmq.cli import local_cluster
 from gimbalmq.cli.asking import BROKER, FAILED, REFUSED, Parser, Parsers, Shown, Verb, add_noun
 from gimbalmq.cli.terminal import confirmed, table
 from gimbalmq.errors import ConfigError, ResponseError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Parsers[Parser]) -> None:
     """Puts both nouns into the command line."""
-    add_noun(
+    verbs = add_noun(
         commands,
         "cluster",
         "clusters and their brokers",
@@ -65,6 +66,7 @@ def add_commands(commands: Parsers[Parser]) -> None:
             ),
         ],
     )
+    local_cluster.add_command(verbs)
     add_noun(
         commands,
         "config",

@@ -39,13 +39,18 @@ def words_by_command() -> dict[str, list[str]]:
     from gimbalmq.cli.main import build_parser
 
     found: dict[str, list[str]] = {}
-    for chosen in [*NOUNS, *MQADMIN, "server", "broker", "namesrv"]:
+    for chosen in [*NOUNS, *MQADMIN, "server", "namesrv"]:
         try:
-            parser = build_parser(chosen)
+            parser = build_parser(chosen, runs_broker=False)
         except ImportError:  # a noun whose extra is not installed
             continue
         _walk(parser, "", found, only=chosen)
-    found[""] = sorted({*NOUNS, "server", "broker", "namesrv"})
+    verbs = found["broker"]
+    _walk(build_parser("broker"), "", found, only="broker")
+    found["broker"] = sorted(
+        {*verbs, *found["broker"]}
+    )  # it is followed by verbs, or by the options of a server
+    found[""] = sorted({*NOUNS, "server", "namesrv"})
     return found
 
 

@@ -80,6 +80,14 @@ _BROKER_EPILOG = (
 examples:
   gimbalmq broker --namesrv 127.0.0.1:9876 --store ./data
   gimbalmq broker --namesrv '10.0.0.1:9876;10.0.0.2:9876' --host 0.0.0.0 --advertise 10.0.0.5
+  gimbalmq broker --namesrv 127.0.0.1:9876 --port 10921 --store ./copy --slave 1
+
+A verb behind the word asks running brokers about their replicas, or changes who is the master:
+  gimbalmq broker ha-status              who copies whom, and how far behind
+  gimbalmq broker promote ADDR           make a slave the master, if the master is gone
+  gimbalmq broker rejoin --store DIR     make a slave of what was a master; cut what the new one does not have
+  gimbalmq broker sync-state|epochs|elect    with Apache's controller
+`gimbalmq broker VERB --help` lists the options of a verb (docs/replication.md).
 
 """
     + _FILE_HELP
@@ -111,7 +119,13 @@ def _port(text: str) -> str:
     return text
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _slave_id(text: str) -> str:
+    if not text.isdecimal() or not 0 < int(text) < 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not the id of a slave; use 1, 2, ...")
+    return text
+
+
+def pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
@@ -126,8 +140,14 @@ def _addresses(text: str) -> str:
     return text
 
 
-def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
-    """The command line: every command by name, the options of the servers and of the one chosen."""
+def build_parser(chosen: str | None = None, *, runs_broker: bool = True) -> argparse.ArgumentParser:
+    """The command line: every command by name, the options of the servers and of the one chosen.
+
+    Args:
+        runs_broker: whether the word "broker" is to run one, not the noun that verbs follow.
+    """
+    if chosen == "broker" and runs_broker:
+        chosen = None  # as if nobody had chosen a noun
     parser: argparse.ArgumentParser = CommandParser(
         prog="gimbalmq",
         description=_ABOUT,
@@ -154,8 +174,12 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     )
     _broker_options(server, namesrv_help="further name servers to register with, separated by ;")
 
-    broker = _command(commands, "broker", "a broker", _BROKER_EPILOG)
-    _broker_options(broker, namesrv_help="name servers to register with, separated by ;")
+    servers = [server]
+    if nouns.home_of(chosen) != nouns.home_of("broker"):
+        broker = _command(commands, "broker", nouns.NOUNS["broker"][1], _BROKER_EPILOG, "a broker")
+        _broker_options(broker, namesrv_help="name servers to register with, separated by ;")
+        _role_options(broker)
+        servers.append(broker)
 
     namesrv = _command(commands, "namesrv", "a name server", _NAMESRV_EPILOG)
     namesrv.add_argument("--port", type=_port, metavar="N", help="port to listen on (default: 9876)")
@@ -163,19 +187,23 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     namesrv.add_argument(
         "--data", type=Path, metavar="DIR", help="folder of kvConfig.json (default: ~/.gimbalmq/namesrv)"
     )
-    for command in (server, broker, namesrv):
+    for command in (*servers, namesrv):
         _common_options(command)
     nouns.add_commands(commands, chosen)
     return parser
 
 
 def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, about: str, epilog: str
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    about: str,
+    epilog: str,
+    runs: str | None = None,
 ) -> argparse.ArgumentParser:
     return commands.add_parser(
         name,
         help=about,
-        description=f"Runs {about} until SIGTERM or Ctrl-C.",
+        description=f"Runs {runs or about} until SIGTERM or Ctrl-C.",
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -195,12 +223,22 @@ def _broker_options(parser: argparse.ArgumentParser, namesrv_help: str) -> None:
     add("--metrics-port", type=_port, metavar="N", help="serve Prometheus metrics (default: off)")
 
 
+def _role_options(parser: argparse.ArgumentParser) -> None:
+    role = parser.add_mutually_exclusive_group()
+    role.add_argument(
+        "--slave", type=_slave_id, metavar="ID", help="copy the master of the same name; ID is 1, 2, ..."
+    )
+    role.add_argument(
+        "--sync-master", action="store_true", help="answer a send only when a slave has it, too"
+    )
+
+
 def _common_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-c", "--config", type=Path, metavar="FILE", help="configuration file, .properties or .toml")
     add(
         "--set",
-        type=_pair,
+        type=pair,
         action="append",
         default=[],
         metavar="KEY=VALUE",
@@ -232,6 +270,10 @@ def _broker_flags(args: argparse.Namespace) -> dict[str, str]:
         "flushDiskType": "SYNC_FLUSH" if args.sync_flush else None,
         "metricsPromExporterPort": args.metrics_port,
     }
+    if getattr(args, "slave", None) is not None:
+        pairs |= {"brokerRole": "SLAVE", "brokerId": args.slave}
+    elif getattr(args, "sync_master", False):
+        pairs["brokerRole"] = "SYNC_MASTER"
     return {key: value for key, value in pairs.items() if value is not None}
 
 
@@ -255,10 +297,7 @@ def broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, list[str
             properties["brokerIP1"] = host
     if "brokerIP1" in properties:
         properties.setdefault("brokerIP2", properties["brokerIP1"])
-    config, unknown = BrokerConfig.from_properties(properties)
-    if config.broker_role == "SYNC_MASTER":
-        log.warning("brokerRole=SYNC_MASTER: there is no replication yet, so no send waits for a replica")
-    return config, unknown
+    return BrokerConfig.from_properties(properties)
 
 
 def nameserver_config(properties: Mapping[str, str], data: Path) -> tuple[NameServerConfig, list[str]]:
@@ -418,14 +457,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     if words and words[0].startswith("-"):
         words = _command_first(words)
-    args = build_parser(words[0] if words else None).parse_args(words)
+    chosen = words[0] if words else None
+    runs_broker = chosen is None or nouns.runs_a_broker(words)
+    args = build_parser(chosen, runs_broker=runs_broker).parse_args(words)
     try:
         start_logging("debug" if args.debug else args.log_level, args.log_file)
     except OSError as error:
         complain(f"--log-file {args.log_file}: {error.strerror or error}; name a file that can be written")
         return MISUSED
     try:
-        if args.command not in _PLANS:
+        if args.command not in _PLANS or hasattr(args, "run"):
             return int(args.run(args))
         plan = _PLANS[args.command](args)
         from gimbalmq.cli.serve import run

@@ -100,5 +100,5 @@ def command_first(
     front, rest = words[:at], words[at:]
     if not rest:
         parser.error(f"{' '.join(front)} is followed by no command")
-    command = 2 if rest[0] in nouns else 1
+    command = 2 if rest[0] in nouns and len(rest) > 1 and not rest[1].startswith("-") else 1
     return [*rest[:command], *front, *rest[command:]]

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.client.broker_requests import BrokerRequests
@@ -253,7 +253,12 @@ class ClientInstance(Routes):
             async with asyncio.timeout(timeout):
                 channel = await self.pool.channel(address)
         except TimeoutError as error:
+            self._not_reached(address)
             raise ConnectError(f"{address} did not accept a connection within {timeout:g} s") from error
+        except ConnectError:
+            self._not_reached(address)
+            raise
+        self._reached(address)
         if greet:
             self.heartbeats.connected(address, channel)
         return channel
@@ -276,6 +281,12 @@ class ClientInstance(Routes):
     async def heartbeat(self) -> bool:
         """One heartbeat to all brokers; see ``Heartbeats.to_all``."""
         return await self.heartbeats.to_all()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None] | None:
+        if self._started and not self.closed:
+            return self.tasks.spawn(work, name)
+        work.close()
+        return None
 
     def _route_taken(self) -> None:
         if self._started and not self.closed:

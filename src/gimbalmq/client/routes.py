@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from typing import Any, NamedTuple
 
 from gimbalmq.client.config import ClientConfig
 from gimbalmq.client.members import ConsumerMember, ProducerMember
@@ -21,6 +22,11 @@ from gimbalmq.transport.network import split_address
 from gimbalmq.transport.pool import ChannelPool
 
 log = logging.getLogger(__name__)
+
+LOOK_AGAIN_SECONDS = 0.5
+"""Routes are not asked for more often than this because a replica accepts no connection."""
+_MASTERLESS_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""When the route of a broker without a master is looked at again; after them the poll of all routes goes on alone."""
 
 
 class BrokerAddress(NamedTuple):
@@ -52,6 +58,10 @@ class Routes(ABC):
         self._subscribe: dict[str, tuple[MessageQueue, ...]] = {}
         self._brokers: dict[str, dict[int, str]] = {}
         self._asking: dict[tuple[str, str | None], asyncio.Task[bool]] = {}
+        self._unreachable: set[str] = set()
+        """Addresses of replicas that did not accept a connection, and have accepted none since."""
+        self._looked_at = -math.inf
+        self._masterless_watch: asyncio.Task[None] | None = None
 
     @abstractmethod
     async def call(self, address: str, command: RemotingCommand, timeout: float) -> RemotingCommand:
@@ -60,6 +70,10 @@ class Routes(ABC):
     @abstractmethod
     async def oneway(self, address: str, command: RemotingCommand) -> None:
         """One signed request that nobody answers."""
+
+    @abstractmethod
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None] | None:
+        """Work in the background, as long as we run."""
 
     @abstractmethod
     def _route_taken(self) -> None:
@@ -167,6 +181,7 @@ class Routes(ABC):
         self._routes[topic] = route
         self._subscribe.pop(topic, None)
         self._brokers.update(broker_addresses(route))
+        self._watch_masterless()
         log.info("route of %s: %s", topic, ", ".join(_told(route)) or "no queues")
         for consumer in list(self.consumers.values()):
             consumer.route_changed(topic, route)
@@ -185,7 +200,9 @@ class Routes(ABC):
         return topics
 
     async def _poll_routes(self) -> None:
-        topics = sorted(self.known_topics())
+        await self._refresh_all(sorted(self.known_topics()))
+
+    async def _refresh_all(self, topics: Collection[str]) -> None:
         outcomes = await asyncio.gather(
             *(self.refresh_route(topic) for topic in topics), return_exceptions=True
         )
@@ -196,6 +213,56 @@ class Routes(ABC):
                 log.warning("the route of %s could not be asked for: %s", topic, outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
+
+    # -- replicas that come and go ----------------------------------------------------
+
+    def _reached(self, address: str) -> None:
+        self._unreachable.discard(address)
+
+    def _not_reached(self, address: str) -> None:
+        """Nobody accepts there. Of a broker with several replicas the name server may know by now who is left.
+
+        A broker without replicas is left to the poll: it may be starting anew, and its queues need not move for that.
+        """
+        names = {
+            name
+            for name, replicas in self._brokers.items()
+            if len(replicas) > 1 and address in replicas.values()
+        }
+        if not names:
+            return
+        self._unreachable.add(address)
+        now = self._loop.time()
+        if now - self._looked_at >= LOOK_AGAIN_SECONDS:
+            self._looked_at = now
+            self._spawn(self._refresh_routes_of(names), "routes of a broker that lost a replica")
+
+    def _masterless(self) -> set[str]:
+        return {name for name, replicas in self._brokers.items() if replicas and MASTER_ID not in replicas}
+
+    def _watch_masterless(self) -> None:
+        watch = self._masterless_watch
+        if self._masterless() and (watch is None or watch.done()):
+            self._masterless_watch = self._spawn(self._until_masters_are_back(), "routes without a master")
+
+    async def _until_masters_are_back(self) -> None:
+        """A master that is back is to be found soon, above all if it was away for a moment only."""
+        for pause in _MASTERLESS_PAUSES:
+            await asyncio.sleep(min(pause, self.config.poll_namesrv_interval))
+            names = self._masterless()
+            if not names:
+                return
+            await self._refresh_routes_of(names)
+
+    async def _refresh_routes_of(self, names: Collection[str]) -> None:
+        """Asks for the routes that name one of these brokers."""
+        topics = [
+            topic
+            for topic in sorted(self.known_topics())
+            if (route := self._routes.get(topic)) is not None
+            and any(data.broker_name in names for data in route.broker_datas)
+        ]
+        await self._refresh_all(topics)
 
     # -- brokers ----------------------------------------------------------------------
 
@@ -233,6 +300,17 @@ class Routes(ABC):
             return None
         other, address = next(iter(replicas.items()))
         return BrokerAddress(address, other != MASTER_ID)
+
+    def find_reader(self, broker_name: str, broker_id: int) -> BrokerAddress | None:
+        """As ``find_broker``, for reading messages: a replica that accepts no connection is passed over if there is
+        one that may; the name server may take minutes to drop a machine that is gone."""
+        found = self.find_broker(broker_name, broker_id)
+        if found is None or found.address not in self._unreachable:
+            return found
+        for other, address in sorted(self._brokers[broker_name].items()):
+            if address not in self._unreachable:
+                return BrokerAddress(address, other != MASTER_ID)
+        return found
 
     async def locate_broker(
         self, topic: str, broker_name: str, broker_id: int = MASTER_ID, *, only_this: bool = False
@@ -293,6 +371,7 @@ class Routes(ABC):
             else:
                 log.info("broker %s is in no route any more", name)
                 del self._brokers[name]
+        self._unreachable &= named
 
 
 def _told(route: TopicRoute) -> list[str]:

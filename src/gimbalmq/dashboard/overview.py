@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from nicegui import ui
 
-from gimbalmq.admin.texts import moment
+from gimbalmq.admin.replica_views import ReplicaView
+from gimbalmq.admin.texts import moment, size
 from gimbalmq.dashboard.parts import fill, frame, heading, link_to, live, problem, table
 from gimbalmq.dashboard.site import Site, Viewer
 from gimbalmq.errors import NoPermissionError, TopicRouteNotFoundError
@@ -32,13 +35,17 @@ def add_pages(site: Site) -> None:
 
 def cluster_view(viewer: Viewer) -> None:
     async def show() -> None:
-        views = await viewer.admin.clusters.brokers()
+        views, copies = await asyncio.gather(
+            viewer.admin.clusters.brokers(), viewer.admin.replication.status()
+        )
+        replicas = {view.address: view for view in copies}
         refused = [view for view in views if view.refused]
         silent = [
             f"{view.broker} at {view.address}: {view.problem}"
             for view in views
             if view.problem and not view.refused
         ]
+        silent += [f"{view.title}, does not copy: {view.trouble}" for view in copies if view.trouble]
         problems.clear()
         problems.visible = bool(silent)
         with problems:
@@ -54,7 +61,10 @@ def cluster_view(viewer: Viewer) -> None:
                     "cluster": view.cluster,
                     "broker": view.broker,
                     "id": view.broker_id,
+                    "role": _role(replicas.get(view.address)),
                     "address": view.address,
+                    "copies": _copies(replicas.get(view.address)),
+                    "behind": _behind(replicas.get(view.address)),
                     "version": view.version or "-",
                     "in": "-" if view.refused else round(view.put_tps, 1),
                     "out": "-" if view.refused else round(view.get_tps, 1),
@@ -76,7 +86,10 @@ def cluster_view(viewer: Viewer) -> None:
             ("broker", "Broker"),
             ("cluster", "Cluster"),
             ("id", "Id"),
+            ("role", "Role"),
             ("address", "Address"),
+            ("copies", "Replication"),
+            ("behind", "Behind"),
             ("version", "Version"),
             ("in", "In/s"),
             ("out", "Out/s"),
@@ -84,10 +97,28 @@ def cluster_view(viewer: Viewer) -> None:
             ("up", "Up since"),
         ),
         key="address",
-        numbers=("id", "in", "out", "disk"),
+        numbers=("id", "behind", "in", "out", "disk"),
         label="Brokers",
         empty="No broker is registered.",
     )
+
+
+def _role(view: ReplicaView | None) -> str:
+    return "-" if view is None or view.problem else view.role
+
+
+def _copies(view: ReplicaView | None) -> str:
+    """What a slave does; of a master, how many slaves have what it has."""
+    if view is None or view.problem:
+        return "-"
+    if view.is_slave:
+        return view.state or "-"
+    return f"{view.in_sync_slaves} of {len(view.slaves)} in sync" if view.slaves else "no slave"
+
+
+def _behind(view: ReplicaView | None) -> str:
+    """Bytes that a slave lacks of its master's log."""
+    return "-" if view is None or view.behind is None else size(view.behind)
 
 
 def topics_view(viewer: Viewer) -> None:

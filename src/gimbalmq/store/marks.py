@@ -28,6 +28,7 @@ from gimbalmq.store.commitlog import CommitLog
 
 _PREPARED = struct.Struct(">q")
 _INT = struct.Struct(">i")
+_STEP = 256
 
 
 def mark_for(commitlog_offset: int) -> int:
@@ -40,13 +41,15 @@ def source_of(mark: int) -> int:
     return ~mark
 
 
-def marks_since(log: CommitLog, start: int) -> Iterator[tuple[bytes, int]]:
+def marks_since(log: CommitLog, start: int) -> Iterator[tuple[bytes, int] | None]:
     """(topic of a record, offset of the one it stands for), for the log's records from ``start`` on.
 
-    ``start`` is where a record begins; before the log's first, it is the first.
+    ``start`` is where a record begins; before the log's first, it is the first. After every few hundred records there
+    is a None, so that nobody has to wait for the end of a long log.
     """
     segments = log.segments
     position = max(start, log.min_offset)
+    seen = 0
     while position < log.position:
         segment = segments.at(position)
         view = segments.map(segment)
@@ -64,6 +67,10 @@ def marks_since(log: CommitLog, start: int) -> Iterator[tuple[bytes, int]]:
             if value < 0:
                 yield _topic(view, at + BODY_SIZE_AT[bits], magic), source_of(value)
             at += size
+            seen += 1
+            if seen % _STEP == 0:
+                yield None
+                view = segments.map(segment)
         position = base + segments.size
 
 

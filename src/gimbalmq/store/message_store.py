@@ -394,6 +394,10 @@ class MessageStore:
         """
         return self._follower().receive(offset, data)
 
+    def forget_partial(self) -> None:
+        """Gives up received bytes of a record that is not whole: the rest may come from another master."""
+        self._follower().forget_partial()
+
     def log_bytes(self, offset: int, most: int) -> memoryview:
         """Bytes of the log from ``offset`` on: at most so many, within one file, none at the end. Let go of them soon.
 
@@ -621,6 +625,18 @@ class MessageStore:
         self._forget_topic(topic)
         return True
 
+    def drop_queues(self, topic: str) -> bool:
+        """While following a master whose log does not tell of deletions (Apache's): forgets a topic's queues.
+
+        If the whole log has to be read again, they come back, and have to be dropped again.
+
+        Returns:
+            Whether there was anything to forget.
+        """
+        if not self.is_following:
+            raise StateError("a store that leads deletes topics by a record of its log")
+        return bool(self._forget_topic(topic))
+
     def _forget_topic(self, topic: str) -> list[QueueLog]:
         queues = list(self._topics.pop(topic, {}).values())
         for queue in queues:
@@ -671,7 +687,7 @@ class MessageStore:
         """The record that starts there, checked; None if none does."""
         return self.log.record_at(commitlog_offset)
 
-    def marks_since(self, commitlog_offset: int) -> Iterator[tuple[bytes, int]]:
+    def marks_since(self, commitlog_offset: int) -> Iterator[tuple[bytes, int] | None]:
         """Records from there on that were stored in place of another: (topic, offset of the other)."""
         return marks_since(self.log, commitlog_offset)
 

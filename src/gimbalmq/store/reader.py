@@ -253,11 +253,15 @@ class Reader:
                     starts.append(place)
                     ends.append(end := place + size)
             full = full or count >= near_count
+        on_disk = memory_floor > 0 and position > offset and self._is_behind_memory(queue, position - 1)
         if count == 0:
-            return GetResult(status, position, queue.min_offset, high)
+            return GetResult(status, position, queue.min_offset, high, on_disk=on_disk)
         parts += map(self._piece, starts, ends)
-        on_disk = end < memory_floor
         return GetResult(GetStatus.FOUND, position, queue.min_offset, high, count, total, parts, on_disk)
+
+    def _is_behind_memory(self, queue: QueueLog, offset: int) -> bool:
+        entry = self._queue_files.entry(queue, offset)
+        return entry is not None and entry[1] != FILLER_SIZE and not self.is_in_memory(entry[0])
 
     def _piece(self, start: int, end: int) -> Buffer:
         segments, size = self._log.segments, end - start

@@ -33,7 +33,8 @@ class GetResult:
         count, size: records found, and their bytes.
         parts: the stored records one after the other, as a pull answer carries them. Let go of them soon:
             a part may be a view of the log's file, which cannot be unmapped meanwhile.
-        on_disk: the reader lags more than the part of memory that holds the log's end.
+        on_disk: the last entry looked at, wanted or not, lies further behind the log's end than the part of memory
+            that holds it reaches.
     """
 
     status: GetStatus

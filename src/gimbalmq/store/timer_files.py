@@ -158,6 +158,19 @@ class TimerFiles:
         self.wheel.wipe()
         self.log.wipe()
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether somebody writes what ``prepare_save`` gave."""
+        return self._busy
+
+    def empty(self) -> None:
+        """Forgets all timers; not while somebody saves. Raises StoreError.
+
+        After a crash the note does not fit the empty files, and they are filled again from the queue.
+        """
+        assert not self._busy
+        self._wipe()
+
     def prepare_save(self, check: TimerCheck) -> Callable[[], None] | None:
         """The part of a save for the owner's thread; the function returned runs in any one, then ``ended``.
 

@@ -29,13 +29,14 @@ _MAGICS = 15
 
 
 class Unit(NamedTuple):
-    """One timer."""
+    """One timer; ``topic`` is the hash of its message's topic."""
 
     previous: int
     magic: int
     due_ms: int
     offset: int
     size: int
+    topic: int = 0
 
 
 class TimerLog:
@@ -100,10 +101,10 @@ class TimerLog:
             if self.segments.size - position % self.segments.size < UNIT_BYTES:
                 return None
             fields = _UNIT.unpack(self.segments.read(position, UNIT_BYTES))
-        length, previous, magic, then, delay, offset, size, _, _ = fields
+        length, previous, magic, then, delay, offset, size, topic, _ = fields
         if length != UNIT_BYTES or magic | _MAGICS != _MAGICS:
             return None
-        return Unit(previous, magic, then + delay, offset, size)
+        return Unit(previous, magic, then + delay, offset, size, topic)
 
     def newest(self) -> Unit | None:
         """The last timer of all."""

@@ -10,6 +10,7 @@ from gimbalmq.admin.clusters import ClusterAdmin
 from gimbalmq.admin.dead_letters import DeadLetterAdmin
 from gimbalmq.admin.groups import GroupAdmin
 from gimbalmq.admin.messages import MessageAdmin
+from gimbalmq.admin.replication import ReplicationAdmin
 from gimbalmq.admin.topics import TopicAdmin
 from gimbalmq.sync.bridge import blocking, reading
 from gimbalmq.sync.loop import LoopThread, loop_thread
@@ -33,6 +34,24 @@ class _Clusters(_Part):
     nameserver_config = blocking(ClusterAdmin.nameserver_config)
     set_nameserver_config = blocking(ClusterAdmin.set_nameserver_config)
     set_writable = blocking(ClusterAdmin.set_writable)
+
+
+class _Replication(_Part):
+    status = blocking(ReplicationAdmin.status)
+    promotion = blocking(ReplicationAdmin.promotion)
+    promote = blocking(ReplicationAdmin.promote)
+    successor = blocking(ReplicationAdmin.successor)
+    demote = blocking(ReplicationAdmin.demote)
+    master_of = blocking(ReplicationAdmin.master_of)
+    reset_master_flush_offset = blocking(ReplicationAdmin.reset_master_flush_offset)
+    epochs = blocking(ReplicationAdmin.epochs)
+    controllers = blocking(ReplicationAdmin.controllers)
+    controller = blocking(ReplicationAdmin.controller)
+    sync_state = blocking(ReplicationAdmin.sync_state)
+    elect = blocking(ReplicationAdmin.elect)
+    controller_config = blocking(ReplicationAdmin.controller_config)
+    set_controller_config = blocking(ReplicationAdmin.set_controller_config)
+    clean = blocking(ReplicationAdmin.clean)
 
 
 class _Topics(_Part):
@@ -113,6 +132,7 @@ class Admin:
     def __init__(self, namesrv: str | list[str] | tuple[str, ...] = "", **options: Any) -> None:
         self._async = admins.Admin(namesrv, **options)
         self.clusters = _Clusters(self._async.clusters)
+        self.replication = _Replication(self._async.replication)
         self.topics = _Topics(self._async.topics)
         self.groups = _Groups(self._async.groups)
         self.messages = _Messages(self._async.messages)

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -31,9 +31,15 @@ from gimbalmq.testing.security import ADMIN, ClusterSecurity
 
 T = TypeVar("T")
 
+Which = int | tuple[str, int]
+"""A broker of a cluster: its number, or its name and the id it was started with."""
+
+_MOST_REPLICAS = 9
+_LOOK_SECONDS = 0.01
+
 HOST = "127.0.0.1"
 NAMESERVER_HOST = "10.0.0.1"
-"""Where the name server lives in a MemoryNetwork; brokers are 10.0.0.11, 10.0.0.12, ..."""
+"""Where the name server lives in a MemoryNetwork; brokers are 10.0.0.11, 10.0.0.12, ..., slaves too."""
 
 SMALL = {
     "mappedFileSizeCommitLog": str(64 << 20),
@@ -48,29 +54,30 @@ SMALL = {
 class _Slot:
     config: BrokerConfig
     broker: Broker | None = None
-    held: socket.socket | None = None
+    held: list[socket.socket] = field(default_factory=list)
 
-    def hold_port(self) -> None:
-        """Keeps the port of a broker that is down, or another's listening on any free port might take it.
+    def hold_ports(self) -> None:
+        """Keeps the ports of a broker that is down, or another's listening on any free port might take them.
 
         Linux lets a server listen beside a socket that is only bound, where both allow reuse; connections to it are
         refused.
         """
-        if self.held is not None or sys.platform != "linux":
+        if self.held or sys.platform != "linux":
             return
-        held = socket.socket()
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            held.bind((self.config.bind_address, self.config.listen_port))
-        except OSError:  # taken already, or no address of IPv4: then it is as if it were not held
-            held.close()
-        else:
-            self.held = held
+        for port in (self.config.listen_port, self.config.ha_listen_port):
+            held = socket.socket()
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                held.bind((self.config.bind_address, port))
+            except OSError:  # taken already, or no address of IPv4: then it is as if it were not held
+                held.close()
+            else:
+                self.held.append(held)
 
-    def free_port(self) -> None:
-        if self.held is not None:
-            self.held.close()
-            self.held = None
+    def free_ports(self) -> None:
+        for held in self.held:
+            held.close()
+        self.held.clear()
 
 
 class LocalCluster:
@@ -78,6 +85,9 @@ class LocalCluster:
 
     Args:
         brokers: how many, named broker-a, broker-b, ...; or their names.
+        replicas: how many brokers each name has: a master (id 0) and its slaves (1, 2 ...), each with a folder and
+            ports of its own. They are numbered name by name: with two names and three replicas the slaves of the
+            second name are 4 and 5, or ("broker-b", 1) and ("broker-b", 2).
         properties: RocketMQ's broker keys, for all of them; ``tls.*`` reach the name server too.
         namesrv_properties: RocketMQ's name server keys.
         store: a folder that is kept; without it everything is deleted at the end.
@@ -93,6 +103,7 @@ class LocalCluster:
         self,
         *,
         brokers: int | Sequence[str] = 1,
+        replicas: int = 1,
         properties: Mapping[str, object] | None = None,
         namesrv_properties: Mapping[str, object] | None = None,
         store: Path | None = None,
@@ -108,6 +119,8 @@ class LocalCluster:
         )
         if not 1 <= len(names) <= 26 or len(set(names)) < len(names):
             raise ConfigError("brokers", brokers, "use 1 to 26, or as many different names")
+        if not 1 <= replicas <= _MOST_REPLICAS:
+            raise ConfigError("replicas", replicas, f"use 1, a master alone, to {_MOST_REPLICAS}")
         if users and not secure:
             raise ConfigError("users", ", ".join(users), "only a secure cluster has users: say secure=True")
         self._secure = secure
@@ -117,6 +130,7 @@ class LocalCluster:
         self._properties = _texts(properties)
         self._namesrv_properties = _texts(namesrv_properties)
         self._names = tuple(names)
+        self._replicas = replicas
         self._kept = store
         self._network = network
         self._clock = clock
@@ -157,7 +171,7 @@ class LocalCluster:
 
     @property
     def folder(self) -> Path:
-        """Where the stores lie: one folder per broker name."""
+        """Where the stores lie: one folder for each broker name, and one for each slave, such as broker-a-1."""
         if self._folder is None:
             raise StateError("the cluster is not running")
         return self._folder
@@ -205,7 +219,11 @@ class LocalCluster:
         host = HOST if self._network is None else NAMESERVER_HOST
         shared = {key: text for key, text in self._properties.items() if key.startswith("tls.")}
         if self._secure:
-            hosts = () if self._network is None else (host, *map(self._host_of, range(len(self._names))))
+            hosts = (
+                ()
+                if self._network is None
+                else (host, *map(self._host_of, range(len(self._names) * self._replicas)))
+            )
             self._security = ClusterSecurity(self.folder / "security", self._users, hosts)
             shared = self._security.properties | shared
         keys = {"bindAddress": host, "listenPort": "0", **shared, **self._namesrv_properties}
@@ -224,14 +242,16 @@ class LocalCluster:
             access=self._access,
         )
         await self._nameserver.start()
-        for index, name in enumerate(self._names):
-            self._slots.append(_Slot(self._broker_config(index, name)))
-            await self.start_broker(index)
+        for name in self._names:
+            for broker_id in range(self._replicas):
+                index = len(self._slots)
+                self._slots.append(_Slot(self._broker_config(index, name, broker_id)))
+                await self.start_broker(index)
 
     def _host_of(self, index: int) -> str:
         return HOST if self._network is None else f"10.0.0.{11 + index}"
 
-    def _broker_config(self, index: int, name: str) -> BrokerConfig:
+    def _broker_config(self, index: int, name: str, broker_id: int) -> BrokerConfig:
         host = self._host_of(index)
         keys = {
             "brokerName": name,
@@ -240,10 +260,11 @@ class LocalCluster:
             "brokerIP2": host,
             "listenPort": "0",
             "namesrvAddr": self.namesrv,
-            "storePathRootDir": str(self.folder / name),
+            "storePathRootDir": str(self.folder / (f"{name}-{broker_id}" if broker_id else name)),
             **SMALL,
             **({} if self._security is None else self._security.properties),
             **self._properties,
+            **({"brokerRole": "SLAVE", "brokerId": str(broker_id)} if broker_id else {}),
         }
         config, unknown = BrokerConfig.from_properties(keys)
         _refuse(unknown, BrokerConfig)
@@ -255,7 +276,7 @@ class LocalCluster:
             broker, slot.broker = slot.broker, None
             if broker is not None:
                 await broker.close()
-            slot.free_port()
+            slot.free_ports()
         nameserver, self._nameserver = self._nameserver, None
         if nameserver is not None:
             await nameserver.close()
@@ -270,59 +291,127 @@ class LocalCluster:
 
     # -- what tests do to it ---------------------------------------------------------
 
-    async def start_broker(self, index: int = 0) -> Broker:
+    def number_of(self, which: Which) -> int:
+        """The number of a broker that is named by its name and the id it was started with."""
+        if isinstance(which, int):
+            return which
+        name, broker_id = which
+        if name not in self._names or not 0 <= broker_id < self._replicas:
+            raise ConfigError(
+                "broker",
+                which,
+                f"use one of {', '.join(self._names)} with an id of 0 to {self._replicas - 1}",
+            )
+        return self._names.index(name) * self._replicas + broker_id
+
+    def find(self, which: Which) -> Broker:
+        """A broker that runs."""
+        slot = self._slots[self.number_of(which)]
+        if slot.broker is None:
+            raise StateError(f"{slot.config.broker_name} (id {slot.config.broker_id}) is not running")
+        return slot.broker
+
+    def replica(self, index: int = 0, broker_id: int = 0) -> Broker:
+        """A broker that runs: of the ``index``-th name, the one that was started with this id."""
+        return self.find((self._names[index], broker_id))
+
+    async def in_step(self, seconds: float = 10.0) -> None:
+        """Waits until every running slave has all that its running master has written.
+
+        Raises:
+            TimeoutError: one still lacks something; the text says which, and how much.
+        """
+        late = self._late()
+        deadline = self._clock.monotonic() + seconds
+        while late:
+            if self._clock.monotonic() > deadline:
+                raise TimeoutError(f"not in step after {seconds:g} s: {'; '.join(late)}")
+            await asyncio.sleep(_LOOK_SECONDS)
+            late = self._late()
+
+    def _late(self) -> list[str]:
+        masters = {broker.live.now.broker_name: broker for broker in self.brokers if broker.roles.is_master}
+        found = []
+        for broker in self.brokers:
+            name = broker.live.now.broker_name
+            if broker.roles.is_master or name not in masters:
+                continue
+            end, has = masters[name].store.max_commitlog_offset, broker.store.max_commitlog_offset
+            if has != end:
+                who = f"{name}, slave {broker.roles.now.broker_id}"
+                found.append(f"{who} has its log up to {has}, its master up to {end}")
+        return found
+
+    async def start_broker(self, index: Which = 0) -> Broker:
         """Starts a broker that is not running, on the port and folder it had."""
+        index = self.number_of(index)
         slot = self._slots[index]
         if slot.broker is not None:
             raise StateError(f"{slot.config.broker_name} is running")
         broker = self._new_broker(index, slot.config)
         await broker.start()
-        slot.free_port()
+        slot.free_ports()
         slot.broker = broker
         # Clients hold addresses: a broker comes back where it was.
-        slot.config = replace(slot.config, listen_port=broker.port)
+        slot.config = replace(slot.config, listen_port=broker.port, ha_listen_port=broker.ha_port)
         return broker
+
+    async def promote_broker(self, index: Which, *, wait: bool = False) -> None:
+        """Makes a slave the master. Whoever is the master must be down, or the cluster has two.
+
+        Args:
+            wait: its sends wait for slaves (SYNC_MASTER).
+        """
+        await self.find(index).replication.become_master(wait=wait)
+
+    async def demote_broker(self, index: Which, broker_id: int) -> None:
+        """Makes a master a slave, with this id; one that is down is a slave when it is started again."""
+        slot = self._slots[self.number_of(index)]
+        if slot.broker is None:
+            slot.config = replace(slot.config, broker_role="SLAVE", broker_id=broker_id)
+        else:
+            await slot.broker.replication.become_slave(broker_id)
 
     def _new_broker(self, index: int, config: BrokerConfig) -> Broker:
         network = None if self._network is None else self._network.host(config.bind_address)
         return Broker(config, network=network, clock=self._clock, access=self._access)
 
-    async def stop_broker(self, index: int = 0) -> None:
+    async def stop_broker(self, index: Which = 0) -> None:
         """Closes a broker cleanly."""
-        slot = self._slots[index]
+        slot = self._slots[self.number_of(index)]
         broker, slot.broker = slot.broker, None
         if broker is not None:
             await broker.close()
-            self._hold_port(slot)
+            self._hold_ports(slot)
 
-    def move_broker(self, index: int = 0) -> None:
+    def move_broker(self, index: Which = 0) -> None:
         """Has a broker that is down come back elsewhere: at another port, in a MemoryNetwork on another host."""
-        slot = self._slots[index]
+        slot = self._slots[self.number_of(index)]
         if slot.broker is not None:
             raise StateError(f"{slot.config.broker_name} is running: stop it first")
-        slot.free_port()
-        slot.config = replace(slot.config, listen_port=0)
+        slot.free_ports()
+        slot.config = replace(slot.config, listen_port=0, ha_listen_port=0)
         if self._network is not None:
             ten, zero, net, number = slot.config.bind_address.split(".")
             host = f"{ten}.{zero}.{int(net) + 1}.{number}"
             slot.config = replace(slot.config, bind_address=host, broker_ip1=host, broker_ip2=host)
 
-    async def restart_broker(self, index: int = 0) -> Broker:
+    async def restart_broker(self, index: Which = 0) -> Broker:
         """Closes a broker cleanly if it runs, and starts it again."""
         await self.stop_broker(index)
         return await self.start_broker(index)
 
-    async def kill_broker(self, index: int = 0) -> None:
+    async def kill_broker(self, index: Which = 0) -> None:
         """Ends a broker as a crash would: connections break, nothing is flushed or unregistered."""
-        slot = self._slots[index]
+        slot = self._slots[self.number_of(index)]
         broker, slot.broker = slot.broker, None
         if broker is not None:
             await broker.abandon()
-            self._hold_port(slot)
+            self._hold_ports(slot)
 
-    def _hold_port(self, slot: _Slot) -> None:
+    def _hold_ports(self, slot: _Slot) -> None:
         if self._network is None:
-            slot.hold_port()
+            slot.hold_ports()
 
 
 class ThreadCluster:
@@ -384,20 +473,40 @@ class ThreadCluster:
             finally:
                 self._end_thread()
 
-    def start_broker(self, index: int = 0) -> None:
+    def replica(self, index: int = 0, broker_id: int = 0) -> Broker:
+        """See LocalCluster."""
+        return self._cluster.replica(index, broker_id)
+
+    def in_step(self, seconds: float = 10.0) -> None:
+        """See LocalCluster."""
+        self._call(self._cluster.in_step(seconds))
+
+    def start_broker(self, index: Which = 0) -> None:
         self._call(self._cluster.start_broker(index))
 
-    def stop_broker(self, index: int = 0) -> None:
+    def stop_broker(self, index: Which = 0) -> None:
         self._call(self._cluster.stop_broker(index))
 
-    def restart_broker(self, index: int = 0) -> None:
+    def restart_broker(self, index: Which = 0) -> None:
         self._call(self._cluster.restart_broker(index))
 
-    def kill_broker(self, index: int = 0) -> None:
+    def kill_broker(self, index: Which = 0) -> None:
         self._call(self._cluster.kill_broker(index))
 
-    def move_broker(self, index: int = 0) -> None:
+    def move_broker(self, index: Which = 0) -> None:
         self._cluster.move_broker(index)
+
+    def promote_broker(self, index: Which, *, wait: bool = False) -> None:
+        """See LocalCluster."""
+        self._call(self._cluster.promote_broker(index, wait=wait))
+
+    def demote_broker(self, index: Which, broker_id: int) -> None:
+        """See LocalCluster."""
+        self._call(self._cluster.demote_broker(index, broker_id))
+
+    def find(self, which: Which) -> Broker:
+        """A broker that runs: read its address and port, but await nothing of it here."""
+        return self._cluster.find(which)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop is None:

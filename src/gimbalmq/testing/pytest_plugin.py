@@ -47,6 +47,15 @@ def gimbalmq_secure_server(
 
 
 @pytest.fixture
+def gimbalmq_replicated_cluster(gimbalmq_options: dict[str, Any]) -> Iterator[ThreadCluster]:
+    """The same with a slave for every broker (``replicas=2``, unless gimbalmq_options says another number)."""
+    from gimbalmq.testing.cluster import LocalCluster
+
+    with LocalCluster.in_thread(**{"replicas": 2} | gimbalmq_options) as cluster:
+        yield cluster
+
+
+@pytest.fixture
 def gimbalmq_cluster(gimbalmq_options: dict[str, Any]) -> Iterator[ThreadCluster]:
     """A name server and broker of this test's own; it may stop, kill and restart them."""
     from gimbalmq.testing.cluster import LocalCluster

@@ -9,10 +9,17 @@ from gimbalmq._options import did_you_mean, options_by_key
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.delay_levels import DelayLevels
 from gimbalmq.broker.longpoll import LongPoll
+from gimbalmq.broker.replication.replication import Replication
 from gimbalmq.broker.stats import Stats
 from gimbalmq.broker.timers import Timers
 from gimbalmq.broker.upkeep import Upkeep
-from gimbalmq.errors import ConfigError, InvalidParameterError, NoPermissionError, ResponseError
+from gimbalmq.errors import (
+    ConfigError,
+    InvalidParameterError,
+    NoPermissionError,
+    ResponseError,
+    StateError,
+)
 from gimbalmq.protocol import fastjson, properties_text
 from gimbalmq.protocol.bodies import KvTable
 from gimbalmq.protocol.codes import OUR_VERSION, RequestCode, version_name
@@ -23,6 +30,7 @@ from gimbalmq.transport.channel import Answer, Channel, Handlers
 from gimbalmq.transport.watchdog import LoopWatchdog
 
 _MAX_CHANGES_BYTES = 262_144
+_ROLE_KEYS = ("brokerRole", "brokerId")
 _REFUSED_KEYS = ("configBlackList", "brokerConfigPath")
 
 
@@ -39,6 +47,7 @@ class BrokerAdminHandlers:
         long_poll: LongPoll,
         upkeep: Upkeep,
         clock: Clock,
+        replication: Replication,
         watchdog: LoopWatchdog | None = None,
     ) -> None:
         self._store = store
@@ -49,6 +58,7 @@ class BrokerAdminHandlers:
         self._long_poll = long_poll
         self._upkeep = upkeep
         self._clock = clock
+        self._replication = replication
         self._watchdog = watchdog
 
     def register(self, handlers: Handlers) -> None:
@@ -58,9 +68,8 @@ class BrokerAdminHandlers:
         handlers.add(RequestCode.VIEW_BROKER_STATS_DATA, self.view_stats)
         handlers.add(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, self.clean, completes=True)
         handlers.add(RequestCode.DELETE_EXPIRED_COMMITLOG, self.clean, completes=True)
-        handlers.add(RequestCode.GET_ALL_DELAY_OFFSET, self.delay_offsets)
 
-    def update_config(self, channel: Channel, request: RemotingCommand) -> Answer:
+    async def update_config(self, channel: Channel, request: RemotingCommand) -> Answer:
         if len(request.body) > _MAX_CHANGES_BYTES:
             raise InvalidParameterError(
                 f"the properties are {len(request.body)} bytes; at most {_MAX_CHANGES_BYTES} are read: "
@@ -73,9 +82,13 @@ class BrokerAdminHandlers:
         for key in _REFUSED_KEYS:
             if key in changes:
                 raise NoPermissionError(f"Can not update config in black list: {key}")
+        before = self._live.now
         try:
-            unknown = self._live.update(changes)
-        except ConfigError as error:
+            wanted, unknown = before.changed(changes)
+            if (wanted.broker_role, wanted.broker_id) != (before.broker_role, before.broker_id):
+                await self._replication.change(wanted)
+            self._live.update({key: changes[key] for key in changes if key not in _ROLE_KEYS})
+        except (ConfigError, StateError) as error:
             raise InvalidParameterError(str(error)) from error
         if unknown and len(unknown) == len(changes):
             asked = did_you_mean(unknown[0], options_by_key(BrokerConfig))
@@ -101,7 +114,8 @@ class BrokerAdminHandlers:
         put, transferred = stats.rates(stats.put_total), stats.rates(stats.get_transferred)
         put_total, get_total = stats.put_total.value, stats.get_transferred.value
         table = {
-            "brokerActive": "true",
+            "brokerActive": str(self._replication.roles.services_on).lower(),
+            "brokerRole": self._live.now.broker_role,
             "brokerVersion": str(OUR_VERSION),
             "brokerVersionDesc": version_name(OUR_VERSION),
             "bootTimestamp": str(stats.boot_ms),
@@ -173,9 +187,6 @@ class BrokerAdminHandlers:
     async def clean(self, channel: Channel, request: RemotingCommand) -> Answer:
         await self._upkeep.clean(manual=True)
         return request.reply()
-
-    def delay_offsets(self, channel: Channel, request: RemotingCommand) -> Answer:
-        return request.reply(body=fastjson.dumps({"offsetTable": self._delays.document()["offsetTable"]}))
 
 
 def _duration(millis: int) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import msgspec
-
 from gimbalmq._steps import Steps, for_each
 from gimbalmq.broker.clients import ConsumerGroup, Consumers, Member, Producers
 from gimbalmq.broker.config import LiveConfig
@@ -54,10 +52,8 @@ _CHANGES = {
 """Requests that change something: what they have begun completes, whoever hangs up."""
 
 _LARGE = {
-    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
     RequestCode.GET_CONSUME_STATS,
     RequestCode.GET_BROKER_CONSUME_STATS,
-    RequestCode.GET_ALL_CONSUMER_OFFSET,
     RequestCode.QUERY_CONSUME_TIME_SPAN,
     RequestCode.QUERY_CORRECTION_OFFSET,
 }
@@ -97,7 +93,6 @@ class GroupAdminHandlers:
         for code, handler in {
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.put,
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.put_list,
-            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
             RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.one_group,
             RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete,
             RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: self.forbid,
@@ -114,7 +109,6 @@ class GroupAdminHandlers:
             RequestCode.CLONE_GROUP_OFFSET: self.clone,
             RequestCode.QUERY_CONSUME_TIME_SPAN: self.time_span,
             RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: self.subscription,
-            RequestCode.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
         }.items():
             handlers.add(code, handler, completes=code in _CHANGES, large=code in _LARGE)
 
@@ -137,17 +131,6 @@ class GroupAdminHandlers:
         self._groups.put(*configs)
         await self._groups.saving.saved()
         return request.reply()
-
-    async def all_groups(self, channel: Channel, request: RemotingCommand) -> Answer:
-        groups = self._groups.table()
-        version = groups.data_version.dump()
-        forbidden = await self._turns.run(json_object(list(groups.forbidden_table.items())))
-        settings = list(groups.subscription_group_table.items())
-        table = await self._turns.run(json_object((name, _settings(group)) for name, group in settings))
-        return request.reply(
-            body=b'{"dataVersion":%b,"forbiddenTable":%b,"subscriptionGroupTable":%b}'
-            % (version, forbidden, table)
-        )
 
     def one_group(self, channel: Channel, request: RemotingCommand) -> Answer:
         name = headers.GroupField.from_ext(request.ext_fields).group
@@ -286,10 +269,6 @@ class GroupAdminHandlers:
             },
             "minTimeStamp": max(0, message_time(self._store, header.topic, queue_id, oldest)),
         }
-
-    async def all_offsets(self, channel: Channel, request: RemotingCommand) -> Answer:
-        table = await self._turns.run(json_object(self._offsets.rows()))
-        return request.reply(body=b'{"offsetTable":%b}' % table)
 
     async def correction(self, channel: Channel, request: RemotingCommand) -> Answer:
         """The smallest progress of some groups, for one that should not run ahead of them."""
@@ -476,8 +455,3 @@ class GroupAdminHandlers:
             raise ResponseError(
                 f"consumer {member.client_id} went away before it answered: {error}"
             ) from error
-
-
-def _settings(group: GroupConfig) -> dict[str, object]:
-    """Without what is None, as Java writes it."""
-    return {name: value for name, value in msgspec.to_builtins(group).items() if value is not None}

@@ -9,6 +9,7 @@ from gimbalmq.broker.clients import Consumers
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.message_time import message_time
 from gimbalmq.broker.metadata import ConsumerOffsets, Topics, is_reserved_topic
+from gimbalmq.broker.replication.acknowledging import Acknowledging
 from gimbalmq.broker.stats import Stats
 from gimbalmq.broker.tables_text import json_object
 from gimbalmq.broker.values import check_topic
@@ -37,7 +38,7 @@ class TopicAdminHandlers:
         stats: Stats,
         turns: Turns,
         announced: Callable[[], Awaitable[None]],
-        durable: Callable[[int], Awaitable[bool]],
+        acknowledging: Acknowledging,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -47,13 +48,12 @@ class TopicAdminHandlers:
         self._stats = stats
         self._turns = turns
         self._announced = announced
-        self._durable = durable
+        self._acknowledging = acknowledging
 
     def register(self, handlers: Handlers) -> None:
         handlers.add(RequestCode.UPDATE_AND_CREATE_TOPIC, self.create, completes=True)
         handlers.add(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.create_list, completes=True)
         handlers.add(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete, completes=True)
-        handlers.add(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_topics, large=True)
         handlers.add(RequestCode.GET_TOPIC_CONFIG, self.one_topic)
         handlers.add(RequestCode.GET_TOPIC_STATS_INFO, self.stats, large=True)
         handlers.add(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, self.system_topics)
@@ -110,15 +110,9 @@ class TopicAdminHandlers:
         self._offsets.save()
         written = self._store.max_commitlog_offset
         await self._announced()
-        if not await self._durable(written):
+        if not await self._acknowledging.settle_change(written, f"the deletion of {topic}"):
             raise StoreIOError(f"the deletion of {topic} is not on the disk: {self._store.read_only_reason}")
         return request.reply()
-
-    async def all_topics(self, channel: Channel, request: RemotingCommand) -> Answer:
-        version = self._topics.version.dump()
-        rows = ((config.topic_name, config) for config in self._topics.all())
-        table = await self._turns.run(json_object(rows))
-        return request.reply(body=b'{"dataVersion":%b,"topicConfigTable":%b}' % (version, table))
 
     def one_topic(self, channel: Channel, request: RemotingCommand) -> Answer:
         topic = DeleteTopic.from_ext(request.ext_fields).topic

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import struct
 
 import msgspec
@@ -13,6 +14,8 @@ from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.creations import Creations
 from gimbalmq.broker.longpoll import LongPoll, Parked
 from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
+from gimbalmq.broker.replication.config import MASTER_ID
+from gimbalmq.broker.replication.reading import OUT_OF_RANGE_SECONDS, ReadRules
 from gimbalmq.broker.stats import Stats
 from gimbalmq.errors import (
     InvalidParameterError,
@@ -23,6 +26,7 @@ from gimbalmq.errors import (
 )
 from gimbalmq.filter.tags import TagFilter, parse_tags
 from gimbalmq.model.flags import PERM_READ
+from gimbalmq.protocol.bodies import GroupConfig
 from gimbalmq.protocol.codes import OUR_VERSION, RequestCode, ResponseCode
 from gimbalmq.protocol.command import JSON_HEADER, ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
 from gimbalmq.protocol.frames import MAX_FRAME_BYTES, Frame
@@ -58,7 +62,7 @@ _PULLS = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 _LARGEST_BODY = MAX_FRAME_BYTES - 1024
 
 _JSON_ANSWER = (
-    '{"code":%d,"extFields":{"suggestWhichBrokerId":"0","nextBeginOffset":"%d","minOffset":"%d","maxOffset":"%d"},'
+    '{"code":%d,"extFields":{"suggestWhichBrokerId":"%d","nextBeginOffset":"%d","minOffset":"%d","maxOffset":"%d"},'
     '"flag":1,"language":"PYTHON","opaque":%d,"remark":"%s","serializeTypeCurrentRPC":"JSON",'
     f'"version":{OUR_VERSION}}}'
 )
@@ -114,6 +118,7 @@ class PullHandlers:
         long_poll: LongPoll,
         live: LiveConfig,
         stats: Stats,
+        rules: ReadRules,
         gate: Gate | None = None,
     ) -> None:
         self._store = store
@@ -125,6 +130,7 @@ class PullHandlers:
         self._long_poll = long_poll
         self._live = live
         self._stats = stats
+        self._rules = rules
         self._gate = gate
 
     def register(self, handlers: Handlers) -> None:
@@ -157,15 +163,17 @@ class PullHandlers:
 
     def _serve(self, channel: Channel, request: _Request, header: PullMessage, *, may_wait: bool) -> None:
         """Answers, now or later; raises what the channel is to tell the peer instead."""
-        wanted = self._admit(channel, header)
-        if may_wait and header.sys_flag & COMMIT_OFFSET:
+        group, wanted = self._admit(channel, header)
+        rules = self._rules
+        if may_wait and header.sys_flag & COMMIT_OFFSET and rules.notes_progress:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         reset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
         if reset is not None:
             queue = self._store.find_queue(header.topic, header.queue_id)
             low, high = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
             place = GetResult(GetStatus.OFFSET_TOO_SMALL, reset, low, high)
-            _answer(channel, request, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", place)
+            advice = rules.next_replica(group, far_behind=False)
+            _answer(channel, request, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", place, advice)
             return
         max_count, max_bytes = self._limits(channel, header)
         result = self._store.get(
@@ -177,15 +185,21 @@ class PullHandlers:
             # No queue yet, or an empty one: only offset 0 makes sense there.
             moved = header.queue_offset != 0
             code = ResponseCode.PULL_OFFSET_MOVED if moved else ResponseCode.PULL_NOT_FOUND
-        if code == ResponseCode.PULL_NOT_FOUND and may_wait and header.sys_flag & SUSPEND:
-            self._park(channel, request, header, wanted)
+        advice = rules.next_replica(group, far_behind=result.on_disk)
+        longest = math.inf if code == ResponseCode.PULL_NOT_FOUND else 0.0
+        if code == ResponseCode.PULL_OFFSET_MOVED and not rules.corrects_offsets:
+            code, advice = ResponseCode.PULL_RETRY_IMMEDIATELY, group.broker_id
+            result.next_offset = header.queue_offset
+            longest = OUT_OF_RANGE_SECONDS
+        if longest and may_wait and header.sys_flag & SUSPEND:
+            self._park(channel, request, header, wanted, longest)
             return
         self._offsets.note_pull(header.consumer_group, header.topic, header.queue_id, result.next_offset)
         if result.count:
             self._stats.got(header.topic, header.consumer_group, result.count, result.size)
         else:
             self._stats.get_miss.add()
-        _answer(channel, request, code, _REMARKS[status], result)
+        _answer(channel, request, code, _REMARKS[status], result, advice)
 
     def _ask_again(self, channel: Channel, request: _Request, header: PullMessage) -> None:
         """Answers a pull that has waited as if nothing had come."""
@@ -193,7 +207,9 @@ class PullHandlers:
         low, high = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
         status = GetStatus.OFFSET_OVERFLOW_ONE
         nothing = GetResult(status, header.queue_offset, low, high)
-        _answer(channel, request, ResponseCode.PULL_NOT_FOUND, _REMARKS[status], nothing)
+        group = self._groups.known(header.consumer_group)
+        advice = MASTER_ID if group is None else self._rules.next_replica(group, far_behind=False)
+        _answer(channel, request, ResponseCode.PULL_NOT_FOUND, _REMARKS[status], nothing, advice)
 
     def _limits(self, channel: Channel, header: PullMessage) -> tuple[int, int | None]:
         """How many messages and bytes the answer may have; None leaves Apache's limits in force.
@@ -211,7 +227,7 @@ class PullHandlers:
         config = self._live.now
         return min(header.max_msg_nums, config.max_pull_msg_nums), min(size, config.max_pull_msg_bytes)
 
-    def _admit(self, channel: Channel, header: PullMessage) -> TagFilter:
+    def _admit(self, channel: Channel, header: PullMessage) -> tuple[GroupConfig, TagFilter]:
         """Who may pull what; raises the protocol's refusals, in Apache's order."""
         config = self._live.now
         if not config.broker_permission & PERM_READ:
@@ -232,8 +248,8 @@ class PullHandlers:
                 f"topicConfig.readQueueNums:[{topic.read_queue_nums}]"
             )
         if header.sys_flag & SUBSCRIPTION:
-            return self._filter(header.expression_type, header.subscription)
-        return self._registered_filter(header, group.consume_broadcast_enable)
+            return group, self._filter(header.expression_type, header.subscription)
+        return group, self._registered_filter(header, group.consume_broadcast_enable)
 
     def _registered_filter(self, header: PullMessage, broadcast_allowed: bool) -> TagFilter:
         group = self._consumers.group(header.consumer_group)
@@ -271,7 +287,9 @@ class PullHandlers:
                 code=ResponseCode.SUBSCRIPTION_PARSE_FAILED,
             ) from error
 
-    def _park(self, channel: Channel, request: _Request, header: PullMessage, wanted: TagFilter) -> None:
+    def _park(
+        self, channel: Channel, request: _Request, header: PullMessage, wanted: TagFilter, longest: float
+    ) -> None:
         config = self._live.now
         millis = min(header.suspend_timeout_millis, config.long_polling_max_time_mills)
         if not config.long_polling_enable:
@@ -311,18 +329,21 @@ class PullHandlers:
                 channel,
                 resume,
             ),
-            max(0.0, millis / 1000),
+            min(longest, max(0.0, millis / 1000)),
         )
 
 
-def _answer(channel: Channel, request: _Request, code: int, remark: str, result: GetResult) -> None:
+def _answer(
+    channel: Channel, request: _Request, code: int, remark: str, result: GetResult, advice: int
+) -> None:
+    """Answers with what was found; ``advice`` is the broker id of the replica to ask next."""
     if request.flag & ONEWAY_FLAG:
         return
     if result.size > _LARGEST_BODY:
         raise LocalProtocolError(f"a message of {result.size} bytes exceeds the largest frame")
     if isinstance(request, RemotingCommand) and request.serialize_type != JSON_HEADER:
         fields = PullMessageReply(
-            suggest_which_broker_id=0,
+            suggest_which_broker_id=advice,
             next_begin_offset=result.next_offset,
             min_offset=result.min_offset,
             max_offset=result.max_offset,
@@ -332,6 +353,7 @@ def _answer(channel: Channel, request: _Request, code: int, remark: str, result:
     # From a template: encoding it would cost more than finding the messages.
     header = _JSON_ANSWER % (
         code,
+        advice,
         result.next_offset,
         result.min_offset,
         result.max_offset,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from gimbalmq.broker.stored import stored_record
 from gimbalmq.broker.transactions import COMMIT, ROLLBACK, Transactions
 from gimbalmq.broker.upkeep import Upkeep
@@ -35,7 +37,9 @@ class QueryHandlers:
 
     def by_id(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = ViewMessage.from_ext(request.ext_fields)
-        record = stored_record(self._store, header.offset)
+        # The gate has asked for the rights to the cluster, if it is a raw one.
+        find = self._store.record_at if header.raw else partial(stored_record, self._store)
+        record = find(header.offset)
         if record is None:
             raise ResponseError(f"can not find message by the offset, {header.offset}")
         return request.reply(body=record)

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 from gimbalmq._clock import Clock
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.creations import Creations
-from gimbalmq.broker.flush import GroupCommit
 from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.metadata import UNIT_FLAG, Topics
+from gimbalmq.broker.replication.acknowledging import Acknowledging, Settled
 from gimbalmq.broker.stats import Stats
 from gimbalmq.broker.transactions import Transactions
 from gimbalmq.broker.writer import Draft, Placed, Writer
@@ -66,7 +66,7 @@ class SendHandlers:
         creations: Creations,
         locks: QueueLocks,
         transactions: Transactions,
-        commit: GroupCommit,
+        acknowledging: Acknowledging,
         live: LiveConfig,
         stats: Stats,
         store_host: bytes,
@@ -80,7 +80,7 @@ class SendHandlers:
         self._creations = creations
         self._locks = locks
         self._transactions = transactions
-        self._commit = commit
+        self._acknowledging = acknowledging
         self._live = live
         self._stats = stats
         self._store_host = store_host
@@ -118,10 +118,14 @@ class SendHandlers:
         target, queue_id, dead = self._retry_target(channel, header, request, topic.topic_name, queue_id)
         if dead:
             properties.pop(prop.DELAY, None)
+        waits = properties.get(prop.WAIT) != "false"
+        refusal = self._acknowledging.refusal() if waits else None
+        if refusal is not None:
+            raise refusal
         stored = self._put_by_vectors(channel, request, header, target, queue_id) if header.batch else None
         if stored is not None:
             answer, end = stored
-            return self._when_durable(answer, end, properties, announce=not known)
+            return self._when_settled(answer, end, waits=waits, announce=not known)
         drafts = (
             self._batch_drafts(channel, request, header, target, queue_id)
             if header.batch
@@ -136,26 +140,24 @@ class SendHandlers:
         else:
             places = self._writer.put(*drafts)
         answer = self._answer(request, places, queue_id, properties.get(prop.UNIQ_KEY))
-        return self._when_durable(answer, places[-1].end, properties, announce=not known)
+        return self._when_settled(answer, places[-1].end, waits=waits, announce=not known)
 
-    def _when_durable(
-        self, answer: RemotingCommand, end: int, properties: dict[str, str], *, announce: bool
+    def _when_settled(
+        self, answer: RemotingCommand, end: int, *, waits: bool, announce: bool
     ) -> Answer | asyncio.Future[Answer]:
-        durable = None
-        if self._live.now.sync_flush and properties.get(prop.WAIT) != "false":
-            durable = self._commit.wait(end)
-        if durable is None and not announce:
-            return answer
-        return asyncio.ensure_future(self._answer_when(answer, durable, announce=announce))
+        code = self._acknowledging.settle(end) if waits else ResponseCode.SUCCESS
+        if isinstance(code, ResponseCode):
+            answer.code = code
+            if not announce:
+                return answer
+        return asyncio.ensure_future(self._answer_when(answer, code, announce=announce))
 
-    async def _answer_when(
-        self, answer: RemotingCommand, durable: asyncio.Future[bool] | None, *, announce: bool
-    ) -> Answer:
+    async def _answer_when(self, answer: RemotingCommand, code: Settled, *, announce: bool) -> Answer:
         """The first message of a new topic is answered when others can find the topic, too."""
         if announce:
             await self._announced()
-        if durable is not None:
-            answer.code = await durability(durable, self._live.now)
+        if not isinstance(code, ResponseCode):
+            answer.code = await code
         return answer
 
     def _topic_for(self, channel: Channel, header: AnySendHeader) -> TopicConfig:
@@ -369,12 +371,3 @@ def trace_fields(config: BrokerConfig) -> dict[str, str]:
 def cluster_property(config: BrokerConfig) -> str:
     """The property that the broker adds to every message."""
     return f"{prop.CLUSTER}\x01{config.broker_cluster_name}\x02"
-
-
-async def durability(durable: asyncio.Future[bool], config: BrokerConfig) -> ResponseCode:
-    """The code that answers a message under SYNC_FLUSH: whether the disk has it in time."""
-    try:
-        on_disk = await asyncio.wait_for(durable, config.sync_flush_timeout / 1000)
-    except TimeoutError:
-        on_disk = False
-    return ResponseCode.SUCCESS if on_disk else ResponseCode.FLUSH_DISK_TIMEOUT

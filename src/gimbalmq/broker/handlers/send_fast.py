@@ -12,14 +12,15 @@ import asyncio
 import json
 import logging
 import struct
+from functools import partial
 
 import msgspec
 
 from gimbalmq.access.gate import Gate, NotAdmitted
 from gimbalmq.broker.config import LiveConfig
-from gimbalmq.broker.flush import GroupCommit
-from gimbalmq.broker.handlers.send import ORDINARY_FLAGS, cluster_property, durability, trace_fields
+from gimbalmq.broker.handlers.send import ORDINARY_FLAGS, cluster_property, trace_fields
 from gimbalmq.broker.metadata import Topics
+from gimbalmq.broker.replication.acknowledging import Acknowledging
 from gimbalmq.broker.stats import Stats
 from gimbalmq.broker.writer import Writer
 from gimbalmq.errors import StoreError
@@ -109,7 +110,7 @@ _MOST_DIGITS = 18
 
 
 _Answered = tuple[int, int, str, bool, int, int]
-"""Opaque, queue id, unique key, waits for the disk, commit-log offset, queue offset."""
+"""Opaque, queue id, unique key, waits for the disk or slaves, commit-log offset, queue offset."""
 
 _PLAIN_PER_RUN = 32
 """So many frames of a run may go the plain way, which takes ten times as long, before others have their turn."""
@@ -130,7 +131,7 @@ class FastSendHandlers:
         store: MessageStore,
         writer: Writer,
         topics: Topics,
-        commit: GroupCommit,
+        acknowledging: Acknowledging,
         live: LiveConfig,
         stats: Stats,
         store_host: bytes,
@@ -139,7 +140,7 @@ class FastSendHandlers:
         self._store = store
         self._writer = writer
         self._topics = topics
-        self._commit = commit
+        self._acknowledging = acknowledging
         self._live = live
         self._stats = stats
         self._gate = gate
@@ -165,7 +166,8 @@ class FastSendHandlers:
 
     def _take(self, channel: Channel, frames: list[Frame]) -> int:
         config = self._live.now
-        sync = config.sync_flush
+        sync = self._acknowledging.waits
+        refused = sync and self._acknowledging.refusal() is not None
         limit = config.max_message_size
         host = channel.peer_bytes
         if self._queues_of != (self._topics.generation, self._live.version):
@@ -201,7 +203,9 @@ class FastSendHandlers:
                 ):
                     end = text[unique_end:]
                     tail = tails.get(end) or self._read_tail(end)
-                    if tail[0] and (not unique_at or _ordinary_head(text[:unique_at])):
+                    if refused and tail[3]:
+                        pass  # the plain way says why
+                    elif tail[0] and (not unique_at or _ordinary_head(text[:unique_at])):
                         queue = queues.get(key) or self._find_queue(key)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, NotAdmitted):
                 pass
@@ -293,7 +297,7 @@ class FastSendHandlers:
         done: list[_Answered],
         counts: dict[str, list[int]],
     ) -> None:
-        """Commits a group and answers its messages, now or when they are durable."""
+        """Commits a group and answers its messages, now or when the disk and the slaves have them."""
         try:
             touched = group.commit()
         except StoreError as error:
@@ -313,22 +317,24 @@ class FastSendHandlers:
         for topic, (count, size) in counts.items():
             self._stats.put(topic, count, size)
         counts.clear()
-        waiting = [item for item in done if item[3]] if self._live.now.sync_flush else []
+        waiting = [item for item in done if item[3]] if self._acknowledging.waits else []
         if waiting:
             done = [item for item in done if not item[3]]
-            durable = self._commit.wait(self._store.max_commitlog_offset)
-            channel.began(len(waiting))
-            asyncio.get_running_loop().create_task(self._answer_later(channel, waiting, durable))
+            code = self._acknowledging.settle(self._store.max_commitlog_offset)
+            if isinstance(code, ResponseCode):
+                channel.send_bytes(self._answers(waiting, code))
+            else:
+                channel.began(len(waiting))
+                code.add_done_callback(partial(self._answer_later, channel, waiting))
         if done:
             channel.send_bytes(self._answers(done, ResponseCode.SUCCESS))
         self._writer.arrived(touched)
 
-    async def _answer_later(
-        self, channel: Channel, done: list[_Answered], durable: asyncio.Future[bool]
+    def _answer_later(
+        self, channel: Channel, done: list[_Answered], code: asyncio.Future[ResponseCode]
     ) -> None:
         try:
-            code = await durability(durable, self._live.now)
-            channel.send_bytes(self._answers(done, code))
+            channel.send_bytes(self._answers(done, code.result()))
         finally:
             channel.finished(len(done))
 

@@ -223,8 +223,13 @@ class Member:
             self.leases.connection_lost(broker_name)
 
     def connection_back(self, broker_name: str) -> None:
-        if self.leases is not None and not self._leaving:
+        if self._leaving:
+            return
+        if self.leases is not None:
             self.ground.tasks.spawn(self.leases.connection_back(broker_name), "renew leases at once")
+        else:
+            # Progress made while it was away it has not heard of, and others may soon ask it for that.
+            self.ground.tasks.spawn(self.holdings.persist(), "commit at once")
 
     def expelled(self, broker_name: str) -> None:
         """Others were told that we are gone, and may have our queues of this broker: we begin anew with them."""

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Protocol, TypeVar, TypeVarTuple
 
 from gimbalmq.client.instance import ClientInstance
-from gimbalmq.errors import RemoteProtocolError, RequestTimeoutError, ResponseError, RocketMQError
+from gimbalmq.errors import (
+    QueryNotFoundError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    ResponseError,
+    RocketMQError,
+)
 from gimbalmq.model.queues import MessageQueue, sort_queues
 from gimbalmq.protocol import fastjson
 from gimbalmq.rpc import groups as group_calls
@@ -147,7 +153,15 @@ class RemoteOffsets(_Table):
 
     async def _fetch(self, queue: MessageQueue) -> int | None:
         found = await self._instance.locate_broker(queue.topic, queue.broker_name)
-        return await group_calls.query_offset(self._instance, found.address, self._group, queue)
+        offset = await group_calls.query_offset(self._instance, found.address, self._group, queue)
+        if offset is None and found.is_slave:
+            # The group may have come so far that what it has not read would be passed over.
+            raise QueryNotFoundError(
+                f"the master of {queue.broker_name} is gone and its slave at {found.address} knows no progress of "
+                f"{self._group} in {queue}, whether or not there was any; it is known when the master is back, or "
+                "set it with `gimbalmq group reset` at a new master"
+            )
+        return offset
 
     async def _commit(self, queue: MessageQueue, offset: int, wait: bool) -> None:
         found = await self._instance.locate_broker(queue.topic, queue.broker_name)

@@ -28,6 +28,13 @@ log = logging.getLogger(__name__)
 
 _SMALLEST_RAMP = 0.03
 
+_VAIN_SECONDS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.0)
+"""How long a pull takes at least, pause included, if it and so many before it have brought nothing new.
+
+A broker that has nothing is to keep the question. Apache's 5.x slaves do not: they answer at once that the master is
+to be asked, also while it is dead.
+"""
+
 
 class Worker(Protocol):
     """Works queues off: ``Concurrent``, ``Ordered``, ``Polled`` or ``ByCaller``."""
@@ -137,6 +144,7 @@ class Puller:
             await asyncio.sleep(self._manner.first_delay)
         paused = self._clock.monotonic() - held.claimed_at
         self._events.emit(events.QueueStarted(group=config.group, queue=queue, paused=paused))
+        vain = 0
         while held.state is READING:
             held.last_pull = self._clock.monotonic()
             pause = self._reason_to_wait(held)
@@ -151,12 +159,20 @@ class Puller:
                 else:
                     if held.state is not READING:
                         return
+                    vain = 0 if result.messages or result.next_offset != next_offset else vain + 1
                     next_offset = result.next_offset
-                    pause = await self._take_result(held, result)
+                    pause = await self._take_result(held, result) or self._vain_pause(held, vain)
             elif pause is None:
                 pause = config.exception_delay
             if pause:
                 await asyncio.sleep(pause)
+
+    def _vain_pause(self, held: HeldQueue, vain: int) -> float:
+        """The pause after so many pulls in a row that brought nothing new; none if the last was kept for a while."""
+        if not vain:
+            return 0.0
+        least = _VAIN_SECONDS[min(vain, len(_VAIN_SECONDS)) - 1]
+        return max(0.0, least - (self._clock.monotonic() - held.last_pull))
 
     async def _find_start(self, held: HeldQueue) -> int:
         while True:

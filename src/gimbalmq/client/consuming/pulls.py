@@ -5,9 +5,10 @@ from __future__ import annotations
 from gimbalmq.client.consumer_config import TAG
 from gimbalmq.client.consuming.ground import Ground
 from gimbalmq.client.routes import BrokerAddress
-from gimbalmq.errors import ResponseError
+from gimbalmq.errors import ResponseError, RocketMQError
 from gimbalmq.model.queues import MessageQueue
-from gimbalmq.model.results import PullResult
+from gimbalmq.model.results import PullResult, PullStatus
+from gimbalmq.model.route import MASTER_ID
 from gimbalmq.protocol.bodies import Subscription
 from gimbalmq.protocol.codes import ResponseCode
 from gimbalmq.protocol.headers.messages import PullMessage
@@ -27,9 +28,9 @@ class Pulls:
         self._suggested: dict[MessageQueue, int] = {}
 
     async def replica(self, queue: MessageQueue) -> BrokerAddress:
-        """The replica that the broker last suggested; raises TopicRouteNotFoundError."""
-        instance, broker_id = self._instance, self._suggested.get(queue, 0)
-        found = instance.find_broker(queue.broker_name, broker_id)
+        """The replica that the broker last suggested, or one that is there; raises TopicRouteNotFoundError."""
+        instance, broker_id = self._instance, self._suggested.get(queue, MASTER_ID)
+        found = instance.find_reader(queue.broker_name, broker_id)
         if found is None:
             found = await instance.locate_broker(queue.topic, queue.broker_name, broker_id)
         return found
@@ -81,18 +82,29 @@ class Pulls:
             max_msg_bytes=max_bytes,
             bname=queue.broker_name,
         )
-        sent = self._clock.monotonic()
         try:
-            result = await message_calls.pull(instance, found.address, header, queue, timeout=timeout)
-        except ResponseError as error:
-            if error.code not in _UNKNOWN_HERE or not await instance.heartbeats.introduce(
-                found.address, sent
-            ):
-                raise
-            result = await message_calls.pull(instance, found.address, header, queue, timeout=timeout)
+            result = await self._call(found.address, header, queue, timeout)
+        except RocketMQError:
+            # A slave that is gone, or lets nobody read (Apache's 5.x, with code 2), is not asked for ever.
+            self._suggested.pop(queue, None)
+            raise
         self._suggested[queue] = result.suggested_broker_id
+        if result.status is PullStatus.NO_MATCHED_MSG and result.max_offset <= offset == result.next_offset:
+            # Apache's slaves say "once more" at the end of what they have; there is nothing that could match.
+            result.status = PullStatus.NO_NEW_MSG
         if data.tags_set and data.expression_type in (None, TAG) and result.messages:
             # The broker compares hashes; different tags may share one.
             wanted = set(data.tags_set)
             result.messages = [message for message in result.messages if message.tags in wanted]
         return result
+
+    async def _call(
+        self, address: str, header: PullMessage, queue: MessageQueue, timeout: float
+    ) -> PullResult:
+        instance, sent = self._instance, self._clock.monotonic()
+        try:
+            return await message_calls.pull(instance, address, header, queue, timeout=timeout)
+        except ResponseError as error:
+            if error.code not in _UNKNOWN_HERE or not await instance.heartbeats.introduce(address, sent):
+                raise
+        return await message_calls.pull(instance, address, header, queue, timeout=timeout)

@@ -136,10 +136,15 @@ class ReplyMessage(Header):
 
 
 class ViewMessage(Header):
-    """33 VIEW_MESSAGE_BY_ID."""
+    """33 VIEW_MESSAGE_BY_ID.
+
+    Attributes:
+        raw: ours: any record, also one that is no message of a queue; a slave compares its log by that.
+    """
 
     offset: int
     topic: str | None = None
+    raw: bool | None = None
 
 
 class QueryMessage(Header):

@@ -1,0 +1,165 @@
+"""When a send is answered, and with which code: what it waits for after it was stored, and whether it is stored at all.
+
+The disk (SYNC_FLUSH) and the slaves (SYNC_MASTER) are waited for side by side, each for its own time from the append
+on. If both fail, the slaves' code is the answer. A message that is answered with any of these codes is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from gimbalmq.broker.config import BrokerConfig, LiveConfig
+from gimbalmq.broker.flush import GroupCommit
+from gimbalmq.broker.replication.acks import Need, ReplicaAcks
+from gimbalmq.broker.replication.config import SYNC_MASTER
+from gimbalmq.errors import ResponseError
+from gimbalmq.protocol.codes import ResponseCode
+
+log = logging.getLogger(__name__)
+
+Settled = ResponseCode | asyncio.Future[ResponseCode]
+"""The code of an answer, now or later."""
+
+
+class Acknowledging:
+    """What sends wait for.
+
+    Attributes:
+        living: how many replicas of this broker live, itself among them; set if slaves may stand in for their master.
+        in_set: how many replicas the controller counts as in sync, itself among them; set if there is a controller.
+        confirmed: waits until all of them have the log up to an offset, whoever comes or goes meanwhile; set likewise.
+    """
+
+    def __init__(self, live: LiveConfig, commit: GroupCommit, acks: ReplicaAcks) -> None:
+        self._live = live
+        self._commit = commit
+        self._acks = acks
+        self.living: Callable[[], int] | None = None
+        self.in_set: Callable[[], int] | None = None
+        self.confirmed: Callable[[int], asyncio.Future[bool]] | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether messages that do not say WAIT=false are waited for at all."""
+        config = self._live.now
+        return config.sync_flush or self._waits_for_slaves(config)
+
+    def _waits_for_slaves(self, config: BrokerConfig) -> bool:
+        # With a controller every master is one that waits.
+        return config.broker_role == SYNC_MASTER or config.enable_controller_mode
+
+    def refusal(self) -> ResponseError | None:
+        """Why a message that would be waited for is not even stored; None if it is."""
+        config = self._live.now
+        if not self._waits_for_slaves(config) or config.replica_rule == "4.9":
+            return None
+        if self.in_set is not None:
+            found, need, option = self.in_set(), config.min_in_sync_replicas, "minInSyncReplicas"
+        elif config.enable_slave_acting_master and not config.enable_auto_in_sync_replicas:
+            found, need, option = self._in_sync(config), config.in_sync_replicas, "inSyncReplicas"
+        elif config.enable_slave_acting_master or config.replica_rule == "safe":
+            found, need, option = self._in_sync(config), config.min_in_sync_replicas, "minInSyncReplicas"
+        else:
+            return None
+        if found >= need:
+            return None
+        return ResponseError(
+            f"in-sync replicas not enough: {found}, with the master, and {option} is {need}; "
+            "start slaves, or lower it"
+        )
+
+    def _in_sync(self, config: BrokerConfig) -> int:
+        """Replicas that are in sync, the master among them."""
+        found = 1 + self._acks.in_sync(config.ha_max_gap_not_in_sync)
+        return found if self.living is None else min(found, self.living())
+
+    def settle(self, end: int) -> Settled:
+        """The code of messages that are stored up to ``end`` of the log and say nothing against being waited for."""
+        config = self._live.now
+        disk = _limited(self._commit.wait(end), config.sync_flush_timeout) if config.sync_flush else None
+        copies = self._copied(end, config)
+        waits = [part for part in (disk, copies) if isinstance(part, asyncio.Future) and not part.done()]
+        if not waits:
+            return _code(disk, copies)
+        answer: asyncio.Future[ResponseCode] = asyncio.get_running_loop().create_future()
+        for wait in waits:
+            wait.add_done_callback(partial(_settle, answer, disk, copies))
+        return answer
+
+    def _copied(self, end: int, config: BrokerConfig) -> ResponseCode | asyncio.Future[bool]:
+        if not self._waits_for_slaves(config):
+            return ResponseCode.SUCCESS
+        if self.confirmed is not None and config.all_ack_in_sync_state_set:
+            return _limited(self.confirmed(end), config.slave_timeout)
+        need = self._need(config)
+        if need is None:
+            return ResponseCode.SLAVE_NOT_AVAILABLE
+        return _limited(self._acks.wait(end, need), config.slave_timeout) if need else ResponseCode.SUCCESS
+
+    def _need(self, config: BrokerConfig) -> Need | None:
+        """The slaves to wait for; None if there is none that it would make sense to wait for."""
+        if config.replica_rule == "4.9":
+            return 1 if self._acks.in_sync(config.ha_max_gap_not_in_sync) else None
+        replicas = config.in_sync_replicas
+        safe = config.replica_rule == "safe"
+        if config.enable_slave_acting_master and config.enable_auto_in_sync_replicas:
+            replicas = max(min(replicas, self._in_sync(config)), config.min_in_sync_replicas)
+        elif safe:
+            replicas = max(replicas, 2)
+        if safe and replicas > 1 and not self._acks.connected:
+            return None
+        return replicas - 1
+
+    async def settle_change(self, end: int, what: str) -> bool:
+        """Waits for a change that is a record of the log, such as a topic's deletion; whether the disk has it.
+
+        Slaves are waited for, too, as long as a send would wait. If they do not have it in time, the change has been
+        made all the same, and they get it as they get everything.
+        """
+        copies = self._copied(end, self._live.now)
+        if not await self._commit.wait(end):
+            return False
+        if isinstance(copies, asyncio.Future):
+            await asyncio.wait([copies])
+        code = _code(None, copies)
+        if code is not ResponseCode.SUCCESS:
+            log.warning("%s is done here, and not yet at the slaves (%s)", what, code.name)
+        return True
+
+
+def _limited(future: asyncio.Future[bool], milliseconds: int) -> asyncio.Future[bool]:
+    """Has a wait end in time; the timer goes with the wait."""
+    if not future.done():
+        timer = asyncio.get_running_loop().call_later(milliseconds / 1000, _expire, future)
+        future.add_done_callback(lambda _: timer.cancel())
+    return future
+
+
+def _expire(future: asyncio.Future[bool]) -> None:
+    if not future.done():
+        future.set_result(False)
+
+
+def _settle(
+    answer: asyncio.Future[ResponseCode],
+    disk: asyncio.Future[bool] | None,
+    copies: ResponseCode | asyncio.Future[bool],
+    _: object,
+) -> None:
+    waits = [part for part in (disk, copies) if isinstance(part, asyncio.Future)]
+    if not answer.done() and all(part.done() for part in waits):
+        answer.set_result(_code(disk, copies))
+
+
+def _code(disk: asyncio.Future[bool] | None, copies: ResponseCode | asyncio.Future[bool]) -> ResponseCode:
+    """The code when all waits are over."""
+    if isinstance(copies, asyncio.Future):
+        copied = not copies.cancelled() and copies.result()
+        copies = ResponseCode.SUCCESS if copied else ResponseCode.FLUSH_SLAVE_TIMEOUT
+    if copies is not ResponseCode.SUCCESS:
+        return copies
+    on_disk = disk is None or (not disk.cancelled() and disk.result())
+    return ResponseCode.SUCCESS if on_disk else ResponseCode.FLUSH_DISK_TIMEOUT

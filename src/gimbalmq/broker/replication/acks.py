@@ -1,0 +1,103 @@
+"""How far slaves have come, and who waits for that.
+
+Waits for the same number of slaves, or for the same ones, are in the order of the log, so one report of a slave frees
+all of them that it reaches, and looks at no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+Need = int | frozenset[int]
+"""So many slaves, whichever; or these, by their ids."""
+
+
+class Copy(Protocol):
+    """What is known of one slave's log (``replica.Replica``)."""
+
+    @property
+    def acked(self) -> int:
+        """Where it ends, as the slave reported; -1 before its first report."""
+        ...
+
+    @property
+    def slave_id(self) -> int | None: ...
+
+
+class ReplicaAcks:
+    """Waits for slaves.
+
+    Args:
+        copies: of the slaves that are connected; whoever changes them or their reports calls ``changed``.
+        end: where our own log ends.
+    """
+
+    def __init__(self, copies: Iterable[Copy], end: Callable[[], int]) -> None:
+        self._copies = copies
+        self._end = end
+        self._waits: dict[Need, deque[tuple[int, asyncio.Future[bool]]]] = {}
+
+    @property
+    def connected(self) -> int:
+        """Slaves that have said where their log ends."""
+        return sum(copy.acked >= 0 for copy in self._copies)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return sum(not future.done() for waits in self._waits.values() for _, future in waits)
+
+    def in_sync(self, gap: int) -> int:
+        """Slaves that are less than ``gap`` bytes behind."""
+        least = self._end() - gap
+        return sum(copy.acked >= 0 and copy.acked > least for copy in self._copies)
+
+    def reached(self, need: Need) -> int:
+        """The end of what so many slaves, or all of these, have; -1 if there are too few."""
+        if isinstance(need, int):
+            acked = sorted((copy.acked for copy in self._copies), reverse=True)
+            return acked[need - 1] if len(acked) >= need else -1
+        by_id = dict.fromkeys(need, -1)
+        for copy in self._copies:
+            if copy.slave_id in by_id:
+                by_id[copy.slave_id] = max(by_id[copy.slave_id], copy.acked)
+        return min(by_id.values())
+
+    def wait(self, end: int, need: Need) -> asyncio.Future[bool]:
+        """Done when enough slaves have the log up to ``end``; False if nobody listens to slaves any more.
+
+        Whoever waits no longer settles the future itself.
+        """
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if self.reached(need) >= end:
+            future.set_result(True)
+            return future
+        waits = self._waits.get(need)
+        if waits is None:
+            waits = self._waits[need] = deque()
+        while waits and waits[0][1].done():
+            waits.popleft()
+        waits.append((end, future))
+        return future
+
+    def changed(self) -> None:
+        """A slave has come further, has come or has gone."""
+        for need, waits in list(self._waits.items()):
+            reached = self.reached(need)
+            while waits and (waits[0][0] <= reached or waits[0][1].done()):
+                future = waits.popleft()[1]
+                if not future.done():
+                    future.set_result(True)
+            if not waits:
+                del self._waits[need]
+
+    def give_up(self) -> None:
+        """Nobody's wait will be over: there will be no more reports."""
+        for waits in self._waits.values():
+            for _, future in waits:
+                if not future.done():
+                    future.set_result(False)
+        self._waits.clear()

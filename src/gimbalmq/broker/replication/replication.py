@@ -1,0 +1,466 @@
+"""Replication of one broker: the stream in both directions, copies of tables, and changes of the role at run time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from gimbalmq._clock import Clock
+from gimbalmq.broker.config import BrokerConfig, LiveConfig
+from gimbalmq.broker.longpoll import LongPoll
+from gimbalmq.broker.metadata import Groups, Topics
+from gimbalmq.broker.registration import Registrar
+from gimbalmq.broker.replication import agreement
+from gimbalmq.broker.replication.config import ASYNC_MASTER, MASTER_ID, SLAVE, SYNC_MASTER
+from gimbalmq.broker.replication.follower import Follower, State
+from gimbalmq.broker.replication.masters import Master, NamedMasters, require_no_other
+from gimbalmq.broker.replication.progress import CopiedProgress
+from gimbalmq.broker.replication.rejoining import last_common
+from gimbalmq.broker.replication.role import Kind, Role, Roles
+from gimbalmq.broker.replication.role_file import RoleFile
+from gimbalmq.broker.replication.services import MasterServices
+from gimbalmq.broker.replication.source import HaSource
+from gimbalmq.errors import CopyRefusedError, ListenError, RocketMQError, StateError, StoreError
+from gimbalmq.protocol.headers.nameserver import RegisterBrokerReply
+from gimbalmq.store.consumequeue import QueueLog
+from gimbalmq.store.cutting import CutReport
+from gimbalmq.store.message_store import MessageStore
+from gimbalmq.transport.network import Network
+from gimbalmq.transport.pool import ChannelPool
+from gimbalmq.transport.tasks import Tasks
+from gimbalmq.transport.turns import Turns
+
+log = logging.getLogger(__name__)
+
+_SEEK_SECONDS = 1.0
+_HA_PORT_DISTANCE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SlaveStatus:
+    """A slave, as its master sees it."""
+
+    address: str
+    slave_id: int | None
+    acked: int
+    sent: int
+    behind: int
+    bytes_per_second: int
+    in_sync: bool
+    seconds_behind: float
+    """How long ago it had all that the master had."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationStatus:
+    """What replication does at this moment, for tools.
+
+    Attributes:
+        role: master or slave, and which id.
+        log_begin, log_end: bounds of the own log; of a slave's the bytes received count.
+        master, master_ha: whom a slave copies; empty if it does not know, and at a master.
+        state: what a slave is doing; empty at a master.
+        trouble: why a slave does not follow; None if it does.
+        lag: bytes of the master's log that a slave does not have.
+        bytes_per_second: what a slave receives.
+        last_read_ms, last_write_ms: when a slave last heard of its master, and told it something.
+        slaves: those that copy this broker.
+    """
+
+    role: Role
+    log_begin: int
+    log_end: int
+    master: str = ""
+    master_ha: str = ""
+    state: str = ""
+    trouble: str | None = None
+    lag: int = 0
+    bytes_per_second: int = 0
+    last_read_ms: int = 0
+    last_write_ms: int = 0
+    slaves: tuple[SlaveStatus, ...] = ()
+
+
+class Replication:
+    """Java: the parts of BrokerController, HAService and ReplicasManager that a change of the role concerns.
+
+    Attributes:
+        roles: the role in force.
+        source: where slaves copy this broker's log.
+        follower: copies the master's log while this broker is a slave.
+        only_master: with a controller, the ordinary address of the master that it has named; no other one is copied.
+        on_cut: told of the offset at which our log has been cut.
+        on_copying: told when this broker begins to copy a master (its ordinary address), and with None when it stops.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        live: LiveConfig,
+        network: Network,
+        pool: ChannelPool,
+        clock: Clock,
+        turns: Turns,
+        roles: Roles,
+        role_file: RoleFile,
+        registration: Registrar,
+        services: MasterServices,
+        progress: CopiedProgress,
+        topics: Topics,
+        groups: Groups,
+        long_poll: LongPoll,
+        source: HaSource,
+        arrived: Callable[[Sequence[QueueLog]], None],
+    ) -> None:
+        self._store = store
+        self._live = live
+        self._pool = pool
+        self._clock = clock
+        self._turns = turns
+        self._role_file = role_file
+        self._registration = registration
+        self._services = services
+        self._progress = progress
+        self._topics = topics
+        self._groups = groups
+        self._long_poll = long_poll
+        self._named = NamedMasters()
+        self._tasks = Tasks("replication")
+        self._changing = asyncio.Lock()
+        self._master_begin: int | None = None
+        """Where the master's log begins; None if it has not been asked, or this broker is the master."""
+        self._listens = False
+        self.roles = roles
+        self.source = source
+        self.follower = Follower(store, live, network, pool, clock, arrived)
+        self.only_master: str | None = None
+        self.on_cut: list[Callable[[int], None]] = []
+        self.on_copying: list[Callable[[str | None], None]] = []
+        registration.answered = self._answered
+
+    # -- life --------------------------------------------------------------------------------
+
+    async def listen(self, config: BrokerConfig) -> None:
+        """Opens the port that slaves copy from.
+
+        Raises:
+            ListenError: it is taken, and it was asked for. A broker that nobody may copy works otherwise.
+        """
+        port = config.ha_listen_port or (config.listen_port and config.listen_port + _HA_PORT_DISTANCE)
+        try:
+            await self.source.start(config.bind_address, port)
+            self._listens = True
+        except ListenError as error:
+            if config.ha_listen_port or config.broker_role == SYNC_MASTER:
+                raise
+            log.warning("no slave can copy this broker: %s; name another port with haListenPort", error)
+
+    @property
+    def ha_address(self) -> str:
+        """Where slaves copy this broker's log, as name servers are told; empty if nobody can."""
+        return f"{self._live.now.broker_ip2}:{self.source.port}" if self._listens else ""
+
+    async def require_place(self, own_address: str) -> None:
+        """Raises ConfigError if this broker is to be the master, and there is another one."""
+        if self.roles.is_master:
+            await require_no_other(self._pool, self._live.now, own_address)
+
+    async def start(self) -> None:
+        """Goes about its role; the name servers have been told of it."""
+        if not self.roles.is_master and self.roles.now.online:
+            await self._copy()
+        self._tasks.every(_SEEK_SECONDS, self._seek, "master", first=0.0)
+
+    async def close(self) -> None:
+        await self._tasks.close()
+        await self.follower.close()
+        await self.source.close()
+
+    # -- the master --------------------------------------------------------------------------
+
+    @property
+    def master_address(self) -> str:
+        """Where clients reach the master; empty if that is not known, or this broker is it."""
+        target = self.follower.target
+        return target.master_address if target is not None and not self.roles.is_master else ""
+
+    def _answered(self, name_server: str, answer: RegisterBrokerReply) -> None:
+        self._named.heard(name_server, answer, self._registration.address)
+        if not self.roles.is_master:
+            self._aim()
+
+    def _aim(self) -> None:
+        """Copies the master that is known; one that is not named any more is still tried."""
+        config = self._live.now
+        master = self._named.best(config.namesrv_addresses)
+        if config.ha_master_address and not config.enable_controller_mode:
+            self.aim(Master(master.address if master is not None else "", config.ha_master_address))
+        elif master is not None and self.only_master in (None, master.address):
+            self.aim(master)
+
+    def aim(self, master: Master) -> None:
+        """Has this slave copy that master."""
+        before = self.follower.target
+        self.follower.aim(master.ha_address, master.address or None)
+        if self.follower.target != before:
+            self._master_begin = None
+            self._progress.forget()
+            self._tell(self.master_address)
+
+    def forget_master(self) -> None:
+        """Nothing is copied until somebody says whom."""
+        self._named.forget()
+        self.follower.aim(None, None)
+
+    def _tell(self, master: str | None) -> None:
+        for hear in self.on_copying:
+            hear(master)
+
+    async def _seek(self) -> None:
+        """What a slave does every second."""
+        if self.roles.is_master or not self.roles.now.online or self._changing.locked():
+            return
+        if not self.follower.is_connected:
+            await self._registration.ask_for_master()
+        if self.follower.state is State.REFUSED and self._live.now.ha_cut_tail_from >= 0:
+            await self._cut_tail()
+        await self._look_at_master()
+        if not self.roles.is_master:
+            self._progress.settle()
+
+    async def _look_at_master(self) -> None:
+        """Which files the master has deleted, and so may we."""
+        target = self.follower.target
+        if target is None or not self.follower.is_connected:
+            return
+        try:
+            begin, _ = await agreement.bounds(self._pool, target.master_address)
+        except RocketMQError:
+            return  # the stream shows whether it lives
+        if target == self.follower.target and not self.roles.is_master:
+            self._master_begin = begin
+
+    def keep(self, limit: int) -> int:
+        """Asked before the log's files below ``limit`` go: a slave deletes what its master has deleted.
+
+        What waits in older files, such as timers, its master puts again before it deletes them. A slave cannot do that.
+        """
+        if self.roles.is_master:
+            return limit
+        if self._master_begin is None or self._changing.locked():
+            return self._store.min_commitlog_offset
+        return min(limit, self._master_begin)
+
+    # -- changes of the role -----------------------------------------------------------------
+
+    async def change(self, config: BrokerConfig) -> None:
+        """Takes the role of a configuration by hand: brokerRole and brokerId.
+
+        Raises:
+            StateError: a controller gives the roles here.
+            StoreError: the store could not change over; the role is the old one.
+        """
+        if config.enable_controller_mode:
+            raise StateError(
+                "the controller gives this broker its role: ask it to elect another master "
+                "(gimbalmq broker elect), or start the broker with enableControllerMode=false"
+            )
+        if config.broker_role == SLAVE:
+            await self.become_slave(config.broker_id)
+        else:
+            await self.become_master(wait=config.broker_role == SYNC_MASTER)
+
+    async def become_master(self, *, epoch: int = 0, wait: bool | None = None) -> None:
+        """Makes this broker the master; nothing if it is.
+
+        It is the caller who has made sure that there is no other one.
+
+        Args:
+            epoch: of the new term, if there is a controller.
+            wait: whether sends wait for slaves (SYNC_MASTER); by default as the configuration says.
+
+        Raises:
+            StoreError: the store could not change over; the broker is a slave as before.
+        """
+        async with self._changing:
+            role = Role(Kind.MASTER, MASTER_ID, epoch=epoch)
+            if not self.roles.is_master:
+                log.info("becoming the master; the log ends at %d", self._store.max_commitlog_offset)
+                await self._take_over()
+            self._swap(MASTER_ID, self._master_role(wait))
+            self.follower.aim(None, None)
+            self._topics.new_term(epoch or self._topics.version.state_version + 1)
+            self.roles.change(role)
+            log.warning("this broker is the %s from now on", role)
+            await self._keep_role()
+
+    def _master_role(self, wait: bool | None) -> str:
+        config = self._live.now
+        if wait is None:
+            wait = config.enable_controller_mode or config.broker_role == SYNC_MASTER
+        return SYNC_MASTER if wait else ASYNC_MASTER
+
+    async def _take_over(self) -> None:
+        self._tell(None)
+        await self.follower.close()
+        self._progress.settle()
+        self._progress.forget()
+        try:
+            self._store.lead()
+            self._topics.is_copy = self._groups.is_copy = False
+            await self._turns.run(self._services.go_on(promoted=True))
+        except BaseException:
+            self._services.rest()
+            self._store.follow()
+            await self._copy()
+            raise
+        self.source.drop_all()
+        self._master_begin = None
+
+    async def become_slave(
+        self, broker_id: int, *, epoch: int = 0, master: Master | None = None, acting: bool = False
+    ) -> None:
+        """Makes this broker a slave; from the first moment on it takes nothing but what its master has.
+
+        Args:
+            broker_id: its id, 1 or more.
+            epoch: of the master, if there is a controller.
+            master: whom to copy; by default whom the name servers name.
+            acting: it stands in for a master that is gone.
+        """
+        assert broker_id > MASTER_ID
+        async with self._changing:
+            role = Role(Kind.SLAVE, broker_id, epoch=epoch, acting=acting)
+            was_master = self.roles.is_master
+            self._swap(broker_id, SLAVE)
+            self.roles.change(role)
+            if was_master:
+                self._services.rest()
+                self._store.follow()
+                self.source.drop_all()
+                self._named.forget()
+                self._long_poll.wake_all()
+                log.warning("this broker is a %s from now on", role)
+            if master is not None:
+                self.aim(master)
+            await self._copy()
+            await self._keep_role()
+
+    async def _copy(self) -> None:
+        """What a slave does: its log and its tables are copies."""
+        self._topics.is_copy = self._groups.is_copy = True
+        self._aim()
+        await self.follower.start()
+        self._tell(self.master_address or None)
+
+    def _swap(self, broker_id: int, role: str) -> None:
+        self._live.swap(replace(self._live.now, broker_id=broker_id, broker_role=role))
+
+    async def _keep_role(self) -> None:
+        """A role that was given by hand is kept for the next start; what a controller says is not."""
+        if self._live.now.enable_controller_mode:
+            return
+        try:
+            await self._role_file.save(self._live.now)
+        except StoreError as error:
+            log.error(
+                "the role of this broker cannot be saved: %s; after a restart it would be the old one, so change "
+                "brokerRole and brokerId in its configuration",
+                error,
+            )
+
+    # -- a tail that the master does not have ------------------------------------------------
+
+    async def _cut_tail(self) -> None:
+        """Cuts what the master does not have, because the operator has said so (haCutTailFrom)."""
+        target = self.follower.target
+        if target is None:
+            return
+        async with self._changing:
+            allowed = self._live.now.ha_cut_tail_from
+            if self.roles.is_master or allowed < 0:
+                return
+            await self.follower.close()
+            try:
+                common = await self.last_common(target.master_address)
+                if common < allowed:
+                    log.error(
+                        "nothing is cut: our log parts from that of %s at %d, and haCutTailFrom=%d is behind that",
+                        target.master_address,
+                        common,
+                        allowed,
+                    )
+                elif common < self._store.max_commitlog_offset:
+                    await self.cut(common)
+            except CopyRefusedError as error:
+                log.error("nothing is cut: %s", error)
+            except RocketMQError as error:
+                log.warning("nothing is cut yet: %s; tried again", error)
+                return
+            finally:
+                await self.follower.start()
+            self._live.swap(replace(self._live.now, ha_cut_tail_from=-1))
+
+    async def last_common(self, master: str) -> int:
+        """Behind the last record that our log has in common with a master's (``rejoining``)."""
+        return await last_common(self._store, self._pool, master, self._turns)
+
+    async def cut(self, offset: int) -> CutReport:
+        """Cuts our log, which is a slave's, and says what is lost.
+
+        Raises:
+            StoreError: it cannot be cut there, or the disk failed.
+        """
+        report = await self._turns.run(self._store.cut_steps(offset))
+        lost = ", ".join(f"{topic}: {count}" for topic, count in sorted(report.topics.items())[:100])
+        log.warning(
+            "cut our log from %d to %d, which the master does not have: %d records are lost (%s)",
+            report.begin,
+            report.end,
+            report.records,
+            lost,
+        )
+        self._progress.forget()
+        self._services.distrust()
+        for hear in self.on_cut:
+            hear(offset)
+        return report
+
+    # -- for tools ---------------------------------------------------------------------------
+
+    def status(self) -> ReplicationStatus:
+        now, store, follower = self._clock.monotonic(), self._store, self.follower
+        slaves = tuple(
+            SlaveStatus(
+                replica.address,
+                replica.slave_id,
+                replica.acked,
+                replica.sent,
+                replica.behind,
+                replica.bytes_per_second,
+                replica.in_sync,
+                0.0 if not replica.behind else max(0.0, now - replica.caught_up_at),
+            )
+            for replica in self.source.replicas
+        )
+        if self.roles.is_master:
+            return ReplicationStatus(
+                self.roles.now, store.min_commitlog_offset, store.max_commitlog_offset, slaves=slaves
+            )
+        target = follower.target
+        return ReplicationStatus(
+            self.roles.now,
+            store.min_commitlog_offset,
+            store.received_offset,
+            master=self.master_address,
+            master_ha="" if target is None else target.ha_address,
+            state=str(follower.state),
+            trouble=follower.trouble,
+            lag=follower.lag,
+            bytes_per_second=follower.bytes_per_second,
+            last_read_ms=follower.last_read_ms,
+            last_write_ms=follower.last_write_ms,
+            slaves=slaves,
+        )

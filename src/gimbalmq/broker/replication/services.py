@@ -1,0 +1,96 @@
+"""What only a master does: it delivers delayed messages and timers, asks about transactions, and corrects tables.
+
+A slave's parts rest. When it becomes the master they go on from what is in its log and in the tables it has copied; so
+does a broker that starts as a master from the folder of a slave.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from gimbalmq._steps import Steps
+from gimbalmq.broker.delay_levels import DelayLevels
+from gimbalmq.broker.locks import QueueLocks
+from gimbalmq.broker.metadata import ConsumerOffsets, Topics
+from gimbalmq.broker.timers import Timers
+from gimbalmq.broker.transactions import Transactions
+from gimbalmq.model import topics as topic_names
+from gimbalmq.protocol.bodies import TopicConfig
+from gimbalmq.store.consumequeue import MAX_QUEUES
+from gimbalmq.store.message_store import MessageStore
+from gimbalmq.store.timer_files import TimerCheck
+
+log = logging.getLogger(__name__)
+
+_TOPICS_AT_ONCE = 64
+
+
+class MasterServices:
+    """The parts that rest at a slave."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: Topics,
+        offsets: ConsumerOffsets,
+        locks: QueueLocks,
+        delays: DelayLevels,
+        timers: Timers,
+        transactions: Transactions,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._offsets = offsets
+        self._locks = locks
+        self._delays = delays
+        self._timers = timers
+        self._transactions = transactions
+
+    def go_on(self, *, promoted: bool = False) -> Steps[None]:
+        """Has all of them go on, in steps. The store takes messages already, but nobody may send any yet.
+
+        Args:
+            promoted: this broker was a slave until now.
+        """
+        yield from self._adopt_orphans()
+        yield from self._offsets.clamp(self._end_of)
+        yield from self._delays.go_on(promoted=promoted)
+        yield from self._timers.go_on(promoted=promoted)
+        yield from self._transactions.go_on()
+
+    def rest(self) -> None:
+        """Somebody else is the master from now on."""
+        self._delays.rest()
+        self._timers.rest()
+        self._transactions.rest()
+        self._locks.forget_all()
+
+    def distrust(self) -> None:
+        """While it rests: the log has lost its end, and what is noted may tell of what went with it.
+
+        If the next master's word does not come before this broker goes on, the log alone tells.
+        """
+        self._delays.copy({"marksFrom": 0})
+        self._timers.copy(TimerCheck(marks_from=0))
+        for topic in (topic_names.HALF_TOPIC, topic_names.OP_HALF_TOPIC):
+            if self._offsets.get(topic_names.TRANS_GROUP, topic, 0) > 0:
+                self._offsets.commit(topic_names.TRANS_GROUP, topic, 0, 0)
+
+    def _end_of(self, topic: str, queue_id: int) -> int:
+        queue = self._store.find_queue(topic, queue_id)
+        return 0 if queue is None else queue.max_offset
+
+    def _adopt_orphans(self) -> Steps[None]:
+        """A topic with messages but no configuration gets one.
+
+        There was a crash just after it was made, or the last table that a slave has copied is older than it.
+        """
+        for number, topic in enumerate(self._store.topics(), 1):
+            if topic not in self._topics:
+                count = min(max(self._store.queue_ids(topic), default=0) + 1, MAX_QUEUES)
+                log.warning("topic %s has messages but no configuration; given %d queues", topic, count)
+                self._topics.adopt(
+                    TopicConfig(topic_name=topic, read_queue_nums=count, write_queue_nums=count)
+                )
+            if number % _TOPICS_AT_ONCE == 0:
+                yield

@@ -1,0 +1,274 @@
+"""``gimbalmq cluster local``: a whole cluster on this machine, for trying out.
+
+Every server is a process of its own, because what one wants to try is to kill one. They end with this command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gimbalmq.cli.asking import FAILED, OK, Parser, Parsers, whole_number
+from gimbalmq.cli.output import announce, complain
+from gimbalmq.cli.terminal import table
+from gimbalmq.errors import ConfigError
+
+HOST = "127.0.0.1"
+_PORT_STEP = 10
+"""A broker listens at its port, two before it and one behind it."""
+_READY_SECONDS = 60.0
+_END_SECONDS = 30.0
+_PARENT_DIED = 1
+"""PR_SET_PDEATHSIG of Linux."""
+
+_EPILOG = """\
+examples:
+  gimbalmq cluster local                              two brokers, each a master and a slave
+  gimbalmq cluster local --brokers 1 --replicas 3 --sync
+  gimbalmq cluster local --store ./cluster            kept; without it everything is deleted at the end
+
+Every server is a process of its own, which may be killed; the command says what to try. Ctrl-C ends all of them.
+"""
+
+
+def add_command(commands: Parsers[Parser]) -> None:
+    parser = commands.add_parser(
+        "local",
+        help="start a cluster with replicas on this machine, for trying out",
+        description="Runs a name server and brokers with slaves, on this machine only, until SIGTERM or Ctrl-C.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--brokers", type=whole_number(1, 26), default=2, metavar="N", help="broker names, a to z (2)")
+    add(
+        "--replicas",
+        type=whole_number(1, 9),
+        default=2,
+        metavar="M",
+        help="copies of each: 1 is a master alone (2)",
+    )
+    add("--sync", action="store_true", help="masters answer a send only when a slave has it, too")
+    add("--store", type=Path, metavar="DIR", help="keep everything here (default: a folder that is deleted)")
+    add("--port", type=whole_number(3, 65000), default=10911, metavar="N", help="of the first broker (10911)")
+    add("--namesrv-port", type=whole_number(1, 65535), default=9876, metavar="N", help="(9876)")
+    from gimbalmq.cli.main import pair
+
+    add(
+        "--set",
+        type=pair,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any key of brokers; repeatable",
+    )
+    add("--debug", action="store_true", help="log everything, show tracebacks")
+    parser.set_defaults(run=_run, log_level="warning", log_file=None)
+
+
+@dataclass
+class Child:
+    """A server: the command that starts it, and its process once it runs.
+
+    Attributes:
+        words: behind ``gimbalmq``.
+        log: the file of its log.
+    """
+
+    title: str
+    words: list[str]
+    log: Path
+    address: str
+    process: asyncio.subprocess.Process | None = None
+    ended: bool = field(default=False, init=False)
+
+    @property
+    def command(self) -> str:
+        """What a person types to start it again."""
+        return shlex.join(["gimbalmq", *self.words])
+
+    async def start(self) -> None:
+        """Returns when it accepts connections; raises ConfigError with what it said if it does not."""
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gimbalmq", *self.words),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for this command, which ends them in order
+                preexec_fn=_ends_with_parent(),
+            )
+        assert self.process.stdout is not None
+        try:
+            async with asyncio.timeout(_READY_SECONDS):
+                line = await self.process.stdout.readline()
+        except TimeoutError:
+            line = b""
+        if b"ready" not in line:
+            await self.end()
+            lines = self.log.read_text(errors="replace").splitlines()
+            raise ConfigError(
+                self.title, self.address, lines[-1] if lines else f"it did not start; see {self.log}"
+            )
+
+    async def end(self) -> None:
+        """Ends it cleanly, or by force if that takes too long."""
+        process = self.process
+        if process is None or process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def _ends_with_parent() -> Callable[[], None] | None:
+    """What a new process does first, so that it does not outlive this one if this one is killed."""
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    return lambda: libc.prctl(_PARENT_DIED, signal.SIGTERM)
+
+
+def _run(args: argparse.Namespace) -> int:
+    last = args.port + _PORT_STEP * (args.brokers * args.replicas - 1) + 1
+    if last > 65535:
+        raise ConfigError(
+            "--port", args.port, f"the last port would be {last}; use {args.port - (last - 65535)}"
+        )
+    if args.sync and args.replicas == 1:
+        raise ConfigError("--sync", "", "there is no slave to wait for; use --replicas 2 or more")
+    folder = (
+        Path(tempfile.mkdtemp(prefix="gimbalmq-"))
+        if args.store is None
+        else args.store.expanduser().resolve()
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return asyncio.run(_until_signal(args, folder))
+    except OSError as error:
+        raise ConfigError(
+            "--store", folder, f"{error.strerror or error}; name a folder that can be made"
+        ) from error
+    finally:
+        if args.store is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def children(args: argparse.Namespace, folder: Path) -> tuple[Child, list[Child]]:
+    """The name server and the brokers, masters before slaves."""
+    namesrv = f"{HOST}:{args.namesrv_port}"
+    words = ["namesrv", "--port", str(args.namesrv_port), "--data", str(folder / "namesrv")]
+    first = Child("name server", words, folder / "namesrv.log", namesrv)
+    brokers = []
+    for replica in range(args.replicas):
+        for index in range(args.brokers):
+            name = f"broker-{chr(ord('a') + index)}"
+            place = f"{name}-{replica}"
+            port = args.port + _PORT_STEP * (index * args.replicas + replica)
+            words = ["broker", "--name", name, "--port", str(port), "--namesrv", namesrv]
+            words += ["--store", str(folder / place)]
+            if replica:
+                words += ["--slave", str(replica)]
+            elif args.sync:
+                words.append("--sync-master")
+            for key, value in args.set:
+                words += ["--set", f"{key}={value}"]
+            role = f"slave {replica}" if replica else "master"
+            brokers.append(Child(f"{name} {role}", words, folder / f"{place}.log", f"{HOST}:{port}"))
+    return first, brokers
+
+
+async def _until_signal(args: argparse.Namespace, folder: Path) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    nameserver, brokers = children(args, folder)
+    try:
+        for child in (nameserver, *brokers):
+            await child.start()
+            if stop.is_set():
+                return OK
+        announce(_ready(args, folder, nameserver, brokers))
+        watchers = [asyncio.create_task(_watch(child, args, stop)) for child in (nameserver, *brokers)]
+        await stop.wait()
+        for watcher in watchers:
+            watcher.cancel()
+        announce("ending all servers")
+        return OK
+    except ConfigError as error:
+        complain(f"{error.args[0]}")
+        return FAILED
+    finally:
+        # Slaves and masters together, the name server last: brokers tell it that they go.
+        await asyncio.gather(*(child.end() for child in brokers))
+        await nameserver.end()
+
+
+async def _watch(child: Child, args: argparse.Namespace, stop: asyncio.Event) -> None:
+    """Says when a server has ended that was not told to here."""
+    assert child.process is not None
+    code = await child.process.wait()
+    if stop.is_set():
+        return
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    lines = [f"{child.title} at {child.address} has ended ({how})."]
+    if child.title.endswith("master") and args.replicas > 1:
+        broker = child.title.split()[0]
+        lines.append(
+            f"  gimbalmq{_asks(args)} broker promote {broker}     makes its fullest slave the master"
+        )
+        lines.append("  (or start it again as it was:)")
+    lines.append(f"  {child.command}")
+    announce("\n".join(lines))
+
+
+def _asks(args: argparse.Namespace) -> str:
+    """How commands find the name server, if it is not where they look."""
+    return "" if args.namesrv_port == 9876 else f" -n {HOST}:{args.namesrv_port}"
+
+
+def _ready(args: argparse.Namespace, folder: Path, nameserver: Child, brokers: list[Child]) -> str:
+    rows = [
+        (child.title, child.address, child.process.pid if child.process else None, child.log)
+        for child in (nameserver, *sorted(brokers, key=lambda child: child.title))
+    ]
+    asks = _asks(args)
+    master = brokers[0]
+    assert master.process is not None
+    kept = "" if args.store is not None else ", which is deleted at the end"
+    lines = [
+        f"The cluster is ready. Its files are in {folder}{kept}.",
+        "",
+        table(("SERVER", "ADDRESS", "PID", "LOG"), rows),
+        "",
+        "Try, in another terminal:",
+        f"  gimbalmq{asks} topic create orders --queues 4",
+        f"  gimbalmq{asks} message send orders hello",
+        f"  gimbalmq{asks} broker ha-status                      who copies whom, and how far behind",
+    ]
+    if args.replicas > 1:
+        lines += [
+            f"  kill -9 {master.process.pid:<46} # broker-a's master is gone: its messages can still be read",
+            f"  gimbalmq{asks} message print orders",
+            f"  gimbalmq{asks} broker promote broker-a               its slave becomes the master",
+        ]
+    lines.append("Ctrl-C ends all servers.")
+    return "\n".join(lines)

@@ -1,0 +1,402 @@
+"""A broker's life with a controller, over real sockets; roles are only noted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gimbalmq._clock import SYSTEM_CLOCK
+from gimbalmq.broker.config import BrokerConfig, LiveConfig
+from gimbalmq.broker.replication.controller import Controllers
+from gimbalmq.broker.replication.elections import Elections, Progress
+from gimbalmq.broker.replication.identity import Applied, IdentityFile
+from gimbalmq.broker.replication.sync_set import SyncSet
+from gimbalmq.errors import ConfigError, ConnectError, StoreIOError
+from gimbalmq.protocol.codes import RequestCode, ResponseCode
+from gimbalmq.rpc.controller import Standing
+from gimbalmq.transport.pool import ChannelPool
+from tests.broker.replication.controller_double import ControllerDouble
+from tests.peers.process import free_port
+from tests.support import run, until
+
+NAME = "broker-a"
+
+
+class Slave:
+    def __init__(self, slave_id: int, acked: int) -> None:
+        self.slave_id: int | None = slave_id
+        self.acked = acked
+
+
+class Broker:
+    """Takes roles as a broker would, and notes them."""
+
+    def __init__(self, number: int, folder: Path, controllers: list[str], *, was_closed: bool = True) -> None:
+        config = BrokerConfig(
+            store_path_root_dir=str(folder),
+            broker_name=NAME,
+            all_ack_in_sync_state_set=True,
+            enable_controller_mode=True,
+            controller_addr=";".join(controllers),
+            broker_heartbeat_interval=50,
+            sync_broker_metadata_period=5_000,
+            check_sync_state_set_period=100,
+        )
+        self.live = LiveConfig(config)
+        self.pool = ChannelPool()
+        self.address = f"127.0.0.1:{20_000 + number}"
+        self.roles: list[tuple[str, Standing]] = []
+        self.epoch = -1
+        self.end = 100 * number
+        self.slaves: list[Slave] = []
+        self.fails = 0
+        identity = IdentityFile(folder / "brokerIdentity", config.broker_cluster_name, NAME)
+        self.elections = Elections(
+            Controllers(self.pool, config.controller_addresses),
+            identity,
+            self.live,
+            SYSTEM_CLOCK,
+            self.address,
+            self,
+            was_closed=was_closed,
+        )
+
+    def progress(self) -> Progress:
+        return Progress(self.epoch, self.end, self.end)
+
+    async def lead(self, standing: Standing) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise StoreIOError("the disk is gone")
+        assert self.elections.own_id is not None
+        sync_set = SyncSet(self.elections.own_id, self.slaves, lambda: self.end, self.live, SYSTEM_CLOCK)
+        sync_set.begin(standing.in_sync, standing.set_epoch)
+        sync_set.wish = self.elections.wish
+        self.elections.sync_set = sync_set
+        self.epoch = standing.master_epoch
+        self.roles.append(("master", standing))
+
+    async def follow(self, standing: Standing) -> None:
+        self.elections.sync_set = None
+        self.roles.append(("slave", standing))
+
+    @property
+    def role(self) -> str:
+        return self.roles[-1][0] if self.roles else ""
+
+    async def close(self) -> None:
+        await self.elections.close()
+        await self.pool.close()
+
+
+@asynccontextmanager
+async def broker(number: int, folder: Path, *controllers: str, joins: bool = True) -> AsyncIterator[Broker]:
+    made = Broker(number, folder / str(number), list(controllers))
+    (folder / str(number)).mkdir(exist_ok=True)
+    await made.elections.start()
+    try:
+        if joins:
+            await made.elections.joined()
+        yield made
+    finally:
+        await made.close()
+
+
+def test_the_first_is_master_the_second_its_slave(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with (
+            ControllerDouble() as double,
+            broker(1, tmp_path, double.address) as first,
+            broker(2, tmp_path, double.address) as second,
+        ):
+            assert (first.role, second.role) == ("master", "slave")
+            assert (first.elections.own_id, second.elections.own_id) == (1, 2)
+            standing = second.roles[0][1]
+            assert standing == Standing(1, first.address, 1, frozenset((1,)), 1)
+            text = (tmp_path / "2" / "brokerIdentity").read_text()
+            assert text == f"DefaultCluster#{NAME}#2"
+            assert not (tmp_path / "2" / "brokerIdentity-temp").exists()
+            beat = double.alive[NAME][2]
+            assert (beat.max_offset, beat.heartbeat_timeout_mills) == (200, 10_000)
+            assert first.elections.trouble is None
+
+    run(work())
+
+
+def test_a_restart_keeps_the_id(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ControllerDouble() as double:
+            async with broker(1, tmp_path, double.address):
+                async with broker(2, tmp_path, double.address) as second:
+                    assert second.elections.own_id == 2
+                async with broker(2, tmp_path, double.address) as second:
+                    assert second.elections.own_id == 2
+            assert double.count(RequestCode.CONTROLLER_GET_NEXT_BROKER_ID) == 2
+
+    run(work())
+
+
+def test_a_crash_between_the_two_questions_for_an_id_costs_none(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ControllerDouble() as double:
+            double.swallow.append(RequestCode.CONTROLLER_APPLY_BROKER_ID)
+            async with broker(1, tmp_path, double.address, joins=False):
+                await until(lambda: NAME in double.replicas)
+            assert (tmp_path / "1" / "brokerIdentity-temp").exists()
+            async with broker(1, tmp_path, double.address) as again:
+                assert again.elections.own_id == 1
+            assert list(double.replicas[NAME].codes) == [1]
+
+    run(work())
+
+
+def test_an_id_that_somebody_else_has_is_given_up(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ControllerDouble() as double:
+            (tmp_path / "1").mkdir()
+            identity = IdentityFile(tmp_path / "1" / "brokerIdentity", "DefaultCluster", NAME)
+            identity.apply(Applied(1, "127.0.0.1:1;1"))
+            async with broker(2, tmp_path, double.address), broker(1, tmp_path, double.address) as late:
+                assert late.elections.own_id == 2
+
+    run(work())
+
+
+def test_the_death_of_the_master_makes_the_slave_master(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ControllerDouble() as double, broker(2, tmp_path, double.address, joins=False) as second:
+            await second.elections.joined()
+            async with broker(1, tmp_path, double.address) as other:
+                # The set has the master only; it asks for the slave that has everything.
+                double.notify = lambda _: other.elections.notified()
+                second.slaves.append(Slave(2, second.end))
+                assert second.elections.sync_set is not None
+                second.elections.sync_set.reported(second.slaves[0])
+                await until(lambda: double.replicas[NAME].in_sync == {1, 2})
+                await until(lambda: second.elections.sync_set and second.elections.sync_set.members == {1, 2})
+                await second.pool.close()
+                await until(lambda: other.role == "master")
+                assert other.roles[-1][1].master_epoch == 2
+                assert other.roles[-1][1].in_sync == {2}
+
+    run(work())
+
+
+def test_an_election_by_hand_changes_both_roles(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with (
+            ControllerDouble() as double,
+            broker(1, tmp_path, double.address) as first,
+            broker(2, tmp_path, double.address) as second,
+        ):
+            double.replicas[NAME].in_sync = {1, 2}
+            double.replicas[NAME].set_epoch += 1
+            assert double.elect(NAME, 2)
+            first.elections.notified()
+            second.elections.notified()
+            await until(lambda: (first.role, second.role) == ("slave", "master"))
+            assert first.roles[-1][1].master_address == second.address
+
+    run(work())
+
+
+def test_a_notice_alone_changes_nothing(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ControllerDouble() as double, broker(1, tmp_path, double.address) as first:
+            asked = double.count(RequestCode.CONTROLLER_GET_REPLICA_INFO)
+            first.elections.notified()
+            await until(lambda: double.count(RequestCode.CONTROLLER_GET_REPLICA_INFO) > asked)
+            assert len(first.roles) == 1
+
+    run(work())
+
+
+def test_roles_stay_as_they_are_without_a_controller(tmp_path: Path) -> None:
+    async def work() -> None:
+        double = await ControllerDouble().start()
+        async with broker(1, tmp_path, double.address) as first:
+            await double.close()
+            first.elections.notified()
+            await until(lambda: first.elections.trouble is not None)
+            assert first.role == "master" and len(first.roles) == 1
+            assert first.elections.trouble is not None and double.address in first.elections.trouble
+
+    run(work())
+
+
+def test_nobody_is_elected_without_a_controller(tmp_path: Path) -> None:
+    async def work() -> None:
+        nowhere = f"127.0.0.1:{free_port()}"
+        async with broker(1, tmp_path, nowhere, joins=False) as alone:
+            await until(lambda: nowhere in (alone.elections.trouble or ""))
+            assert not alone.roles
+            double = ControllerDouble()
+            await double.start(port=int(nowhere.rpartition(":")[2]))
+            await alone.elections.joined()
+            assert alone.role == "master"
+            await double.close()
+
+    run(work())
+
+
+def test_questions_go_to_the_controller_that_leads(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ControllerDouble() as leader, ControllerDouble() as other:
+            other.leads, other.leader_address = False, leader.address
+            async with broker(1, tmp_path, other.address, leader.address) as first:
+                assert first.role == "master"
+                assert NAME in other.alive, "the next leader must know who lives"
+                # Leadership moves, and with it what is known.
+                other.replicas, other.leads, other.leader_address = leader.replicas, True, other.address
+                leader.leads, leader.leader_address = False, other.address
+                asked = other.count(RequestCode.CONTROLLER_GET_REPLICA_INFO)
+                first.elections.notified()
+                await until(lambda: other.count(RequestCode.CONTROLLER_GET_REPLICA_INFO) > asked)
+                await until(lambda: first.elections.trouble is None)
+
+    run(work())
+
+
+def test_a_lost_answer_about_the_set_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with (
+            ControllerDouble() as double,
+            broker(1, tmp_path, double.address) as first,
+            broker(2, tmp_path, double.address),
+        ):
+            sync_set = first.elections.sync_set
+            assert sync_set is not None
+            first.slaves.append(Slave(2, first.end))
+            double.swallow.append(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET)
+            sync_set.reported(first.slaves[0])
+            await until(lambda: double.replicas[NAME].in_sync == {1, 2})
+            # The controller took it; we do not know that.
+            assert sync_set.members == {1} and sync_set.counted == {1, 2}
+            slave = first.slaves.pop()
+            sync_set.left(slave)
+            first.end += 50
+            sync_set.advance()
+            assert sync_set.confirm == first.end - 50
+            # What comes next is refused for its old epoch; asking for the set brings the truth, and then the wish.
+            await until(lambda: sync_set.members == {1} and not sync_set.is_uncertain)
+            assert double.replicas[NAME].in_sync == {1} and double.replicas[NAME].set_epoch == 3
+            assert sync_set.confirm == first.end
+
+    monkeypatch.setattr("gimbalmq.rpc.controller.alter_sync_state_set.__kwdefaults__", {"timeout": 0.3})
+    run(work())
+
+
+def test_a_role_that_cannot_be_taken_is_tried_again(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ControllerDouble() as double, broker(1, tmp_path, double.address, joins=False) as first:
+            first.fails = 1
+            await first.elections.joined()
+            assert [role for role, _ in first.roles] == ["master"]
+
+    run(work())
+
+
+def test_after_a_crash_a_master_waits_until_the_controller_has_noticed(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ControllerDouble() as double:
+            async with broker(1, tmp_path, double.address) as first:
+                beat = double.alive[NAME][1]
+                assert first.role == "master"
+            await until(lambda: not double.alive[NAME])
+            double.alive[NAME] = {1: beat}  # the machine is gone, and its connection is not
+            double.replicas[NAME].master = 1
+            again = Broker(1, tmp_path / "1", [double.address], was_closed=False)
+            await again.elections.start()
+            await until(lambda: "has not noticed" in (again.elections.trouble or ""))
+            assert not again.roles and double.alive[NAME][1] is beat, (
+                "a heartbeat would have kept it from noticing"
+            )
+            double.alive[NAME].clear()
+            double.elect(NAME)
+            await again.elections.joined()
+            assert again.role == "master" and again.roles[0][1].master_epoch > 1
+            await again.close()
+            # One that was closed properly has everything, and goes on in its term.
+            await until(lambda: not double.alive[NAME])
+            double.alive[NAME] = {1: beat}
+            double.replicas[NAME].master = 1
+            async with broker(1, tmp_path, double.address) as closed:
+                assert closed.role == "master"
+
+    run(work())
+
+
+def test_a_controller_that_lost_its_data_is_not_believed(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ControllerDouble() as double:
+            async with broker(1, tmp_path, double.address) as first:
+                first.epoch = 9
+                first.elections.standing = None
+                await first.elections.look()
+                assert len(first.roles) == 1
+                assert "epoch 1" in (first.elections.trouble or "")
+            double.replicas.clear()
+            async with broker(1, tmp_path, double.address, joins=False) as again:
+                await until(lambda: "does not know id 1" in (again.elections.trouble or ""))
+                assert "remove brokerIdentity" in (again.elections.trouble or "")
+
+    run(work())
+
+
+def test_who_does_not_have_everything_is_not_elected(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ControllerDouble() as double, broker(2, tmp_path, double.address, joins=False) as second:
+            double.refuse[RequestCode.CONTROLLER_ELECT_MASTER] = ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
+            await until(
+                lambda: "none of those that have everything lives" in (second.elections.trouble or "")
+            )
+            assert not second.roles
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("Other#broker-a#1", "belongs to Other#broker-a"),
+        ("DefaultCluster#broker-a#0", "1, 2"),
+        ("DefaultCluster#broker-a", "not cluster#name#id"),
+    ],
+)
+def test_a_folder_of_another_broker_stops_the_start(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "brokerIdentity").write_text(text)
+    with pytest.raises(ConfigError, match=problem):
+        IdentityFile(tmp_path / "brokerIdentity", "DefaultCluster", NAME).given()
+
+
+def test_an_empty_identity_is_none(tmp_path: Path) -> None:
+    (tmp_path / "brokerIdentity").write_text("")
+    assert IdentityFile(tmp_path / "brokerIdentity", "DefaultCluster", NAME).given() is None
+
+
+def test_all_controllers_gone_is_said_with_their_addresses() -> None:
+    async def work() -> None:
+        pool = ChannelPool()
+        ports = [free_port(), free_port()]
+        controllers = Controllers(pool, [f"127.0.0.1:{port}" for port in ports])
+        with pytest.raises(ConnectError, match="no controller leads") as error:
+            await controllers.find_leader()
+        assert all(str(port) in str(error.value) for port in ports)
+        await pool.close()
+
+    run(work())
+
+
+def test_heartbeats_do_not_wait_for_a_controller_that_is_gone(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ControllerDouble() as double:
+            gone = f"127.0.0.1:{free_port()}"
+            async with broker(1, tmp_path, gone, double.address) as first:
+                double.alive.clear()
+                await until(lambda: NAME in double.alive)
+                assert first.role == "master"
+
+    run(work())

@@ -1,0 +1,255 @@
+"""Who is in sync: joining, leaving, answers that are lost, and what is confirmed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+import pytest
+
+from gimbalmq.broker.config import BrokerConfig, LiveConfig
+from gimbalmq.broker.replication.sync_set import SyncSet
+from tests.support import ManualClock
+
+
+@dataclass(eq=False)
+class Slave:
+    slave_id: int | None
+    acked: int = -1
+
+
+class Desk:
+    """A master with id 1 and a log of which only the end is known."""
+
+    def __init__(self, *, all_ack: bool = True) -> None:
+        self.clock = ManualClock()
+        self.end = 10_000_000
+        self.slaves: list[Slave] = []
+        self.live = LiveConfig(BrokerConfig(store_path_root_dir="unused", all_ack_in_sync_state_set=all_ack))
+        self.set = SyncSet(1, self.slaves, lambda: self.end, self.live, self.clock)
+        self.wishes = 0
+        self.set.wish = self._wish
+        self.set.begin([1], 1)
+
+    def _wish(self) -> None:
+        self.wishes += 1
+
+    def connect(self, who: int, acked: int) -> Slave:
+        slave = Slave(who, acked)
+        self.slaves.append(slave)
+        self.set.reported(slave)
+        return slave
+
+    def report(self, slave: Slave, acked: int) -> None:
+        slave.acked = acked
+        self.set.reported(slave)
+
+    def leave(self, slave: Slave) -> None:
+        self.slaves.remove(slave)
+        self.set.left(slave)
+
+    def grant(self, *members: int) -> None:
+        assert self.set.wished() == frozenset(members)
+        self.set.asking(self.set.wished())
+        assert self.set.take(members, self.set.epoch + 1)
+
+
+def joined(*, all_ack: bool = True) -> tuple[Desk, Slave]:
+    desk = Desk(all_ack=all_ack)
+    slave = desk.connect(2, desk.end)
+    desk.grant(1, 2)
+    return desk, slave
+
+
+def test_alone_everything_is_confirmed_at_once() -> None:
+    desk = Desk()
+    desk.end += 500
+    desk.set.advance()
+    assert desk.set.confirm == desk.end
+
+
+def test_a_slave_far_behind_is_not_counted() -> None:
+    desk = Desk()
+    desk.connect(2, 5)
+    assert desk.set.counted == {1} and not desk.wishes
+    desk.end += 100
+    desk.set.advance()
+    assert desk.set.confirm == desk.end
+
+
+def test_a_slave_is_counted_before_the_controller_is_asked() -> None:
+    desk = Desk()
+    slave = desk.connect(2, desk.end - 1000)
+    assert desk.set.counted == {1, 2} and desk.set.wished() == {1}
+    confirmed = desk.set.confirm
+    target = desk.end
+    desk.end += 5000  # sends go on
+    desk.set.advance()
+    assert desk.set.confirm == confirmed, "a slave that may be elected soon lacks it"
+    desk.report(slave, target - 1)
+    assert desk.set.wished() == {1}
+    desk.report(slave, target)
+    assert desk.wishes == 1 and desk.set.wished() == {1, 2}
+    desk.grant(1, 2)
+    assert desk.set.confirm == target
+    desk.report(slave, desk.end)
+    assert desk.set.confirm == desk.end
+
+
+def test_a_slave_that_is_counted_and_stalls_holds_sends_for_two_seconds_only() -> None:
+    desk = Desk()
+    desk.connect(2, desk.end - 1000)
+    desk.end += 5000
+    desk.clock.now += 1.9
+    desk.set.check()
+    assert desk.set.confirm < desk.end
+    desk.clock.now += 0.2
+    desk.set.check()
+    assert desk.set.confirm == desk.end and desk.set.counted == {1}
+
+
+def test_all_of_the_set_confirm() -> None:
+    desk, second = joined()
+    third = desk.connect(3, desk.end)
+    desk.grant(1, 2, 3)
+    desk.end += 300
+    desk.report(second, desk.end)
+    assert desk.set.confirm == desk.end - 300
+    desk.report(third, desk.end - 100)
+    assert desk.set.confirm == desk.end - 100
+    desk.report(third, desk.end)
+    assert desk.set.confirm == desk.end
+
+
+def test_who_leaves_counts_until_the_controller_agrees() -> None:
+    desk, slave = joined()
+    desk.leave(slave)
+    assert desk.wishes == 2 and desk.set.wished() == {1}
+    desk.end += 100
+    desk.set.asking(desk.set.wished())
+    desk.set.advance()
+    assert desk.set.confirm == desk.end - 100, "the controller may elect the one that left"
+    desk.set.take([1], desk.set.epoch + 1)
+    assert desk.set.confirm == desk.end
+
+
+def test_a_lost_answer_counts_until_the_epoch_tells() -> None:
+    desk, slave = joined()
+    third = desk.connect(3, desk.end)
+    desk.set.asking(desk.set.wished())  # and the answer is lost
+    desk.leave(third)
+    desk.end += 100
+    desk.report(slave, desk.end)
+    assert desk.set.confirm == desk.end - 100
+    before = desk.set.asking(desk.set.wished())
+    desk.set.refused(before)  # this time an answer: no
+    assert desk.set.confirm == desk.end - 100, "the first question may still be granted"
+    assert not desk.set.take([1, 2], desk.set.epoch), "nothing new: it may still be granted"
+    assert desk.set.confirm == desk.end - 100
+    assert desk.set.take([1, 2], desk.set.epoch + 1)
+    assert desk.set.confirm == desk.end
+
+
+def test_who_does_not_catch_up_for_15_seconds_leaves() -> None:
+    desk, slave = joined()
+    for _ in range(60):  # half a second behind all the time, which is in step
+        desk.clock.now += 0.5
+        desk.end += 1000
+        desk.report(slave, desk.end - 1000)
+    desk.set.check()
+    assert desk.set.wished() == {1, 2}
+    desk.end += 10_000
+    for _ in range(16):
+        desk.clock.now += 1
+        desk.report(slave, slave.acked + 1)
+    desk.set.check()
+    assert desk.set.wished() == {1}
+
+
+def test_a_member_that_never_came_has_a_moment_to_do_so() -> None:
+    desk = Desk()
+    desk.set.begin([1, 2], 7)
+    desk.set.check()
+    assert desk.set.wished() == {1, 2}
+    desk.clock.now += 4.9
+    desk.set.check()
+    assert desk.set.wished() == {1, 2}
+    desk.clock.now += 0.2
+    desk.set.check()
+    assert desk.set.wished() == {1}
+
+
+def test_a_member_that_has_lost_what_it_confirmed_leaves() -> None:
+    desk, slave = joined()
+    desk.end += 500
+    desk.report(slave, desk.end)
+    desk.leave(slave)
+    again = desk.connect(2, desk.end - 100)  # it comes back at once, and the power has cost it 100 bytes
+    assert desk.set.wished() == {1}
+    desk.report(again, desk.end)
+    assert desk.set.wished() == {1}, "the controller could have elected it; it leaves and joins anew"
+    desk.grant(1)
+    desk.report(again, desk.end)
+    desk.grant(1, 2)
+
+
+def test_of_two_connections_of_one_slave_the_newer_counts() -> None:
+    desk, old = joined()
+    desk.end += 1000
+    newer = Slave(2, -1)
+    desk.slaves.append(newer)  # it has not said yet how much it has
+    desk.report(old, desk.end)
+    assert desk.set.confirm == desk.end - 1000
+    desk.leave(old)
+    assert desk.set.wished() == {1, 2}
+    desk.report(newer, desk.end)
+    assert desk.set.confirm == desk.end
+
+
+def test_without_all_ack_the_end_is_confirmed() -> None:
+    desk, _ = joined(all_ack=False)
+    desk.end += 100
+    desk.set.advance()
+    assert desk.set.confirm == desk.end
+
+
+def test_confirm_never_goes_back() -> None:
+    desk, slave = joined()
+    confirmed = desk.set.confirm
+    desk.connect(3, desk.end - 50)
+    assert desk.set.confirm == confirmed
+    desk.leave(slave)
+    assert desk.set.confirm == confirmed
+
+
+def test_waits_are_over_in_order_and_at_the_end_of_a_term() -> None:
+    async def scenario() -> None:
+        desk, slave = joined()
+        desk.end += 300
+        waits = [desk.set.wait(desk.end - 200), desk.set.wait(desk.end - 100), desk.set.wait(desk.end)]
+        assert desk.set.waiting == 3
+        desk.report(slave, desk.end - 100)
+        assert [wait.done() for wait in waits] == [True, True, False]
+        desk.set.give_up()
+        assert waits[2].result() is False and waits[0].result() is True
+        assert (desk.set.wait(desk.end - 100)).result() is True
+
+    asyncio.run(scenario())
+
+
+def test_an_option_may_change_while_sends_wait() -> None:
+    desk, _ = joined()
+    desk.end += 100
+    desk.set.advance()
+    assert desk.set.confirm < desk.end
+    desk.live.now = replace(desk.live.now, all_ack_in_sync_state_set=False)
+    desk.set.advance()
+    assert desk.set.confirm == desk.end
+
+
+@pytest.mark.parametrize("all_ack", [True, False])
+def test_a_new_term_begins_with_all_of_the_log(all_ack: bool) -> None:
+    desk, _ = joined(all_ack=all_ack)
+    desk.end += 100
+    desk.set.begin([1], 9)
+    assert desk.set.confirm == desk.end and desk.set.counted == {1} and desk.set.epoch == 9
