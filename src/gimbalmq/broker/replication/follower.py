@@ -189,7 +189,7 @@ class Follower:
                 log.exception("copying the log failed and goes on")
                 self._note(State.SEEKING, repr(error))
                 pause = _LONGEST_PAUSE_SECONDS
-            if self._meter.total > before:
+            if self._meter.total > before and self.state is not State.REFUSED:
                 pause = _FIRST_PAUSE_SECONDS
             try:
                 async with asyncio.timeout(pause):
