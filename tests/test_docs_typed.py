@@ -13,6 +13,7 @@ import queue
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -219,18 +220,21 @@ class Desk:
             return self._leave_running(step)
         deadline = time.monotonic() + (15 if "progress" in step.text else 0)  # consumers commit every 5 s
         while True:
-            done = subprocess.run(
-                ["bash", "-c", step.text],
-                capture_output=True,
-                text=True,
-                cwd=self.folder,
-                env=self.env,
-                timeout=60,
-            )
+            done = self.run(step.text)
             if done.returncode == 0 and _is_shown(done.stdout, step.shown):
                 return None
             if time.monotonic() > deadline:
                 return f"{done.stdout}{done.stderr}"
+
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", command],
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            env=self.env,
+            timeout=60,
+        )
 
     def _leave_running(self, step: Typed) -> str | None:
         process = subprocess.Popen(
@@ -295,6 +299,72 @@ def test_a_newcomer_types_the_pages_in_order(tmp_path: Path) -> None:
             print(f"{page}: {time.monotonic() - began:.1f} s")
         wrong += _ctrl_c(desk.running[0])
         assert server.end() == 0
+    assert not wrong, "\n\n".join(wrong)
+
+
+# -- a page with a cluster of its own ---------------------------------------------------------------
+
+
+def _free_ports(first: int, count: int) -> tuple[int, int]:
+    """Of a name server, and the first of so many brokers, ten apart, each with two before and one behind it."""
+    for base in range(first, 60000, 50):
+        ports = [base, *(base + 10 * index + step for index in range(1, count + 1) for step in (-2, 0, 1))]
+        with ExitStack() as stack:
+            try:
+                for port in ports:
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+        return base, base + 10
+    raise AssertionError("no free ports")
+
+
+@pytest.mark.timeout(120)
+def test_a_newcomer_types_the_page_of_replication(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a cluster of its own, whose master is killed: the page's addresses, folder and process are the test's."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where the cluster makes its folder
+    namesrv, port = _free_ports(31000 + os.getpid() % 20000, 2)
+    cluster_step, *steps = _steps("replication.md")
+    words = [*cluster_step.text.split()[1:], "--namesrv-port", str(namesrv), "--port", str(port)]
+    wrong: list[str] = []
+    with serving(*words) as cluster:
+        ready: list[str] = []
+        while "Ctrl-C ends all servers." not in ready:
+            ready.append(cluster.next_line(60))
+        desk = Desk(tmp_path, f"127.0.0.1:{namesrv}", [])
+        folder = re.search(r"Its files are in (\S+),", ready[0])
+        pid = re.search(r"broker-a master +\S+ +(\d+)", "\n".join(ready))
+        assert folder and pid, ready
+        own = {
+            "127.0.0.1:10911": f"127.0.0.1:{port}",
+            "127.0.0.1:10921": f"127.0.0.1:{port + 10}",
+            "127.0.0.1:9876": f"127.0.0.1:{namesrv}",
+            "/tmp/gimbalmq-u2mb8x1d": folder[1],
+            "kill -9 4711": f"kill -9 {pid[1]}",
+        }
+
+        def ours(text: str) -> str:
+            for theirs, mine in own.items():
+                text = text.replace(theirs, mine)
+            return text
+
+        if not _is_shown("\n".join(ready), ours(cluster_step.shown)):
+            wrong.append("\n".join(ready))
+        for step in steps:
+            # Slaves need a moment to find their master, and to miss it.
+            deadline = time.monotonic() + (15 if "ha-status" in step.text else 0)
+            while True:
+                done = desk.run(ours(step.text))
+                if _is_shown(done.stdout, ours(step.shown)) and not done.stderr:
+                    break
+                if time.monotonic() > deadline:
+                    wrong.append(
+                        f"line {step.line}: $ {step.text}\n{done.stdout}{done.stderr}\ninstead of\n{step.shown}"
+                    )
+                    break
+        assert "has ended (SIGKILL)" in cluster.next_line(10)
+        assert cluster.end(signal.SIGINT) == 0, cluster.errors
+    assert not Path(folder[1]).exists()
     assert not wrong, "\n\n".join(wrong)
 
 

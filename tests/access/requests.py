@@ -105,6 +105,12 @@ def broker_samples(place: int, half_place: int, half_offset: int, broker_name: s
         Code.UNLOCK_BATCH_MQ: Sample(body=_body(locks)),
         Code.GET_ALL_CONSUMER_OFFSET: Sample(),
         Code.GET_ALL_DELAY_OFFSET: Sample(),
+        Code.GET_TIMER_CHECK_POINT: Sample(),
+        Code.GET_TIMER_METRICS: Sample(),
+        Code.GET_ALL_MESSAGE_REQUEST_MODE: Sample(),
+        Code.EXCHANGE_BROKER_HA_INFO: Sample(),
+        Code.GET_BROKER_HA_STATUS: Sample(),
+        Code.RESET_MASTER_FLUSH_OFFSET: Sample({"masterFlushOffset": "1"}),
         Code.CHECK_CLIENT_CONFIG: Sample(
             body=_body({"clientId": CLIENT, "group": GROUP, "subscriptionData": subscription})
         ),

@@ -75,6 +75,13 @@ def test_every_broker_flag_reaches_the_configuration(tmp_path: Path) -> None:
     assert config.store_path_root_dir == str(tmp_path / "s")
 
 
+def test_the_roles_of_a_broker_have_flags(tmp_path: Path) -> None:
+    slave = _plan("broker", "--slave", 2, "--store", tmp_path).broker
+    assert slave is not None and (slave.broker_role, slave.broker_id) == ("SLAVE", 2)
+    master = _plan("broker", "--sync-master", "--store", tmp_path).broker
+    assert master is not None and (master.broker_role, master.broker_id) == ("SYNC_MASTER", 0)
+
+
 def test_a_broker_advertises_the_address_it_listens_on(tmp_path: Path) -> None:
     plan = _plan("broker", "--host", "10.1.2.3", "--store", tmp_path / "s")
     assert plan.broker is not None and plan.broker.broker_ip1 == "10.1.2.3"
@@ -204,6 +211,12 @@ def test_a_bare_command_lists_its_commands() -> None:
         ("topic lst", "topic", "there is no command lst; did you mean list?"),
         ("topci list", "", "there is no command topci; did you mean topic?"),
         ("topicStats -t orders", "", "there is no command topicStats; did you mean topicStatus?"),
+        ("broker promte 127.0.0.1:1", "broker", "there is no command promte; did you mean promote?"),
+        ("broker --slav 1", "broker", "there is no option --slav; did you mean --slave?"),
+        ("broker --slave 1 --sync-master", "broker", "not allowed with argument --slave"),
+        ("broker --slave 0", "broker", "'0' is not the id of a slave; use 1, 2, ..."),
+        ("haStatu", "", "there is no command haStatu; did you mean haStatus?"),
+        ("cluster local --brokers 0", "cluster local", "'0' cannot be used: write a number, 1 to 26"),
         ("nonsense", "", "there is no command nonsense; there are server, broker,"),
         ("--queues 4 topic list", "", "the option --queues stands before the command"),
         ("-n 127.0.0.1:1", "", "-n 127.0.0.1:1 is followed by no command"),
@@ -229,6 +242,8 @@ def test_a_misspelt_word_gets_the_usage_of_its_command_and_the_word_that_was_mea
         ("--namesrv=a:1 --debug topicList", "topicList --namesrv=a:1 --debug"),
         ("--tls -n a:1 message send orders -- -hi", "message send --tls -n a:1 orders -- -hi"),
         ("--timeout 3 dashboard", "dashboard --timeout 3"),
+        ("-n a:1 broker promote x", "broker promote -n a:1 x"),
+        ("-n a:1 broker --port 1", "broker -n a:1 --port 1"),
         ("--version", "--version"),
         ("-h", "-h"),
     ],
@@ -260,7 +275,7 @@ def test_help_imports_no_server() -> None:
         ("server", "namesrv.listenPrt", "did you mean namesrv.listenPort?"),
         ("server", "nonsense", "there is no such option here; leave it out"),
         ("broker", "maxMsgSize", "did you mean maxMessageSize?"),
-        ("broker", "haListenPort", "there is no such option here"),
+        ("broker", "transientStorePoolSize", "there is no such option here"),
         ("namesrv", "orderMessage", "did you mean orderMessageEnable?"),
     ],
 )

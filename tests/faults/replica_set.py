@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gimbalmq.admin.admin import Admin
+from gimbalmq.admin.replica_views import ReplicaView
 from gimbalmq.errors import RocketMQError
 from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.rpc import management
@@ -78,7 +79,7 @@ def number_of(body: bytes) -> int:
 
 
 class Senders:
-    """For each queue some sends in flight on one connection, with numbers that only grow; nothing is sent twice.
+    """For each queue one sender with a few messages in flight, whose numbers only grow; nothing is sent twice.
 
     Attributes:
         target: where they send.
@@ -91,14 +92,11 @@ class Senders:
         self.stale: dict[int, str] = {}
         self._window = window
         self._pool = ChannelPool()
-        self._numbers = [itertools.count(1) for _ in range(QUEUES)]
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Senders:
-        self._tasks = [
-            asyncio.create_task(self._work(queue)) for queue in range(QUEUES) for _ in range(self._window)
-        ]
+        self._tasks = [asyncio.create_task(self._work(queue)) for queue in range(QUEUES)]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -107,23 +105,25 @@ class Senders:
         await self._pool.close()
 
     async def _work(self, queue: int) -> None:
-        codes = self.account.codes
+        """All of a window goes to one address, and all of it is answered before the next one goes."""
+        numbers = itertools.count(1)
         while not self._stopping:
-            number = next(self._numbers[queue])
             address = self.stale.get(queue, self.target)
-            try:
-                answer = await self._pool.call(
-                    address, send_request(body_of(queue, number), queue, TOPIC), 5.0
-                )
-            except RocketMQError:
-                codes[-1] = codes.get(-1, 0) + 1
+            window = itertools.islice(numbers, self._window)
+            codes = await asyncio.gather(*(self._send(address, queue, number) for number in window))
+            if any(codes):
                 await asyncio.sleep(0.02)
-                continue
-            codes[answer.code] = codes.get(answer.code, 0) + 1
-            if answer.code == 0:
-                self.account.acknowledged[queue].add(number)
-            else:
-                await asyncio.sleep(0.005)
+
+    async def _send(self, address: str, queue: int, number: int) -> int:
+        try:
+            answer = await self._pool.call(address, send_request(body_of(queue, number), queue, TOPIC), 5.0)
+            code = int(answer.code)
+        except RocketMQError:
+            code = -1
+        self.account.codes[code] = self.account.codes.get(code, 0) + 1
+        if code == 0:
+            self.account.acknowledged[queue].add(number)
+        return code
 
     async def more(self, count: int, what: str, seconds: float = 60.0) -> None:
         """Waits until so many more messages are acknowledged."""
@@ -154,6 +154,7 @@ class Member:
         self.process = OurBroker(folder / f"member-{number}", namesrv=namesrv, store=self.store)
         self.port = self.process.port
         self.proxies = [Proxy(FAR, port, (NEAR, port)) for port in (self.port, self.port + 1)]
+        self.configuration = folder
         self.is_master = False
 
     @property
@@ -174,8 +175,10 @@ class Member:
             if master
             else {"brokerRole": "SLAVE", "brokerId": self.number + 1}
         )
+        folder = self._folder / f"member-{self.number}-{self._starts}"
+        self.configuration = folder / "broker.properties"
         process = OurBroker(
-            self._folder / f"member-{self.number}-{self._starts}",
+            folder,
             namesrv=self._namesrv,
             store=self.store,
             port=self.port,
@@ -225,8 +228,12 @@ class ReplicaProcesses:
         """What `gimbalmq broker promote` does for the fullest slave."""
         old = self.master
         found = await self.admin.replication.promotion(NAME)
-        if not force:
-            assert found.is_safe, found.dangers
+        tries = 0
+        while found.dangers and not force:  # such as a connection whose end the slave has not noticed yet
+            assert tries < 50, found.dangers
+            tries += 1
+            await asyncio.sleep(0.2)
+            found = await self.admin.replication.promotion(NAME)
         await self.admin.replication.promote(found, role="SYNC_MASTER")
         new = next(member for member in self.members if member.far == found.slave.address)
         old.is_master, new.is_master = False, True
@@ -235,15 +242,17 @@ class ReplicaProcesses:
 
     async def rejoin(self, member: Member) -> str:
         """Makes a slave of a stopped replica that was the master, by the command line; what it printed."""
-        words = ["broker", "rejoin", "--store", str(member.store), "-n", self.namesrv, "--cut", "--yes"]
-        said = await command(*words)
+        words = ["broker", "rejoin", "--store", str(member.store), "-c", str(member.configuration)]
+        said = await command(*words, "-n", self.namesrv, "--id", str(member.number + 1), "--cut", "--yes")
         await member.start(master=False)
         return said
 
     async def followed(self, seconds: float = 30.0) -> None:
         """Waits until every slave that runs copies from the master."""
+        views: list[ReplicaView] = []
 
         async def follow() -> bool:
+            nonlocal views
             try:
                 views = await self.admin.replication.status(NAME)
             except RocketMQError:
@@ -251,7 +260,10 @@ class ReplicaProcesses:
             states = {view.address: view.state for view in views if view.is_slave}
             return all(states.get(member.far) == "following" for member in self.slaves)
 
-        await until(follow, "every slave follows the master", seconds)
+        try:
+            await until(follow, "every slave follows the master", seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {views}") from None
 
     async def at_work(self, count: int) -> None:
         """Waits until the new master has taken messages: they are acknowledged if a slave is left, else only stored."""

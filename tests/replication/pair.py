@@ -34,7 +34,7 @@ SETTINGS: Mapping[str, object] = {
     "maxIndexNum": 400,
     "haTransferBatchSize": PACKET,
     "haSendHeartbeatInterval": 100,
-    "haHousekeepingInterval": 400,
+    "haHousekeepingInterval": 1500,
     "slaveTimeout": 10_000,
     "slaveReadEnable": "true",
 }
@@ -128,6 +128,10 @@ class Pair:
         self.codes += codes
         return list(codes)
 
+    async def followed(self) -> None:
+        """Waits until the master knows its slave."""
+        await happens(lambda: self.master.replication.source.acks.connected, "the slave reported")
+
     async def level(self, seconds: float = 20.0) -> None:
         """Waits until the slave has all that the master has."""
         await happens(
@@ -161,7 +165,7 @@ async def pair(folder: Path, **extra: object) -> AsyncIterator[Pair]:
                 await both.start("master")
                 await both.start("slave")
                 await both.make_topic()
-                await happens(lambda: both.cable.passed.reports, "the slave reported")
+                await both.followed()
                 yield both
             finally:
                 await both.close()

@@ -16,7 +16,7 @@ import pytest
 from gimbalmq.broker.replication import follower
 from tests.peers.folders import Log
 from tests.replication.cable import HEAD_BYTES, REPORT_BYTES, Cut, Packet
-from tests.replication.pair import FILE_BYTES, PACKET, Pair, pair
+from tests.replication.pair import FILE_BYTES, PACKET, Pair, happens, pair
 from tests.support import run
 
 SECONDS = 60.0
@@ -43,6 +43,7 @@ async def fault(both: Pair, place: Callable[[], None], *, size: int = 300) -> No
     while both.cable.cuts == cuts:
         assert set(await both.send(10, size=size)) <= {0, 11}
     await both.level()
+    await both.followed()
     assert await both.send(1) == [0]
 
 
@@ -228,6 +229,7 @@ def test_damaged_bytes_are_not_stored_and_not_acknowledged(at: int, tmp_path: Pa
             assert both.slave.store.received_offset == before
             both.cable.pass_all()
             await both.level()
+            await both.followed()
             assert await both.send(1) == [0]
             await both.end_and_compare(least=3)
 
@@ -245,10 +247,9 @@ def test_a_stalled_connection_is_given_up_and_made_again(way: str, tmp_path: Pat
             else:
                 both.cable.on_packet = lambda packet: b""
             sending = asyncio.create_task(both.send(5))
-            await asyncio.sleep(0.6)  # more than haHousekeepingInterval
+            await happens(lambda: both.cable.passed.connections > connections, "there was another connection")
             both.cable.pass_all()
             assert set(await sending) == {0}
-            assert both.cable.passed.connections > connections
             await both.end_and_compare(least=6)
 
     run(work(), SECONDS)
@@ -269,6 +270,7 @@ def test_a_report_beyond_the_masters_end_acknowledges_nothing(lie: int, tmp_path
             both.cable.pass_all()
             both.cable.cut()
             await both.level()
+            await both.followed()
             assert await both.send(1) == [0]
             await both.end_and_compare(least=7)
 

@@ -8,9 +8,10 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gimbalmq.errors import (
@@ -23,7 +24,7 @@ from gimbalmq.errors import (
 )
 from gimbalmq.model.flags import INNER_BATCH, TRANSACTION_PREPARED
 from gimbalmq.model.record import BLANK_BYTES, encode_properties, encode_record
-from gimbalmq.store import GetStatus, MessageStore
+from gimbalmq.store import GetStatus, MessageStore, following
 from gimbalmq.store.checkpoint import Checkpoint
 from gimbalmq.testing import RecordedDisk
 from tests.store.following_helpers import (
@@ -35,7 +36,17 @@ from tests.store.following_helpers import (
     queues_of,
     send,
 )
-from tests.store.helpers import LOG_FILE, NOON, FailingFiles, FakeClock, bodies, open_store, put
+from tests.store.helpers import LOG_FILE, NOON, FailingFiles, FakeClock, add, bodies, open_store, put
+
+
+@pytest.fixture(params=["one by one", "by vectors"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records one by one, or all that can be by vectors, however few they are."""
+    monkeypatch.setattr(following, "_VECTORS_FROM", 0 if request.param == "by vectors" else 1 << 40)
+    monkeypatch.setattr(following, "_SINGLES", 0)
+
+
+both_ways = pytest.mark.usefixtures("way")
 
 
 @pytest.fixture
@@ -52,6 +63,7 @@ def filled(master: MessageStore) -> MessageStore:
     return master
 
 
+@both_ways
 @pytest.mark.parametrize("size", [1, 7, 8, 100, 1000, LOG_FILE, 1 << 20])
 def test_any_packets_give_the_same_store(filled: MessageStore, tmp_path: Path, size: int) -> None:
     slave = follower(tmp_path / "slave")
@@ -86,7 +98,8 @@ def worlds(draw: st.DrawFn) -> tuple[list[tuple[str, int, int, int]], list[int],
     return messages, packets, ends
 
 
-@settings(max_examples=25, deadline=None)
+@both_ways
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(worlds())
 def test_any_log_in_any_packets_with_any_restarts(
     world: tuple[list[tuple[str, int, int, int]], list[int], list[int]],
@@ -119,9 +132,60 @@ def test_any_log_in_any_packets_with_any_restarts(
         master.abandon()
 
 
+def test_a_long_log_in_large_packets(tmp_path: Path) -> None:
+    """Runs of thousands of records, with others between them."""
+    sizes: dict[str, Any] = {
+        "commitlog_file_bytes": 1 << 20,
+        "queue_file_bytes": 20_000,
+        "index_entries": 50_000,
+    }
+    master, slave = open_store(tmp_path / "master", **sizes), follower(tmp_path / "slave", **sizes)
+    rng = random.Random(13)
+    for _ in range(60):
+        group = master.group()
+        for number in range(rng.choice((1, 40, 200))):
+            topic, queue_id, tag = rng.choice("ABC"), rng.randrange(3), rng.choice(("", "t1", "t2"))
+            add(group, master, topic, queue_id, b"x" * rng.randrange(400), KEYS=f"k{number % 5}", TAGS=tag)
+        group.commit()
+        kind = rng.random()
+        if kind < 0.3:
+            fill_all_kinds(master, 1)
+        elif kind < 0.4:
+            master.delete_topic("B")
+    send(slave, master, always(200_000))
+    assert_same(slave, master)
+    slave.close()
+    master.abandon()
+
+
+def test_both_ways_agree_about_damage(
+    filled: MessageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever a byte is wrong, records one by one and by vectors end at the same place with the same queues."""
+    whole = log_of(filled)[:LOG_FILE]
+    rng = random.Random(13)
+    monkeypatch.setattr(following, "_SINGLES", 0)
+    for turn in range(150):
+        data = bytearray(whole)
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        ends = []
+        for limit in (0, 1 << 40):
+            monkeypatch.setattr(following, "_VECTORS_FROM", limit)
+            slave = follower(tmp_path / f"{turn}-{limit}", message_index_enable=False)
+            try:
+                slave.receive(0, data)
+            except DamagedCopyError as error:
+                ends.append((str(error), slave.received_offset, queues_of(slave)))
+            else:
+                ends.append(("", slave.received_offset, queues_of(slave)))
+            slave.abandon()
+        assert ends[0] == ends[1]
+
+
 # --- where a log may begin, and how it must go on ------------------------------------------------
 
 
+@both_ways
 @pytest.mark.parametrize("how", ["close", "abandon"])
 def test_an_empty_store_begins_at_any_file(filled: MessageStore, tmp_path: Path, how: str) -> None:
     slave = follower(tmp_path / "slave")
@@ -187,6 +251,7 @@ def test_first_part_of_a_record_is_not_yet_a_begin(filled: MessageStore, tmp_pat
     slave.close()
 
 
+@both_ways
 def test_a_queue_that_begins_late_shows_its_only_message(tmp_path: Path) -> None:
     """It lies behind a checkpoint, and nothing follows it in its queue: neither now nor after a crash is it dropped."""
     master, slave = open_store(tmp_path / "master"), follower(tmp_path / "slave")
@@ -343,6 +408,7 @@ def test_checkpoints_keep_what_replication_notes(tmp_path: Path) -> None:
 # --- what is no log ------------------------------------------------------------------------------
 
 
+@both_ways
 @pytest.mark.parametrize("size", [40, 10_000])
 @pytest.mark.parametrize("at", [0, 2, 4, 7, 30, 84, 95])
 def test_damage_stops_the_copy_before_it(master: MessageStore, tmp_path: Path, at: int, size: int) -> None:
@@ -368,6 +434,7 @@ def test_damage_stops_the_copy_before_it(master: MessageStore, tmp_path: Path, a
 @pytest.mark.parametrize(
     ("ours", "theirs"), [(LOG_FILE, 2 * LOG_FILE), (2 * LOG_FILE, LOG_FILE), (LOG_FILE, 5000)]
 )
+@both_ways
 @pytest.mark.parametrize("size", [50, 1 << 20])
 def test_other_sizes_of_files_are_noticed(tmp_path: Path, ours: int, theirs: int, size: int) -> None:
     master = open_store(tmp_path / "master", commitlog_file_bytes=theirs)
@@ -391,6 +458,7 @@ def test_fewer_bytes_than_a_blank_mark_at_a_files_end(tmp_path: Path) -> None:
     slave.close()
 
 
+@both_ways
 def test_queues_only_apache_reads_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Records of Apache's batch queues stay in the log, get no entry, and that is said."""
     slave = follower(tmp_path / "slave")
@@ -410,6 +478,7 @@ def test_queues_only_apache_reads_are_told_of(tmp_path: Path, caplog: pytest.Log
     again.close()
 
 
+@both_ways
 def test_topics_that_cannot_be_folders_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     slave = follower(tmp_path / "slave")
     with caplog.at_level(logging.WARNING):
@@ -418,6 +487,7 @@ def test_topics_that_cannot_be_folders_are_told_of(tmp_path: Path, caplog: pytes
     slave.close()
 
 
+@both_ways
 @pytest.mark.parametrize("crash", [False, True])
 def test_a_topic_that_counts_anew(tmp_path: Path, crash: bool) -> None:
     """Apache's broker leaves no record of a topic's deletion; the first two messages of the new one tell."""
@@ -438,6 +508,7 @@ def test_a_topic_that_counts_anew(tmp_path: Path, crash: bool) -> None:
     again.close()
 
 
+@both_ways
 def test_one_odd_number_costs_no_other_record(tmp_path: Path) -> None:
     """Only the body has a check sum: a damaged queue offset of 0 must not empty the queue."""
     slave = follower(tmp_path / "slave")
@@ -454,6 +525,7 @@ def test_one_odd_number_costs_no_other_record(tmp_path: Path) -> None:
 # --- trouble of the disk -------------------------------------------------------------------------
 
 
+@both_ways
 @pytest.mark.parametrize("room", [0, 1, 300, 1500, 4000])
 def test_a_full_disk_stops_the_copy_until_there_is_room(
     filled: MessageStore, tmp_path: Path, room: int
@@ -518,7 +590,8 @@ def test_a_failing_disk_stops_the_copy_for_good(filled: MessageStore, tmp_path: 
 def test_a_crash_at_any_operation(tmp_path: Path) -> None:
     """Killed or without power at every change of the disk: what is left is a begin of the master's log, and goes on."""
     master = open_store(tmp_path / "master", commitlog_file_bytes=1024)
-    fill_all_kinds(master, 3)
+    fill_all_kinds(master, 2)
+    master.delete_topic("gone")
     put(master, "gone", 0, b"again")
     whole = log_of(master)
     disk = RecordedDisk(tmp_path / "live")

@@ -33,7 +33,8 @@ class ReplicaView:
         broker_id: 0 for the master.
         role: master or slave, as the broker says; as the name server says if it could not be asked.
         log_end: end of its commit log; None if it could not be asked.
-        behind: bytes that a slave lacks of its master's log; None if one of both is not known.
+        behind: bytes that a slave lacks of its master's log, or of what it was when the slave last heard of it; None if
+            nobody knows.
         slaves: a master's connections.
         master: address that a slave copies from.
         state: what a slave does, in words of ours; "" from Apache's brokers, which do not say.

@@ -47,6 +47,8 @@ ASYNC_MASTER, SYNC_MASTER = "ASYNC_MASTER", "SYNC_MASTER"
 
 _LOOK_SECONDS = 0.1
 _TAKES_OVER_SECONDS = 10.0
+_SETTLED = ("", "catching up", "following", "refused")
+"""States that a slave does not leave by itself; a master has none."""
 _CONNECTED = ("catching up", "following")
 """States of a slave whose connection to its master stands."""
 
@@ -186,7 +188,7 @@ class ReplicationAdmin:
         return view, found
 
     async def demote(self, master: ReplicaView, broker_id: int) -> ReplicaView:
-        """Makes a running master a slave with that id, and waits until it is one and the name servers say so."""
+        """Makes a running master a slave with that id; returns when it copies, or says why it cannot."""
         await management.update_broker_config(
             self._at.caller, master.address, {"brokerRole": "SLAVE", "brokerId": str(broker_id)}
         )
@@ -208,9 +210,11 @@ class ReplicationAdmin:
         while True:
             now = await self._look(*place)
             listed = place in await self._places()
-            if listed and not now.problem and now.is_slave == (broker_id != MASTER_ID):
+            has_changed = not now.problem and now.is_slave == (broker_id != MASTER_ID)
+            late = loop.time() > deadline
+            if listed and has_changed and (now.state in _SETTLED or late):
                 return now
-            if loop.time() > deadline:
+            if late:
                 what = "name servers do not list it so" if not now.problem else now.problem
                 raise ConnectError(
                     f"{before.address} was told to change its role, and after {_TAKES_OVER_SECONDS:g} s {what}"
@@ -396,6 +400,7 @@ def _view(cluster: str, name: str, broker_id: int, address: str, status: HaStatu
         address,
         SLAVE,
         log_end=copying.max_offset,
+        behind=copying.lag,
         master=copying.master_addr or "",
         bytes_per_second=copying.transferred_byte_in_second,
         last_read_ms=copying.last_read_timestamp,
@@ -409,7 +414,7 @@ def _view(cluster: str, name: str, broker_id: int, address: str, status: HaStatu
 def _with_lag(view: ReplicaView, end: int | None) -> ReplicaView:
     if not view.is_slave or view.log_end is None or end is None:
         return view
-    # Both were asked one after the other, so that a slave may be ahead of what its master said.
+    # Both were asked at the same time, so that a slave may have more than its master said.
     return replace(view, behind=max(0, end - view.log_end))
 
 
@@ -441,6 +446,11 @@ def _dangers(slave: ReplicaView, master: ReplicaView | None, others: list[Replic
         found.append(
             f"the slave still copies from its master at {slave.master}, although name servers do not list that; "
             "stop it first"
+        )
+    elif slave.behind:
+        found.append(
+            f"the master's log was {slave.behind:,} bytes longer when the slave last heard of it, which would be lost; "
+            "start the master again, if that is possible"
         )
     fuller = [view for view in others if view.is_slave and (view.log_end or 0) > (slave.log_end or 0)]
     if fuller:

@@ -29,6 +29,7 @@ from gimbalmq.broker.handlers.controller import ControllerHandlers
 from gimbalmq.broker.handlers.offsets import OffsetHandlers
 from gimbalmq.broker.handlers.pull import PullHandlers
 from gimbalmq.broker.handlers.query import QueryHandlers
+from gimbalmq.broker.handlers.replication import ReplicationHandlers
 from gimbalmq.broker.handlers.send import SendHandlers
 from gimbalmq.broker.handlers.send_back import SendBackHandlers
 from gimbalmq.broker.handlers.send_fast import FastSendHandlers
@@ -183,11 +184,11 @@ class Broker:
         self.store = MessageStore(store_config, clock, self._files)
         self.recovery = self.store.load()
         try:
-            role_file = RoleFile(folder, self._files, config)
+            self._tables = TableThread(self._files)
+            role_file = RoleFile(folder, self._files, self._tables, config)
             live.now = config = role_file.load(config)
             self.roles = Roles(Role.configured(config))
             self.stats = Stats(clock, config.max_stats_items)
-            self._tables = TableThread(self._files)
             self.topics = Topics(folder, live, clock, self._tables)
             self.groups = Groups(folder, live, clock, self._tables)
             self.offsets = ConsumerOffsets(folder, self._tables, live, clock)
@@ -293,6 +294,7 @@ class Broker:
                 self.writer,
                 self.long_poll,
                 self.address,
+                self.recovery.clean,
             )
         self.metrics = MetricsServer(
             self.store,
@@ -391,6 +393,7 @@ class Broker:
                 self.stats,
                 self._turns,
             ),
+            ReplicationHandlers(self.store, self.replication, live, lambda: self.address),
             TableHandlers(
                 self.store,
                 self.topics,

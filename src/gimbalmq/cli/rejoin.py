@@ -74,7 +74,10 @@ async def _rejoin(admin: Admin, args: argparse.Namespace) -> Shown:
         )
     if args.cut:
         raise ConfigError(
-            "--cut", args.broker, "only of a broker that is stopped: stop it and name its --store"
+            "--cut",
+            args.broker,
+            "name the --store of a broker that is stopped; one that runs is told by gimbalmq config set "
+            f"{args.broker} haCutTailFrom=OFFSET",
         )
     return await _of_running(admin, args)
 
@@ -102,6 +105,8 @@ async def _of_running(admin: Admin, args: argparse.Namespace) -> Shown:
 
 
 async def _of_folder(admin: Admin, args: argparse.Namespace) -> Shown:
+    from gimbalmq.broker.replication.role_file import forget_role
+
     config = _config(args)
     name = config.broker_name
     master = args.master or await admin.replication.master_of(name)
@@ -111,6 +116,7 @@ async def _of_folder(admin: Admin, args: argparse.Namespace) -> Shown:
         ends = f"The log in {args.store} ends at {tail.end:,}, that of {name}'s master {master} at {tail.master_end:,}."
         start = f"Start it as a slave: {_command(args, config)}"
         if tail.begin == tail.end:
+            forget_role(store.config.root)
             return Shown(f"{ends}\nThe master has all of it: nothing is to be cut.\n{start}", data)
         lost = _lost(tail)
         if not args.cut:
@@ -126,6 +132,7 @@ async def _of_folder(admin: Admin, args: argparse.Namespace) -> Shown:
             return Shown("Nothing was changed.", data, REFUSED)
         store.follow()
         store.cut(tail.begin)
+        forget_role(store.config.root)
     return Shown(f"The log ends at {tail.begin:,} now.\n{start}", data | {"cut": True}, OK)
 
 
@@ -180,10 +187,11 @@ def _config(args: argparse.Namespace) -> BrokerConfig:
 @contextmanager
 def _opened(config: BrokerConfig) -> Iterator[MessageStore]:
     """The store as the broker itself would open it; raises StoreLockedError if the broker runs."""
+    from gimbalmq._clock import SYSTEM_CLOCK
     from gimbalmq.store.message_store import MessageStore
     from gimbalmq.transport.descriptors import budget
 
-    store = MessageStore(config.store_config(config.listen_port, budget()))
+    store = MessageStore(config.store_config(config.listen_port, budget()), SYSTEM_CLOCK)
     store.load()
     try:
         yield store

@@ -104,11 +104,13 @@ class HaClient(Body):
     """What a slave says of its own copying (Java: HARuntimeInfo.HAClientRuntimeInfo).
 
     Attributes:
+        lag: ours: bytes of the master's log that it lacks, as last heard.
         state: ours: stopped, seeking, refused, catching up or following.
         trouble: ours: why it does not copy.
     """
 
     activated: bool = False
+    lag: int | None = None
     last_read_timestamp: int = 0
     last_write_timestamp: int = 0
     master_addr: str | None = None

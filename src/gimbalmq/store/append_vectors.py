@@ -9,10 +9,8 @@ for each message is the crc of its body.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +29,7 @@ from gimbalmq.model.record import (
 )
 from gimbalmq.store.append import AppendGroup, IndexItem
 from gimbalmq.store.consumequeue import QueueLog
-from gimbalmq.store.vectors import Numbers, copy, gather, overlapping
+from gimbalmq.store.vectors import Numbers, copy, crcs, gather, overlapping
 
 _SIZE = struct.Struct(">i")
 _RUN = 4096
@@ -165,7 +163,7 @@ def add_items(
     one["store_host"] = np.void(group.store_host)
     heads = np.repeat(one, count)
     heads["total_size"] = sizes
-    heads["body_crc"] = _crcs(items)
+    heads["body_crc"] = crcs(items.data, items.bodies, items.body_sizes) & np.uint32(CRC_MASK)
     heads["flag"] = items.flags
     heads["queue_offset"] = np.arange(first, first + count)
     heads["commitlog_offset"] = places
@@ -190,17 +188,6 @@ def offset_ids(store_host: bytes, places: Numbers) -> str:
     ids["host"] = np.frombuffer(store_host, np.uint8)
     ids["place"] = places
     return ids.tobytes().hex(",", ids.itemsize).upper()
-
-
-def _crcs(items: Items) -> NDArray[np.uint32]:
-    sizes, size = items.body_sizes, int(items.body_sizes[0])
-    bodies: Iterable[bytes]
-    if bool((sizes == size).all()):
-        bodies = overlapping(items.data, size)[items.bodies].tolist()
-    else:
-        ends = (items.bodies + sizes).tolist()
-        bodies = map(items.data.__getitem__, map(slice, items.bodies.tolist(), ends))
-    return np.fromiter(map(crc32, bodies), np.uint32, len(sizes)) & np.uint32(CRC_MASK)
 
 
 def _properties(items: Items) -> list[bytes]:

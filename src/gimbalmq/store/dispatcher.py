@@ -43,7 +43,8 @@ _FLUSH_EVERY = 100_000
 _DELAY = prop.DELAY.encode()
 _BLANK = MAGIC_BLANK.to_bytes(4, "big")
 _PLAIN_HEAD = HEADS[0].unpack_from
-_YEAR_2100_MS = 4_102_444_800_000
+LIKELY_TIMES = (0, 4_102_444_800_000)
+"""A store time lies between these (the last is in the year 2100), or it is damaged."""
 _SMALL_HOLE = 1024
 _MOST_FILLERS = 100_000
 _NOTES = 20
@@ -267,7 +268,7 @@ class Dispatcher:
         self.last_timestamp = 0
 
     def dispatch(self, found: Found) -> None:
-        if 0 < found.store_timestamp < _YEAR_2100_MS:
+        if LIKELY_TIMES[0] < found.store_timestamp < LIKELY_TIMES[1]:
             self.last_timestamp = found.store_timestamp
         if enters_queue(found.sys_flag):
             if found.sys_flag & INNER_BATCH:
@@ -282,11 +283,7 @@ class Dispatcher:
                 self._note(found.commitlog_offset, str(error))
                 return
             code = entry_code(found.topic, found.properties, found.store_timestamp, self._levels)
-            place = (found.queue_offset, found.commitlog_offset, found.size, code)
-            if found.queue_offset == queue.next_offset and not self._parked:
-                self._append(queue, place)
-            else:
-                self._out_of_order(queue, place)
+            self._enter(queue, (found.queue_offset, found.commitlog_offset, found.size, code))
         elif found.topic == DELETION_TOPIC:
             self._delete(found)
             return
@@ -294,6 +291,12 @@ class Dispatcher:
             self._index_later(
                 (found.topic, found.properties, found.commitlog_offset, self.last_timestamp), self._index
             )
+
+    def _enter(self, queue: QueueLog, place: Place) -> None:
+        if place[0] == queue.next_offset and not self._parked and not self._anew:
+            self._append(queue, place)
+        else:
+            self._out_of_order(queue, place)
 
     def _index_later(self, item: IndexItem, index: KeyIndex) -> None:
         index.pending.append(item)
@@ -313,6 +316,9 @@ class Dispatcher:
         if gap < 0:
             self._again(queue, place)
             return
+        odd = self._anew.pop(queue, None)
+        if odd is not None:
+            self._note(odd[1], f"queue offset 0 is taken, {queue.next_offset} would follow")
         parked = self._parked.pop(queue, None)
         if parked is None:
             if gap == 0:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gimbalmq.errors import DamagedCopyError, OutOfStepError, StoreError
+from gimbalmq.model.queue_entry import ENTRY
 from gimbalmq.model.record import (
     BLANK_BYTES,
     MAGIC_BLANK,
@@ -30,10 +31,16 @@ from gimbalmq.store.index import KeyIndex
 from gimbalmq.store.tails import QueueTails
 from gimbalmq.store.trouble import Trouble
 
+if TYPE_CHECKING:
+    from gimbalmq.store.receive_vectors import Run
+
 logger = logging.getLogger(__name__)
 
 _LOOKED_AT = PHYSICAL_OFFSET_AT + 8
 """So many bytes of a record tell whether it may be one."""
+_VECTORS_FROM = 64
+"""Up to so many records numpy's calls cost more than the records do."""
+_SINGLES = 32
 _SIZES_DIFFER = (
     "is mappedFileSizeCommitLog the same at both brokers? It must be; then wipe this store's folder"
 )
@@ -50,7 +57,7 @@ class _Whole(NamedTuple):
     """
 
     size: int
-    found: list[Found]
+    found: list[Found | Run]
     damage: DamagedCopyError | None
     last: int
 
@@ -81,6 +88,31 @@ class LiveDispatcher(Dispatcher):
     @property
     def has_parked(self) -> bool:
         return bool(self._parked)
+
+    def dispatch_run(self, run: Run) -> None:
+        """``dispatch`` for all records of a run."""
+        from gimbalmq.store import receive_vectors
+
+        self.last_timestamp = int(run.times[-1])
+        without: set[str] = set()
+        for part in receive_vectors.by_queue(run, self._levels):
+            try:
+                queue = self._queue(part.topic, part.queue_id)
+            except StoreError as error:
+                for place, _, _ in ENTRY.iter_unpack(part.entries):
+                    self._note(place, str(error))
+                without.add(part.topic)
+                continue
+            if part.follow and part.first == queue.next_offset and not self._parked and not self._anew:
+                queue.tail += part.entries
+                queue.next_offset += len(part.offsets)
+                self._touched[queue] = None
+                continue
+            for number, entry in zip(part.offsets.tolist(), ENTRY.iter_unpack(part.entries), strict=True):
+                self._enter(queue, (number, *entry))
+        if self._index is not None:
+            items = run.index_items()
+            self._items += [item for item in items if item[0] not in without] if without else items
 
     def _append(self, queue: QueueLog, place: Place) -> None:
         begins_late = not queue.next_offset and place[0] > 0
@@ -159,10 +191,10 @@ class Following:
         if self._needs_more(len(data)):
             self._partial += data
             return []
-        block = memoryview(b"".join((self._partial, data)) if self._partial else data)
+        block = b"".join((self._partial, data)) if self._partial else bytes(data)
         whole = self._scan(block, log.position)
         if whole.size:
-            self._write(block[: whole.size])
+            self._write(memoryview(block)[: whole.size])
         self._partial = bytearray(block[whole.size :])
         grown = self._dispatch(whole) if whole.size else []
         if whole.damage is not None:
@@ -178,11 +210,14 @@ class Following:
         total, _ = START.unpack_from(self._partial)
         return had + size < int(total)
 
-    def _scan(self, block: memoryview, start: int) -> _Whole:
+    def _scan(self, block: bytes, start: int) -> _Whole:
         log = self._log
         position, last = 0, -1
-        found: list[Found] = []
+        view = memoryview(block)
+        found: list[Found | Run] = []
         end = len(block)
+        singly = 0
+        patience = _SINGLES
         file_end = log.file_end(start)
         why: str | None = None
         while end - position >= BLANK_BYTES:
@@ -214,12 +249,28 @@ class Following:
                     if says != offset:
                         why = f"it says that it lies at {says}"
                 break
-            one = read_plain(block, position, offset)
+            if singly:
+                singly -= 1
+            elif end - position >= _VECTORS_FROM * total:
+                from gimbalmq.store import receive_vectors
+
+                run = receive_vectors.read_run(block, position, offset, file_end)
+                if run is not None:
+                    found.append(run)
+                    position += run.size
+                    last = run.last
+                if run is not None and len(run.names) >= _SINGLES:
+                    patience = _SINGLES
+                else:  # records of all kinds: for a while one by one is quicker
+                    singly, patience = patience, patience * 2
+                if run is not None:
+                    continue
+            one = read_plain(view, position, offset)
             if one is None:
-                why = check_record(block[: position + total], position, commitlog_offset=offset)
+                why = check_record(view[: position + total], position, commitlog_offset=offset)
                 if why is not None:
                     break
-                one = read_found(block, position, offset)
+                one = read_found(view, position, offset)
             found.append(one)
             last = offset
             position += total
@@ -247,7 +298,10 @@ class Following:
         dispatcher.begins_late = self._log.min_offset > 0
         dispatcher.grown = {}
         for one in whole.found:
-            dispatcher.dispatch(one)
+            if isinstance(one, Found):
+                dispatcher.dispatch(one)
+            else:
+                dispatcher.dispatch_run(one)
         if whole.last >= 0:
             self._log.hint = whole.last
         if dispatcher.has_parked:

@@ -7,6 +7,8 @@ of them at once. ``read_vectors`` and ``append_vectors`` are made of this.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterable
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,3 +80,14 @@ def copy(source: Source, starts: Numbers, sizes: Numbers, made: NDArray[np.uint8
 def overlapping(memory: Source | bytes, width: int) -> NDArray[np.void]:
     """Items of ``width`` bytes, one from each byte on."""
     return np.ndarray((len(memory) - width + 1,), np.dtype((np.void, width)), buffer=memory, strides=(1,))
+
+
+def crcs(data: bytes, starts: Numbers, sizes: Numbers) -> NDArray[np.uint32]:
+    """The crc of each piece."""
+    size = int(sizes[0])
+    pieces: Iterable[bytes]
+    if size > 0 and bool((sizes == size).all()):
+        pieces = overlapping(data, size)[starts].tolist()
+    else:
+        pieces = map(data.__getitem__, map(slice, starts.tolist(), (starts + sizes).tolist()))
+    return np.fromiter(map(crc32, pieces), np.uint32, len(sizes))

@@ -1,4 +1,4 @@
-"""Two brokers of one name: the slave is a copy, refuses what a slave must, becomes the master, and the old one comes back.
+"""Two brokers of one name: the slave is a copy, refuses what it must, becomes the master, and the old one comes back.
 
 Everything runs in virtual time, over a network in memory.
 """
@@ -6,20 +6,27 @@ Everything runs in virtual time, over a network in memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
+import pytest
 
 from gimbalmq.broker.broker import Broker
 from gimbalmq.broker.replication.follower import State
-from gimbalmq.client.producer import Producer
-from gimbalmq.model.message import Message
+from gimbalmq.errors import ConfigError, InvalidParameterError
+from gimbalmq.model import properties as prop
+from gimbalmq.model import topics as names
+from gimbalmq.model.flags import TRANSACTION_PREPARED
 from gimbalmq.model.record import decode_record
+from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.rpc import management, nameserver
 from gimbalmq.testing import LocalCluster, MemoryNetwork
 from gimbalmq.testing.loop import VirtualClock, run_virtual
 from gimbalmq.transport.pool import ChannelPool
+from tests.broker.desk import send_fields
 
 FILE = 32 * 1024
 SMALL = {"mappedFileSizeCommitLog": FILE, "transactionCheckInterval": 1000, "transactionTimeOut": 1000}
@@ -28,11 +35,12 @@ Body = Callable[["Pair"], Awaitable[None]]
 
 
 class Pair:
-    """The cluster, a producer, and what tests ask."""
+    """The cluster, and what tests ask."""
 
-    def __init__(self, cluster: LocalCluster, network: MemoryNetwork, producer: Producer) -> None:
+    def __init__(self, cluster: LocalCluster, network: MemoryNetwork, clock: VirtualClock) -> None:
         self.cluster = cluster
-        self.producer = producer
+        self.network = network
+        self.clock = clock
         self.pool = ChannelPool(network=network.host("10.0.0.99"))
 
     @property
@@ -43,11 +51,25 @@ class Pair:
     def slave(self) -> Broker:
         return self.cluster.find(1)
 
-    async def send(self, *bodies: str, topic: str = "T", **properties: str) -> None:
+    async def send(
+        self,
+        *bodies: str,
+        to: Broker | None = None,
+        sys_flag: int = 0,
+        properties: Mapping[str, str] | None = None,
+    ) -> Mapping[str, str]:
+        """Messages to queue 0 of T; all of them are taken. The fields of the last answer."""
         for body in bodies:
-            message = Message(topic, body.encode())
-            message.properties.update(properties)
-            await self.producer.send(message)
+            fields = send_fields(
+                "T",
+                0,
+                {prop.UNIQ_KEY: body[:40], **(properties or {})},
+                sysFlag=sys_flag,
+                bornTimestamp=self.clock.wall_ms(),
+            )
+            answer = await self.ask(to or self.master, RequestCode.SEND_MESSAGE_V2, fields, body.encode())
+            assert answer.code == ResponseCode.SUCCESS, answer
+        return answer.ext_fields or {}
 
     async def copied(self) -> None:
         """Waits until the slave has all that the master has."""
@@ -55,7 +77,7 @@ class Pair:
 
     async def until(self, condition: Callable[[], object], seconds: float = 120.0) -> None:
         async with asyncio.timeout(seconds):
-            while not condition():
+            while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
     async def ask(
@@ -102,23 +124,19 @@ def pair(body: Body, *, store: Path | None = None, **properties: object) -> None
         async with LocalCluster(
             replicas=2, properties=SMALL | properties, network=network, clock=clock, store=store
         ) as cluster:
-            producer = Producer(
-                "producers", namesrv=cluster.namesrv, network=network.host("10.0.0.98"), clock=clock
-            )
-            async with producer:
-                tried = Pair(cluster, network, producer)
-                try:
-                    await tried.until(lambda: tried.slave.replication.follower.state is State.FOLLOWING)
-                    await body(tried)
-                finally:
-                    await tried.pool.close()
+            tried = Pair(cluster, network, clock)
+            try:
+                await tried.until(lambda: tried.slave.replication.follower.state is State.FOLLOWING)
+                await body(tried)
+            finally:
+                await tried.pool.close()
 
     run_virtual(main)
 
 
 def test_a_slave_is_a_copy_of_its_master_byte_by_byte() -> None:
     async def body(pair: Pair) -> None:
-        await pair.send(*(f"{number}" * 200 for number in range(200)))
+        await pair.send(*(f"{number:04} " * 100 for number in range(200)))
         await pair.copied()
         assert pair.master.store.max_commitlog_offset > 3 * FILE
         assert log_of(pair.slave) == log_of(pair.master)
@@ -132,5 +150,284 @@ def test_a_slave_is_a_copy_of_its_master_byte_by_byte() -> None:
         assert (status.lag, status.trouble, status.state) == (0, None, "following")
         [slave] = pair.master.replication.status().slaves
         assert (slave.acked, slave.behind, slave.in_sync) == (pair.master.store.max_commitlog_offset, 0, True)
+
+    pair(body)
+
+
+@pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE])
+def test_a_slave_takes_no_messages_and_says_who_does(code: int) -> None:
+    async def body(pair: Pair) -> None:
+        await pair.send("one")
+        await pair.copied()
+        end = pair.slave.store.max_commitlog_offset
+        for name in ("T", "Unknown"):
+            answer = await pair.ask(pair.slave, code, send_fields(name), b"body")
+            assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert pair.master.address in (answer.remark or "")
+        assert pair.slave.store.received_offset == end
+        assert "Unknown" not in pair.slave.topics
+
+    pair(body)
+
+
+def test_a_slave_refuses_what_its_master_would_overwrite() -> None:
+    async def body(pair: Pair) -> None:
+        await pair.send("one")
+        await pair.copied()
+        for code, expected, words in (
+            (RequestCode.CONSUMER_SEND_MSG_BACK, ResponseCode.SYSTEM_ERROR, "no master available along with"),
+            (RequestCode.END_TRANSACTION, ResponseCode.SLAVE_NOT_AVAILABLE, "transaction"),
+            (RequestCode.UPDATE_AND_CREATE_TOPIC, ResponseCode.SYSTEM_ERROR, "from slave broker"),
+            (RequestCode.DELETE_TOPIC_IN_BROKER, ResponseCode.SYSTEM_ERROR, "from slave broker"),
+            (RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, ResponseCode.SYSTEM_ERROR, "from slave broker"),
+            (RequestCode.DELETE_SUBSCRIPTIONGROUP, ResponseCode.SYSTEM_ERROR, "from slave broker"),
+            (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResponseCode.SYSTEM_ERROR, "Can not reset offset"),
+            (RequestCode.LOCK_BATCH_MQ, ResponseCode.SYSTEM_ERROR, "locks no queues"),
+        ):
+            answer = await pair.ask(pair.slave, code, {"topic": "T"})
+            assert (answer.code, words in (answer.remark or "")) == (expected, True), code
+            assert pair.master.address in (answer.remark or "")
+
+    pair(body)
+
+
+def test_a_promoted_slave_goes_on_where_the_master_stopped() -> None:
+    async def body(pair: Pair) -> None:
+        await pair.send(*(f"before {number}" for number in range(20)))
+        queue = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
+        await pair.ask(pair.master, RequestCode.UPDATE_CONSUMER_OFFSET, queue | {"commitOffset": "7"})
+        await pair.copied()
+        await pair.until(lambda: pair.slave.offsets.get("g", "T", 0) == 7, seconds=1.0)
+        old = pair.master.address
+        await pair.cluster.kill_broker(0)
+        await pair.set(pair.slave, brokerRole="ASYNC_MASTER", brokerId=0)
+        new = pair.slave
+        await pair.until(lambda: new.roles.is_master)
+        addresses = await pair.addresses()
+        while addresses != {0: new.address}:
+            await asyncio.sleep(0.01)
+            addresses = await pair.addresses()
+        assert old != new.address
+        answer = await pair.send("after", to=new)
+        assert answer["queueOffset"] == "20"
+        asked = await pair.ask(new, RequestCode.QUERY_CONSUMER_OFFSET, queue)
+        assert asked.ext_fields == {"offset": "7"}
+        assert bodies(new, "T")[-2:] == ["before 19", "after"]
+        assert (await management.broker_config(pair.pool, new.address))["brokerRole"] == "ASYNC_MASTER"
+
+    pair(body)
+
+
+def delivered(broker: Broker, topic: str = "T") -> Counter[str]:
+    return Counter(bodies(broker, topic))
+
+
+def test_delayed_messages_and_timers_are_delivered_once_over_a_promotion() -> None:
+    async def body(pair: Pair) -> None:
+        sent = []
+        for round_number in range(6):
+            for kind in ({prop.DELAY: "2"}, {prop.TIMER_DELAY_SEC: "5"}, {prop.TIMER_DELAY_SEC: "12"}):
+                sent.append(f"{round_number} {kind}")
+                await pair.send(sent[-1], properties=kind)
+            await asyncio.sleep(1.0)
+        await pair.until(lambda: len(bodies(pair.master, "T")) >= 4)
+        # What the master has delivered now is told by marks in the log, not yet by tables.
+        await pair.copied()
+        before = delivered(pair.slave)
+        assert before and len(before) < len(sent)
+        await pair.cluster.kill_broker(0)
+        await pair.cluster.promote_broker(1)
+        await pair.until(lambda: len(delivered(pair.slave)) == len(sent))
+        await asyncio.sleep(30.0)
+        assert delivered(pair.slave) == Counter(sent)
+
+    pair(body)
+
+
+def test_a_slave_that_never_heard_of_progress_finds_it_in_the_log() -> None:
+    async def body(pair: Pair) -> None:
+        await pair.send(*(f"old {number}" for number in range(5)), properties={prop.DELAY: "1"})
+        await pair.send("timer", properties={prop.TIMER_DELAY_SEC: "2"})
+        await pair.until(lambda: len(bodies(pair.master, "T")) == 6)
+        await pair.send("waits", properties={prop.DELAY: "3"})
+        await pair.copied()
+        slave = pair.slave
+        slave.copies.aim(None)
+        slave.delays.copy({})  # as if it had been asked for nothing yet
+        slave.timers._rests = None
+        await pair.cluster.kill_broker(0)
+        await pair.cluster.promote_broker(1)
+        await pair.until(lambda: len(delivered(slave)) == 7)
+        await asyncio.sleep(30.0)
+        assert set(delivered(slave).values()) == {1}
+
+    pair(body)
+
+
+def half(number: int) -> dict[str, str]:
+    return {prop.TRAN_MSG: "true", prop.PRODUCER_GROUP: "p", "number": str(number)}
+
+
+def test_half_messages_are_ended_and_asked_about_after_a_promotion() -> None:
+    async def body(pair: Pair) -> None:
+        answers = [
+            await pair.send(f"half {number}", sys_flag=TRANSACTION_PREPARED, properties=half(number))
+            for number in range(4)
+        ]
+
+        def end(broker: Broker, number: int, decision: int) -> Awaitable[RemotingCommand]:
+            sent = answers[number]
+            place = int(sent["msgId"][-16:], 16)
+            return pair.ask(
+                broker,
+                RequestCode.END_TRANSACTION,
+                {
+                    "producerGroup": "p",
+                    "tranStateTableOffset": sent["queueOffset"],
+                    "commitLogOffset": str(place),
+                    "commitOrRollback": str(decision),
+                    "fromTransactionCheck": "false",
+                    "msgId": "",
+                    "transactionId": "",
+                },
+            )
+
+        await end(pair.master, 0, 8)
+        await end(pair.master, 1, 12)
+        await pair.copied()
+        await pair.cluster.kill_broker(0)
+        await pair.cluster.promote_broker(1)
+        new = pair.slave
+        # Ended before: once more changes nothing. Open: it can be committed here.
+        await end(new, 0, 8)
+        await end(new, 2, 8)
+        assert delivered(new) == {"half 0": 1, "half 2": 1}
+        # The last one is still open, and is asked about again and again until it is given up.
+        queue = new.store.find_queue(names.HALF_TOPIC, 0)
+        assert queue is not None and queue.max_offset == 4
+        await pair.until(lambda: queue.max_offset >= 6)
+
+    pair(body)
+
+
+def test_the_old_master_comes_back_as_a_slave_and_cuts_its_tail_only_when_told_to(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def body(pair: Pair) -> None:
+        await pair.send(*(f"both {number:03} " * 40 for number in range(60)))
+        await pair.copied()
+        common = pair.master.store.max_commitlog_offset
+        # The master goes on alone: nobody has these.
+        pair.network.cut("10.0.0.11", "10.0.0.12")
+        await pair.send("alone 1", "alone 2")
+        tail = pair.master.store.max_commitlog_offset
+        await pair.cluster.kill_broker(0)
+        pair.network.mend()
+        await pair.cluster.promote_broker(1)
+        await pair.send("new 1", "new 2", "new 3", to=pair.slave)
+        await pair.cluster.demote_broker(0, 2)
+        old = await pair.cluster.start_broker(0)
+        await pair.until(lambda: old.replication.follower.state is State.REFUSED)
+        status = old.replication.status()
+        assert status.trouble is not None and str(tail) in status.trouble
+        await asyncio.sleep(20.0)
+        assert old.store.max_commitlog_offset == tail and bodies(old, "T")[-1] == "alone 2"
+        # Not from there: what was seen to be lost is less than that.
+        await pair.set(old, haCutTailFrom=common + 1)
+        await pair.until(lambda: old.live.now.ha_cut_tail_from == -1)
+        assert old.store.max_commitlog_offset == tail
+        with caplog.at_level(logging.WARNING):
+            await pair.set(old, haCutTailFrom=common)
+            await pair.until(lambda: old.store.received_offset == pair.slave.store.max_commitlog_offset)
+        assert "2 records are lost (T: 2)" in caplog.text
+        assert old.live.now.ha_cut_tail_from == -1
+        assert log_of(old) == log_of(pair.slave)
+        assert bodies(old, "T")[-4:] == ["both 059 " * 40, "new 1", "new 2", "new 3"]
+
+    pair(body)
+
+
+def test_a_master_that_becomes_a_slave_stops_at_once_and_follows() -> None:
+    async def body(pair: Pair) -> None:
+        first, second = pair.master, pair.slave
+        await pair.send("one")
+        await pair.send("later", properties={prop.DELAY: "3"})
+        await pair.copied()
+        await pair.set(first, brokerRole="SLAVE", brokerId=1)
+        answer = await pair.ask(first, RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"late")
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        await pair.set(second, brokerRole="SYNC_MASTER", brokerId=0)
+        await pair.until(lambda: first.replication.follower.state is State.FOLLOWING)
+        # A SYNC_MASTER answers when its slave has it, so that slave is there.
+        await pair.send("two", to=second)
+        assert first.store.received_offset == second.store.max_commitlog_offset
+        await pair.until(lambda: delivered(second)["later"])
+        await asyncio.sleep(20.0)
+        assert delivered(second) == delivered(first) == {"one": 1, "two": 1, "later": 1}
+        assert await pair.addresses() == {0: second.address, 1: first.address}
+
+    pair(body)
+
+
+def test_a_role_given_by_hand_outlives_a_restart_until_the_configuration_changes() -> None:
+    async def body(pair: Pair) -> None:
+        await pair.send("one")
+        await pair.copied()
+        await pair.cluster.stop_broker(0)
+        await pair.set(pair.slave, brokerRole="ASYNC_MASTER", brokerId=0)
+        again = await pair.cluster.restart_broker(1)
+        assert again.roles.is_master
+        await pair.send("two", to=again)
+        # Its configuration still said SLAVE with id 1; now somebody changes it.
+        await pair.cluster.stop_broker(1)
+        await pair.cluster.demote_broker(1, 5)
+        changed = await pair.cluster.start_broker(1)
+        assert not changed.roles.is_master and changed.roles.now.broker_id == 5
+
+    pair(body)
+
+
+def test_a_second_master_of_the_name_does_not_start() -> None:
+    async def body(pair: Pair) -> None:
+        await pair.send("one")
+        await pair.copied()
+        await pair.cluster.kill_broker(0)
+        await pair.cluster.promote_broker(1)
+        await asyncio.sleep(1.0)
+        with pytest.raises(ConfigError, match="is the master of broker-a now"):
+            await pair.cluster.start_broker(0)
+        await pair.cluster.stop_broker(1)
+        await pair.cluster.start_broker(0)  # now it may
+
+    pair(body)
+
+
+def test_a_role_that_cannot_be_is_refused_and_nothing_changes() -> None:
+    async def body(pair: Pair) -> None:
+        wrongs: tuple[tuple[dict[str, object], str], ...] = (
+            ({"brokerRole": "ASYNC_MASTER"}, "has the id 0"),
+            ({"brokerId": 0}, "use 1, 2"),
+            ({"brokerRole": "QUEEN", "brokerId": 0}, "ASYNC_MASTER, SYNC_MASTER or SLAVE"),
+        )
+        for wrong, word in wrongs:
+            with pytest.raises(InvalidParameterError, match=word):
+                await pair.set(pair.slave, **wrong)
+        assert pair.slave.roles.now.broker_id == 1 and pair.slave.live.now.broker_role == "SLAVE"
+        await pair.send("one")
+        await pair.copied()
+
+    pair(body)
+
+
+def test_a_slave_keeps_files_that_its_master_still_has() -> None:
+    async def body(pair: Pair) -> None:
+        await pair.send(*(f"{number:04} " * 100 for number in range(200)))
+        await pair.copied()
+        slave = pair.slave
+        await pair.until(lambda: slave.replication._master_begin is not None)
+        assert slave.replication.keep(2 * FILE) == 0
+        slave.replication._master_begin = FILE
+        assert slave.replication.keep(2 * FILE) == FILE
+        assert pair.master.replication.keep(2 * FILE) == 2 * FILE
 
     pair(body)

@@ -45,6 +45,16 @@ class Copy:
     timers: TimerCheck | None = None
     transactions: dict[str, int] | None = None
 
+    def then(self, later: Copy) -> Copy:
+        """Both as one: what the later one does not tell is as the earlier one said."""
+        return Copy(
+            later.since,
+            later.until,
+            self.delays if later.delays is None else later.delays,
+            self.timers if later.timers is None else later.timers,
+            {**(self.transactions or {}), **(later.transactions or {})},
+        )
+
 
 class CopiedProgress:
     """Keeps what rounds bring until the log has come so far, then gives it to those who would go on from it."""
@@ -65,8 +75,11 @@ class CopiedProgress:
     def end(self, copy: Copy, master_end: int) -> None:
         """The round is over: ``master_end`` is where the master's log ended then."""
         copy.until = master_end
+        if copy.delays is not None:
+            # Apache's masters leave no marks; those of an earlier one of ours are looked for from here on.
+            copy.delays = {"marksFrom": copy.since, **copy.delays}
         if len(self._waiting) == _WAITING:
-            self._waiting.pop()
+            copy = self._waiting.pop().then(copy)
         self._waiting.append(copy)
         self.settle()
 
@@ -75,11 +88,12 @@ class CopiedProgress:
         reached = self._store.max_commitlog_offset
         taken: Copy | None = None
         while self._waiting and self._waiting[0].until <= reached:
-            taken = self._waiting.popleft()
+            oldest = self._waiting.popleft()
+            taken = oldest if taken is None else taken.then(oldest)
         if taken is None:
             return
         if taken.delays is not None:
-            self._delays.copy({"marksFrom": taken.since, **taken.delays})
+            self._delays.copy(taken.delays)
         if taken.timers is not None:
             self._timers.copy(taken.timers)
         for topic, offset in (taken.transactions or {}).items():

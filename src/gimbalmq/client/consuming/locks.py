@@ -82,10 +82,7 @@ class Locks:
         try:
             granted = await self._ask(queue.broker_name, [queue])
         except RocketMQError as error:
-            # Asked for again and again until there is a master.
-            level = logging.DEBUG if queue.broker_name in self._failing else logging.WARNING
-            log.log(level, "the lock of %s could not be asked for: %s", queue, error)
-            self._failing.add(queue.broker_name)
+            self._say_failing(queue.broker_name, f"the lock of {queue} could not be asked for", error)
             return False
         self._failing.discard(queue.broker_name)
         return self._note(held, queue in granted, sent)
@@ -133,13 +130,17 @@ class Locks:
         try:
             granted = await self._ask(broker_name, queues)
         except RocketMQError as error:
-            level = logging.DEBUG if broker_name in self._failing else logging.WARNING
-            log.log(level, "locks at %s could not be renewed: %s", broker_name, error)
-            self._failing.add(broker_name)
+            self._say_failing(broker_name, f"locks at {broker_name} could not be renewed", error)
             return None
         self._failing.discard(broker_name)
         self._ours |= granted
         return granted
+
+    def _say_failing(self, broker_name: str, what: str, error: RocketMQError) -> None:
+        """Once for each broker: without a master everything is tried again several times a second."""
+        level = logging.DEBUG if broker_name in self._failing else logging.WARNING
+        log.log(level, "%s: %s", what, error)
+        self._failing.add(broker_name)
 
     async def renew(self, held: Iterable[HeldQueue]) -> None:
         """Asks for every queue, one request per broker; those not granted count as not locked."""
@@ -256,7 +257,7 @@ class Locks:
         try:
             await self._unlock(queue.broker_name, [queue], wait=True)
         except RocketMQError as error:
-            log.warning("the old lock of %s could not be given back: %s", queue, error)
+            self._say_failing(queue.broker_name, f"the old lock of {queue} could not be given back", error)
         else:
             self._ours.discard(queue)
             self._lost[queue] = self._clock.monotonic() + self.margin
