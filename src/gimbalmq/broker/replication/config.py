@@ -97,7 +97,7 @@ class ReplicationOptions(Configuration):
 
     # Reading.
     slave_read_enable: bool = option(
-        False, "readers that are far behind are sent to a slave, and slaves send nobody away"
+        False, "readers that are far behind are sent to a slave; a slave that is asked answers in any case"
     )
     offset_check_in_slave: bool = option(False, "a slave, too, corrects offsets that are out of range")
     access_message_in_memory_max_ratio: int = option(
