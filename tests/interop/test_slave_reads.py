@@ -168,7 +168,9 @@ def test_java_consumers_read_on_at_our_slave(both: list[JavaClient]) -> None:
 
     def send(producer: sync.Producer, count: int) -> None:
         for _ in range(count):
-            producer.send(Message(TOPIC, str(len(sent))), queue=MessageQueue(TOPIC, "broker-a", len(sent) % QUEUES))
+            producer.send(
+                Message(TOPIC, str(len(sent))), queue=MessageQueue(TOPIC, "broker-a", len(sent) % QUEUES)
+            )
             sent.append(str(len(sent)))
 
     def staying(java: JavaClient) -> str:
@@ -196,7 +198,9 @@ def test_java_consumers_read_on_at_our_slave(both: list[JavaClient]) -> None:
                 assert all(pulls.seen[staying(java), broker_id] >= 2 for broker_id in (0, 1)), pulls.seen
             for java, consumer in zip(both, come, strict=True):
                 consumer.shutdown()
-                eventually(lambda: _progress(slave, coming(java)), lambda done: done == 20, "progress at the slave")  # noqa: B023
+                eventually(
+                    lambda: _progress(slave, coming(java)), lambda done: done == 20, "progress at the slave"
+                )  # noqa: B023
             send(producer, 20)
             for consumer in stay:
                 consumer.wait_for(40)
