@@ -145,7 +145,7 @@ def prepare_home(folder: Path) -> Path:
     """A ROCKETMQ_HOME: 4.9 reads a logback file per program from it, and an empty one serves."""
     configuration = folder / "conf"
     configuration.mkdir(parents=True, exist_ok=True)
-    for program in ("namesrv", "broker", "tools"):
+    for program in ("namesrv", "broker", "tools", "controller"):
         (configuration / f"logback_{program}.xml").write_text(_EMPTY_LOGBACK)
     return folder
 
@@ -188,6 +188,40 @@ class ApacheNameServer(Process):
             f"Apache name server {version}",
             java(fetch(version), home, *main, heap=heap),
             log=folder / "namesrv.out",
+            ready="boot success",
+            environment={"ROCKETMQ_HOME": str(home)},
+        )
+
+
+class ApacheController(Process):
+    """Apache's controller, one process that is its own majority; `address` is what brokers are given."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        version: str = "5.5.0",
+        port: int | None = None,
+        extra: Mapping[str, object] | None = None,
+        heap: str = "256m",
+    ) -> None:
+        self.port = port or free_port()
+        self.address = f"{HOST}:{self.port}"
+        home = prepare_home(folder)
+        properties = {
+            "controllerDLegerGroup": "group1",
+            "controllerDLegerPeers": f"n0-{self.address}",
+            "controllerDLegerSelfId": "n0",
+            "controllerStorePath": folder / "controller",
+            "mappedFileSize": 1 << 20,
+            **(extra or {}),
+        }
+        configuration = write_properties(folder / "controller.properties", properties)
+        main = ("org.apache.rocketmq.controller.ControllerStartup", "-c", str(configuration))
+        super().__init__(
+            f"Apache controller {version}",
+            java(fetch(version), home, *main, heap=heap),
+            log=folder / "controller.out",
             ready="boot success",
             environment={"ROCKETMQ_HOME": str(home)},
         )

@@ -47,6 +47,8 @@ ASYNC_MASTER, SYNC_MASTER = "ASYNC_MASTER", "SYNC_MASTER"
 
 _LOOK_SECONDS = 0.1
 _TAKES_OVER_SECONDS = 10.0
+_SETTLED = ("", "catching up", "following", "refused")
+"""States that a slave does not leave by itself; a master has none."""
 _CONNECTED = ("catching up", "following")
 """States of a slave whose connection to its master stands."""
 
@@ -186,7 +188,7 @@ class ReplicationAdmin:
         return view, found
 
     async def demote(self, master: ReplicaView, broker_id: int) -> ReplicaView:
-        """Makes a running master a slave with that id, and waits until it is one and the name servers say so."""
+        """Makes a running master a slave with that id; returns when it copies, or says why it cannot."""
         await management.update_broker_config(
             self._at.caller, master.address, {"brokerRole": "SLAVE", "brokerId": str(broker_id)}
         )
@@ -208,9 +210,11 @@ class ReplicationAdmin:
         while True:
             now = await self._look(*place)
             listed = place in await self._places()
-            if listed and not now.problem and now.is_slave == (broker_id != MASTER_ID):
+            has_changed = not now.problem and now.is_slave == (broker_id != MASTER_ID)
+            late = loop.time() > deadline
+            if listed and has_changed and (now.state in _SETTLED or late):
                 return now
-            if loop.time() > deadline:
+            if late:
                 what = "name servers do not list it so" if not now.problem else now.problem
                 raise ConnectError(
                     f"{before.address} was told to change its role, and after {_TAKES_OVER_SECONDS:g} s {what}"

@@ -184,11 +184,11 @@ class Broker:
         self.store = MessageStore(store_config, clock, self._files)
         self.recovery = self.store.load()
         try:
-            role_file = RoleFile(folder, self._files, config)
+            self._tables = TableThread(self._files)
+            role_file = RoleFile(folder, self._files, self._tables, config)
             live.now = config = role_file.load(config)
             self.roles = Roles(Role.configured(config))
             self.stats = Stats(clock, config.max_stats_items)
-            self._tables = TableThread(self._files)
             self.topics = Topics(folder, live, clock, self._tables)
             self.groups = Groups(folder, live, clock, self._tables)
             self.offsets = ConsumerOffsets(folder, self._tables, live, clock)
@@ -294,6 +294,7 @@ class Broker:
                 self.writer,
                 self.long_poll,
                 self.address,
+                self.recovery.clean,
             )
         self.metrics = MetricsServer(
             self.store,

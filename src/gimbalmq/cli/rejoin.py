@@ -105,6 +105,8 @@ async def _of_running(admin: Admin, args: argparse.Namespace) -> Shown:
 
 
 async def _of_folder(admin: Admin, args: argparse.Namespace) -> Shown:
+    from gimbalmq.broker.replication.role_file import forget_role
+
     config = _config(args)
     name = config.broker_name
     master = args.master or await admin.replication.master_of(name)
@@ -114,6 +116,7 @@ async def _of_folder(admin: Admin, args: argparse.Namespace) -> Shown:
         ends = f"The log in {args.store} ends at {tail.end:,}, that of {name}'s master {master} at {tail.master_end:,}."
         start = f"Start it as a slave: {_command(args, config)}"
         if tail.begin == tail.end:
+            forget_role(store.config.root)
             return Shown(f"{ends}\nThe master has all of it: nothing is to be cut.\n{start}", data)
         lost = _lost(tail)
         if not args.cut:
@@ -129,6 +132,7 @@ async def _of_folder(admin: Admin, args: argparse.Namespace) -> Shown:
             return Shown("Nothing was changed.", data, REFUSED)
         store.follow()
         store.cut(tail.begin)
+        forget_role(store.config.root)
     return Shown(f"The log ends at {tail.begin:,} now.\n{start}", data | {"cut": True}, OK)
 
 

@@ -142,7 +142,7 @@ def stored(broker: Broker) -> list[bytes]:
     for queue_id in broker.store.queue_ids(TOPIC):
         queue = broker.store.find_queue(TOPIC, queue_id)
         assert queue is not None
-        for offset, size, _ in broker.store.entries(TOPIC, queue_id, 0, queue.max_offset):
+        for offset, _, _ in broker.store.entries(TOPIC, queue_id, 0, queue.max_offset):
             record = broker.store.record_at(offset)
             assert record is not None
             bodies.append(bytes(record))
@@ -291,11 +291,14 @@ def test_readers_see_what_is_confirmed(tmp_path: Path) -> None:
             sending = asyncio.ensure_future(made.send(first, 1))
             await until(lambda: first.store.max_commitlog_offset > confirmed)
             assert first.store.reader_limit == confirmed
-            assert sum(
-                first.store.readable_max(queue)
-                for queue_id in range(4)
-                if (queue := first.store.find_queue(TOPIC, queue_id)) is not None
-            ) == 4
+            assert (
+                sum(
+                    first.store.readable_max(queue)
+                    for queue_id in range(4)
+                    if (queue := first.store.find_queue(TOPIC, queue_id)) is not None
+                )
+                == 4
+            )
             await sending
             await until(lambda: first.store.reader_limit == first.store.max_commitlog_offset)
 

@@ -34,7 +34,7 @@ class Slave:
 class Broker:
     """Takes roles as a broker would, and notes them."""
 
-    def __init__(self, number: int, folder: Path, controllers: list[str]) -> None:
+    def __init__(self, number: int, folder: Path, controllers: list[str], *, was_closed: bool = True) -> None:
         config = BrokerConfig(
             store_path_root_dir=str(folder),
             broker_name=NAME,
@@ -61,6 +61,7 @@ class Broker:
             SYSTEM_CLOCK,
             self.address,
             self,
+            was_closed=was_closed,
         )
 
     def progress(self) -> Progress:
@@ -107,7 +108,8 @@ async def broker(number: int, folder: Path, *controllers: str, joins: bool = Tru
 def test_the_first_is_master_the_second_its_slave(tmp_path: Path) -> None:
     async def work() -> None:
         async with (
-            ControllerDouble() as double, broker(1, tmp_path, double.address) as first,
+            ControllerDouble() as double,
+            broker(1, tmp_path, double.address) as first,
             broker(2, tmp_path, double.address) as second,
         ):
             assert (first.role, second.role) == ("master", "slave")
@@ -174,9 +176,7 @@ def test_the_death_of_the_master_makes_the_slave_master(tmp_path: Path) -> None:
                 assert second.elections.sync_set is not None
                 second.elections.sync_set.reported(second.slaves[0])
                 await until(lambda: double.replicas[NAME].in_sync == {1, 2})
-                await until(
-                    lambda: second.elections.sync_set and second.elections.sync_set.members == {1, 2}
-                )
+                await until(lambda: second.elections.sync_set and second.elections.sync_set.members == {1, 2})
                 await second.pool.close()
                 await until(lambda: other.role == "master")
                 assert other.roles[-1][1].master_epoch == 2
@@ -188,7 +188,8 @@ def test_the_death_of_the_master_makes_the_slave_master(tmp_path: Path) -> None:
 def test_an_election_by_hand_changes_both_roles(tmp_path: Path) -> None:
     async def work() -> None:
         async with (
-            ControllerDouble() as double, broker(1, tmp_path, double.address) as first,
+            ControllerDouble() as double,
+            broker(1, tmp_path, double.address) as first,
             broker(2, tmp_path, double.address) as second,
         ):
             double.replicas[NAME].in_sync = {1, 2}
@@ -261,25 +262,28 @@ def test_questions_go_to_the_controller_that_leads(tmp_path: Path) -> None:
 
 def test_a_lost_answer_about_the_set_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        async with ControllerDouble() as double:
-            async with broker(1, tmp_path, double.address) as first, broker(2, tmp_path, double.address):
-                sync_set = first.elections.sync_set
-                assert sync_set is not None
-                first.slaves.append(Slave(2, first.end))
-                double.swallow.append(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET)
-                sync_set.reported(first.slaves[0])
-                await until(lambda: double.replicas[NAME].in_sync == {1, 2})
-                # The controller took it; we do not know that.
-                assert sync_set.members == {1} and sync_set.counted == {1, 2}
-                slave = first.slaves.pop()
-                sync_set.left(slave)
-                first.end += 50
-                sync_set.advance()
-                assert sync_set.confirm == first.end - 50
-                # What comes next is refused for its old epoch; asking for the set brings the truth, and then the wish.
-                await until(lambda: sync_set.members == {1} and not sync_set.is_uncertain)
-                assert double.replicas[NAME].in_sync == {1} and double.replicas[NAME].set_epoch == 3
-                assert sync_set.confirm == first.end
+        async with (
+            ControllerDouble() as double,
+            broker(1, tmp_path, double.address) as first,
+            broker(2, tmp_path, double.address),
+        ):
+            sync_set = first.elections.sync_set
+            assert sync_set is not None
+            first.slaves.append(Slave(2, first.end))
+            double.swallow.append(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET)
+            sync_set.reported(first.slaves[0])
+            await until(lambda: double.replicas[NAME].in_sync == {1, 2})
+            # The controller took it; we do not know that.
+            assert sync_set.members == {1} and sync_set.counted == {1, 2}
+            slave = first.slaves.pop()
+            sync_set.left(slave)
+            first.end += 50
+            sync_set.advance()
+            assert sync_set.confirm == first.end - 50
+            # What comes next is refused for its old epoch; asking for the set brings the truth, and then the wish.
+            await until(lambda: sync_set.members == {1} and not sync_set.is_uncertain)
+            assert double.replicas[NAME].in_sync == {1} and double.replicas[NAME].set_epoch == 3
+            assert sync_set.confirm == first.end
 
     monkeypatch.setattr("gimbalmq.rpc.controller.alter_sync_state_set.__kwdefaults__", {"timeout": 0.3})
     run(work())
@@ -291,6 +295,36 @@ def test_a_role_that_cannot_be_taken_is_tried_again(tmp_path: Path) -> None:
             first.fails = 1
             await first.elections.joined()
             assert [role for role, _ in first.roles] == ["master"]
+
+    run(work())
+
+
+def test_after_a_crash_a_master_waits_until_the_controller_has_noticed(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with ControllerDouble() as double:
+            async with broker(1, tmp_path, double.address) as first:
+                beat = double.alive[NAME][1]
+                assert first.role == "master"
+            await until(lambda: not double.alive[NAME])
+            double.alive[NAME] = {1: beat}  # the machine is gone, and its connection is not
+            double.replicas[NAME].master = 1
+            again = Broker(1, tmp_path / "1", [double.address], was_closed=False)
+            await again.elections.start()
+            await until(lambda: "has not noticed" in (again.elections.trouble or ""))
+            assert not again.roles and double.alive[NAME][1] is beat, (
+                "a heartbeat would have kept it from noticing"
+            )
+            double.alive[NAME].clear()
+            double.elect(NAME)
+            await again.elections.joined()
+            assert again.role == "master" and again.roles[0][1].master_epoch > 1
+            await again.close()
+            # One that was closed properly has everything, and goes on in its term.
+            await until(lambda: not double.alive[NAME])
+            double.alive[NAME] = {1: beat}
+            double.replicas[NAME].master = 1
+            async with broker(1, tmp_path, double.address) as closed:
+                assert closed.role == "master"
 
     run(work())
 
@@ -315,9 +349,7 @@ def test_a_controller_that_lost_its_data_is_not_believed(tmp_path: Path) -> None
 def test_who_does_not_have_everything_is_not_elected(tmp_path: Path) -> None:
     async def work() -> None:
         async with ControllerDouble() as double, broker(2, tmp_path, double.address, joins=False) as second:
-            double.refuse[RequestCode.CONTROLLER_ELECT_MASTER] = (
-                ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
-            )
+            double.refuse[RequestCode.CONTROLLER_ELECT_MASTER] = ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
             await until(
                 lambda: "none of those that have everything lives" in (second.elections.trouble or "")
             )

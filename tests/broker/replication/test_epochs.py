@@ -88,8 +88,7 @@ def test_an_entry_continues_in_epoch_and_in_start(tmp_path: Path) -> None:
     assert not epochs.append(Epoch(2, 0))
     assert epochs.append(Epoch(3, 10))
     assert epochs.entries == (Epoch(1, 0), Epoch(3, 10))
-    assert epochs.begin(Epoch(3, 20))
-    assert epochs.entries == (Epoch(1, 0), Epoch(3, 20))
+    assert not epochs.append(Epoch(3, 20)), "the same term, which its slaves know by its start"
     for number in range(4, MOST_EPOCHS + 10):
         assert epochs.append(Epoch(number, number * 10))
     assert len(epochs.entries) == MOST_EPOCHS

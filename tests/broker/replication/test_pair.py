@@ -1,4 +1,4 @@
-"""Two brokers of one name: the slave is a copy, refuses what a slave must, becomes the master, and the old one comes back.
+"""Two brokers of one name: the slave is a copy, refuses what it must, becomes the master, and the old one comes back.
 
 Everything runs in virtual time, over a network in memory.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -52,20 +52,24 @@ class Pair:
         return self.cluster.find(1)
 
     async def send(
-        self, *bodies: str, topic: str = "T", to: Broker | None = None, sys_flag: int = 0, **properties: str
-    ) -> RemotingCommand:
-        """Messages to queue 0 of a topic; all of them are taken."""
+        self,
+        *bodies: str,
+        to: Broker | None = None,
+        sys_flag: int = 0,
+        properties: Mapping[str, str] | None = None,
+    ) -> Mapping[str, str]:
+        """Messages to queue 0 of T; all of them are taken. The fields of the last answer."""
         for body in bodies:
             fields = send_fields(
-                topic,
+                "T",
                 0,
-                {prop.UNIQ_KEY: body[:40], **properties},
+                {prop.UNIQ_KEY: body[:40], **(properties or {})},
                 sysFlag=sys_flag,
                 bornTimestamp=self.clock.wall_ms(),
             )
             answer = await self.ask(to or self.master, RequestCode.SEND_MESSAGE_V2, fields, body.encode())
             assert answer.code == ResponseCode.SUCCESS, answer
-        return answer
+        return answer.ext_fields or {}
 
     async def copied(self) -> None:
         """Waits until the slave has all that the master has."""
@@ -73,7 +77,7 @@ class Pair:
 
     async def until(self, condition: Callable[[], object], seconds: float = 120.0) -> None:
         async with asyncio.timeout(seconds):
-            while not condition():
+            while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
     async def ask(
@@ -205,9 +209,9 @@ def test_a_promoted_slave_goes_on_where_the_master_stopped() -> None:
             addresses = await pair.addresses()
         assert old != new.address
         answer = await pair.send("after", to=new)
-        assert answer.ext_fields["queueOffset"] == "20"
-        answer = await pair.ask(new, RequestCode.QUERY_CONSUMER_OFFSET, queue)
-        assert answer.ext_fields["offset"] == "7"
+        assert answer["queueOffset"] == "20"
+        asked = await pair.ask(new, RequestCode.QUERY_CONSUMER_OFFSET, queue)
+        assert asked.ext_fields == {"offset": "7"}
         assert bodies(new, "T")[-2:] == ["before 19", "after"]
         assert (await management.broker_config(pair.pool, new.address))["brokerRole"] == "ASYNC_MASTER"
 
@@ -224,7 +228,7 @@ def test_delayed_messages_and_timers_are_delivered_once_over_a_promotion() -> No
         for round_number in range(6):
             for kind in ({prop.DELAY: "2"}, {prop.TIMER_DELAY_SEC: "5"}, {prop.TIMER_DELAY_SEC: "12"}):
                 sent.append(f"{round_number} {kind}")
-                await pair.send(sent[-1], **kind)
+                await pair.send(sent[-1], properties=kind)
             await asyncio.sleep(1.0)
         await pair.until(lambda: len(bodies(pair.master, "T")) >= 4)
         # What the master has delivered now is told by marks in the log, not yet by tables.
@@ -242,10 +246,10 @@ def test_delayed_messages_and_timers_are_delivered_once_over_a_promotion() -> No
 
 def test_a_slave_that_never_heard_of_progress_finds_it_in_the_log() -> None:
     async def body(pair: Pair) -> None:
-        await pair.send(*(f"old {number}" for number in range(5)), DELAY="1")
-        await pair.send("timer", **{prop.TIMER_DELAY_SEC: "2"})
+        await pair.send(*(f"old {number}" for number in range(5)), properties={prop.DELAY: "1"})
+        await pair.send("timer", properties={prop.TIMER_DELAY_SEC: "2"})
         await pair.until(lambda: len(bodies(pair.master, "T")) == 6)
-        await pair.send("waits", DELAY="3")
+        await pair.send("waits", properties={prop.DELAY: "3"})
         await pair.copied()
         slave = pair.slave
         slave.copies.aim(None)
@@ -266,12 +270,13 @@ def half(number: int) -> dict[str, str]:
 
 def test_half_messages_are_ended_and_asked_about_after_a_promotion() -> None:
     async def body(pair: Pair) -> None:
-        answers = []
-        for number in range(4):
-            answers.append(await pair.send(f"half {number}", sys_flag=TRANSACTION_PREPARED, **half(number)))
+        answers = [
+            await pair.send(f"half {number}", sys_flag=TRANSACTION_PREPARED, properties=half(number))
+            for number in range(4)
+        ]
 
         def end(broker: Broker, number: int, decision: int) -> Awaitable[RemotingCommand]:
-            sent = answers[number].ext_fields
+            sent = answers[number]
             place = int(sent["msgId"][-16:], 16)
             return pair.ask(
                 broker,
@@ -346,7 +351,7 @@ def test_a_master_that_becomes_a_slave_stops_at_once_and_follows() -> None:
     async def body(pair: Pair) -> None:
         first, second = pair.master, pair.slave
         await pair.send("one")
-        await pair.send("later", DELAY="3")
+        await pair.send("later", properties={prop.DELAY: "3"})
         await pair.copied()
         await pair.set(first, brokerRole="SLAVE", brokerId=1)
         answer = await pair.ask(first, RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"late")
@@ -399,11 +404,12 @@ def test_a_second_master_of_the_name_does_not_start() -> None:
 
 def test_a_role_that_cannot_be_is_refused_and_nothing_changes() -> None:
     async def body(pair: Pair) -> None:
-        for wrong, word in (
+        wrongs: tuple[tuple[dict[str, object], str], ...] = (
             ({"brokerRole": "ASYNC_MASTER"}, "has the id 0"),
             ({"brokerId": 0}, "use 1, 2"),
             ({"brokerRole": "QUEEN", "brokerId": 0}, "ASYNC_MASTER, SYNC_MASTER or SLAVE"),
-        ):
+        )
+        for wrong, word in wrongs:
             with pytest.raises(InvalidParameterError, match=word):
                 await pair.set(pair.slave, **wrong)
         assert pair.slave.roles.now.broker_id == 1 and pair.slave.live.now.broker_role == "SLAVE"

@@ -270,7 +270,7 @@ def test_slave_ahead_is_refused_and_says_by_how_much(
             assert theirs == last[0]
             assert f"our log ends at {ours}" in str(slave.follower.trouble)
             assert f"our last {ours - theirs} bytes" in str(slave.follower.trouble)
-            assert "broker cut" in str(slave.follower.trouble) and "broker promote" in caplog.text
+            assert "broker rejoin" in str(slave.follower.trouble) and "broker promote" in caplog.text
             # It is looked at again and again, and neither acknowledged nor changed.
             asked = len(master.asked)
             await asyncio.sleep(20)

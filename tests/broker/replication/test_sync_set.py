@@ -179,6 +179,20 @@ def test_a_member_that_never_came_has_a_moment_to_do_so() -> None:
     assert desk.set.wished() == {1}
 
 
+def test_a_member_that_has_lost_what_it_confirmed_leaves() -> None:
+    desk, slave = joined()
+    desk.end += 500
+    desk.report(slave, desk.end)
+    desk.leave(slave)
+    again = desk.connect(2, desk.end - 100)  # it comes back at once, and the power has cost it 100 bytes
+    assert desk.set.wished() == {1}
+    desk.report(again, desk.end)
+    assert desk.set.wished() == {1}, "the controller could have elected it; it leaves and joins anew"
+    desk.grant(1)
+    desk.report(again, desk.end)
+    desk.grant(1, 2)
+
+
 def test_of_two_connections_of_one_slave_the_newer_counts() -> None:
     desk, old = joined()
     desk.end += 1000

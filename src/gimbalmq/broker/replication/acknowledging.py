@@ -30,7 +30,7 @@ class Acknowledging:
     Attributes:
         living: how many replicas of this broker live, itself among them; set if slaves may stand in for their master.
         in_set: how many replicas the controller counts as in sync, itself among them; set if there is a controller.
-        confirmed: waits until all of them have the log up to an offset, whoever joins or leaves meanwhile; set likewise.
+        confirmed: waits until all of them have the log up to an offset, whoever comes or goes meanwhile; set likewise.
     """
 
     def __init__(self, live: LiveConfig, commit: GroupCommit, acks: ReplicaAcks) -> None:

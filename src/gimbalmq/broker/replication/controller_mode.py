@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 _FIND_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Between questions to a new master where its log can be copied; the last one again and again."""
 _TRIM_SECONDS = 10.0
+_TELL_SECONDS = 0.02
 
 
 class ControllerMode:
@@ -68,6 +69,7 @@ class ControllerMode:
         writer: Writer,
         long_poll: LongPoll,
         address: str,
+        was_closed: bool,
     ) -> None:
         config, folder = live.now, Path(live.now.store_path_root_dir)
         self._store = store
@@ -82,6 +84,7 @@ class ControllerMode:
         self._showing = Showing(long_poll.arrived)
         self._confirm = store.confirm_offset
         """What a slave knows to be confirmed."""
+        self._telling: asyncio.TimerHandle | None = None
         self.sync_set: SyncSet | None = None
         self.epochs = Epochs(Path(config.store_path_epoch_file or folder / "epochFileCheckpoint"), files)
         self.epochs.load(store.max_commitlog_offset)
@@ -92,7 +95,13 @@ class ControllerMode:
             files,
         )
         self.elections = Elections(
-            Controllers(caller, config.controller_addresses), identity, live, clock, address, self
+            Controllers(caller, config.controller_addresses),
+            identity,
+            live,
+            clock,
+            address,
+            self,
+            was_closed=was_closed,
         )
         replication.source.dialect = self._source_dialect
         replication.follower.dialect = self._copy_dialect
@@ -110,6 +119,8 @@ class ControllerMode:
     async def close(self) -> None:
         await self.elections.close()
         await self._tasks.close()
+        if self._telling is not None:
+            self._telling.cancel()
         if self.sync_set is not None:
             self.sync_set.give_up()
 
@@ -127,7 +138,7 @@ class ControllerMode:
         replication, store = self._replication, self._store
         epoch = standing.master_epoch
         if replication.roles.is_master and self.sync_set is not None:
-            self.epochs.begin(Epoch(epoch, store.max_commitlog_offset))
+            self.epochs.append(Epoch(epoch, store.max_commitlog_offset))
             await self._save_epochs()
             self.sync_set.take(standing.in_sync, standing.set_epoch)
             await replication.become_master(epoch=epoch, wait=True)
@@ -136,7 +147,7 @@ class ControllerMode:
         # Nothing comes any more; what is not a whole record the store gives up when it leads.
         end = store.max_commitlog_offset
         self.epochs.cut(end + 1)
-        self.epochs.begin(Epoch(epoch, end))
+        self.epochs.append(Epoch(epoch, end))
         await self._save_epochs()
         assert self.elections.own_id is not None
         sync_set = SyncSet(self.elections.own_id, _Voters(replication), self._end, self._live, self._clock)
@@ -200,7 +211,13 @@ class ControllerMode:
     # --- the stream --------------------------------------------------------------------------
 
     def _source_dialect(self) -> EpochSource:
-        return EpochSource(self._store, self.epochs, self.elections.own_id or -1, lambda: self.confirm)
+        return EpochSource(
+            self._store,
+            self.epochs,
+            self.elections.own_id or -1,
+            is_master=lambda: self._replication.roles.is_master,
+            confirm=lambda: self.confirm,
+        )
 
     def _copy_dialect(self) -> EpochCopy:
         assert self.elections.own_id is not None
@@ -239,6 +256,15 @@ class ControllerMode:
         if self.sync_set is not None:
             self._limit_readers(self.sync_set.confirm)
             self._showing.confirmed(self.sync_set.confirm)
+            if self._telling is None and self._replication.source.replicas:
+                self._telling = asyncio.get_running_loop().call_later(_TELL_SECONDS, self._tell_slaves)
+
+    def _tell_slaves(self) -> None:
+        """Slaves hear what is confirmed with the next packet; if none is due, with a heartbeat."""
+        self._telling = None
+        for slave in self._replication.source.replicas:
+            if slave.sent == self._store.max_commitlog_offset:
+                slave.heartbeat()
 
     def _limit_readers(self, offset: int) -> None:
         self._store.confirm_offset = offset

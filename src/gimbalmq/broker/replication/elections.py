@@ -25,7 +25,7 @@ from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.replication.controller import Controllers
 from gimbalmq.broker.replication.identity import Applied, IdentityFile
 from gimbalmq.broker.replication.sync_set import SyncSet
-from gimbalmq.errors import ConnectError, ResponseError, RocketMQError, TransportError
+from gimbalmq.errors import ConnectError, ResponseError, RocketMQError, StateError, TransportError
 from gimbalmq.protocol.codes import ResponseCode
 from gimbalmq.protocol.headers.controller import AlterSyncStateSet, ElectMaster, RegisterAtController
 from gimbalmq.protocol.headers.replication import BrokerHeartbeat
@@ -75,6 +75,7 @@ class Elections:
     Args:
         address: where the controller and the others reach this broker.
         taker: takes the roles.
+        was_closed: the store was closed properly before this start, so it has all that it ever had.
 
     Attributes:
         own_id: what the controller calls this broker; None before it said so.
@@ -91,6 +92,8 @@ class Elections:
         clock: Clock,
         address: str,
         taker: RoleTaker,
+        *,
+        was_closed: bool = True,
     ) -> None:
         self.own_id = identity.given()
         self.standing: Standing | None = None
@@ -108,6 +111,7 @@ class Elections:
         self._look_now = asyncio.Event()
         self._joined = asyncio.Event()
         self._is_beating = False
+        self._was_closed = was_closed
 
     @property
     def master_epoch(self) -> int:
@@ -170,6 +174,13 @@ class Elections:
         if self.own_id is None:
             self.own_id = await self._identify()
         standing = await self._register()
+        if standing.master_id == self.own_id and not self._is_beating and not self._was_closed:
+            # It means the process that this one follows. That one may have answered what this one has lost with the
+            # power; a slave has it, and is elected as soon as the controller misses the heartbeats.
+            raise StateError(
+                "the controller has not noticed yet that this broker was down while it was the master; it waits for "
+                f"that ({self._live.now.controller_heart_beat_timeout_mills} ms without heartbeats)"
+            )
         if not self._is_beating:
             # An election needs brokers that live, and the first heartbeat must come before it.
             await self._beat()
@@ -246,7 +257,7 @@ class Elections:
         try:
             await self._controllers.find_leader()
         except TransportError as error:
-            self._note_trouble(f"{error}; roles stay as they are")
+            self._note_trouble(_explained(error, self.own_id, self._live.now.broker_name))
 
     async def _watch(self) -> None:
         while True:
@@ -351,7 +362,7 @@ class Elections:
             )
         except ConnectError as error:
             sync_set.refused(before)
-            self._note_trouble(f"{error}; the set of replicas in sync stays {sorted(sync_set.members)}")
+            self._note_trouble(_explained(error, self.own_id, self._live.now.broker_name))
             return False
         except ResponseError as error:
             sync_set.refused(before)
@@ -386,6 +397,8 @@ class Elections:
 
 def _explained(error: Exception, own_id: int | None, name: str) -> str:
     """An error of the controller with what to do."""
+    if isinstance(error, ConnectError):
+        return f"{error}; roles, and the set of replicas in sync, stay as they are"
     if isinstance(error, ResponseError):
         if error.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED:
             return (

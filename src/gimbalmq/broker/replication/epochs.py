@@ -59,18 +59,16 @@ class Epochs:
     # --- changes -----------------------------------------------------------------------------
 
     def append(self, entry: Epoch) -> bool:
-        """Notes a new epoch; False if it does not continue the others."""
+        """Notes a new epoch; False if it does not continue the others.
+
+        A master that starts again in the epoch it has keeps the entry: it is the same term, and its slaves know it so.
+        """
         last = self.last
         if last is not None and (entry.epoch <= last.epoch or entry.start <= last.start):
             return False
         self._entries.append(entry)
         del self._entries[:-MOST_EPOCHS]
         return True
-
-    def begin(self, entry: Epoch) -> bool:
-        """Notes the epoch of a master that begins now; whatever was noted for this epoch or a newer one is void."""
-        self._entries = [old for old in self._entries if old.epoch < entry.epoch]
-        return self.append(entry)
 
     def cut(self, offset: int) -> None:
         """The log now ends at ``offset``: epochs that begin there or later are gone."""

@@ -20,7 +20,7 @@ from gimbalmq.broker.replication.dialects import CopyDialect
 from gimbalmq.broker.replication.meter import Meter
 from gimbalmq.broker.replication.plain import PlainCopy
 from gimbalmq.errors import (
-    ConnectError,
+    ConfigError,
     ConnectionLostError,
     CopyRefusedError,
     DamagedCopyError,
@@ -138,9 +138,7 @@ class Follower:
             ha_address: the master's replication port, ``host:port``.
             master_address: its ordinary port. Without it the usual one is taken, the number before the other.
         """
-        target = None
-        if ha_address:
-            target = Target(ha_address, master_address or _usual_address(ha_address))
+        target = Target(ha_address, master_address or _usual_address(ha_address)) if ha_address else None
         if target == self.target:
             return
         self.target = target
@@ -450,7 +448,9 @@ class _Link(asyncio.Protocol):
 
 
 def _usual_address(ha_address: str) -> str:
-    host, port = split_address(ha_address)
-    if port < 1:
-        raise ConnectError(f"{ha_address} names no port")
+    """The ordinary port that belongs to a replication port; nothing if that is no address, as connecting will say."""
+    try:
+        host, port = split_address(ha_address)
+    except ConfigError:
+        return ""
     return f"{host}:{port - 1}"

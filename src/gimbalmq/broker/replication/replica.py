@@ -123,7 +123,7 @@ class Replica(asyncio.Protocol):
         if report > end:
             raise ReplicaRefusedError(
                 f"its log ends at {report}, ours at {end}: it has {report - end} bytes that this master does not have. "
-                "Either it is the one to be master, or cut its log (gimbalmq broker rejoin --cut), or empty its folder"
+                "Either it is the one to be master, or its log is to be cut (gimbalmq broker rejoin --store DIR --cut)"
             )
         first = self.acked < 0
         if first:
@@ -155,7 +155,7 @@ class Replica(asyncio.Protocol):
         self.sent = start
         log.info("slave %s copies our log from %d on, which ends at %d", self.address, start, self._end)
         if start >= self._end:
-            self._heartbeat()  # so that it knows at once that it has everything
+            self.heartbeat()  # so that it knows at once that it has everything
         else:
             self.pump()
 
@@ -223,7 +223,8 @@ class Replica(asyncio.Protocol):
         self._again = None
         self.pump()
 
-    def _heartbeat(self) -> None:
+    def heartbeat(self) -> None:
+        """Says where we are, without a byte of the log."""
         self.write(self.dialect.head(self.sent, 0))
 
     def tick(self) -> None:
@@ -248,4 +249,4 @@ class Replica(asyncio.Protocol):
             and self._writable
             and now - self._last_write >= config.ha_send_heartbeat_interval / 1000
         ):
-            self._heartbeat()
+            self.heartbeat()

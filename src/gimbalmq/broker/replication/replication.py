@@ -22,7 +22,7 @@ from gimbalmq.broker.replication.role import Kind, Role, Roles
 from gimbalmq.broker.replication.role_file import RoleFile
 from gimbalmq.broker.replication.services import MasterServices
 from gimbalmq.broker.replication.source import HaSource
-from gimbalmq.errors import CopyRefusedError, ListenError, RocketMQError, StateError
+from gimbalmq.errors import CopyRefusedError, ListenError, RocketMQError, StateError, StoreError
 from gimbalmq.protocol.headers.nameserver import RegisterBrokerReply
 from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.cutting import CutReport
@@ -294,10 +294,12 @@ class Replication:
             self._topics.new_term(epoch or self._topics.version.state_version + 1)
             self.roles.change(role)
             log.warning("this broker is the %s from now on", role)
+            await self._keep_role()
 
     def _master_role(self, wait: bool | None) -> str:
+        config = self._live.now
         if wait is None:
-            wait = self._live.now.broker_role == SYNC_MASTER
+            wait = config.enable_controller_mode or config.broker_role == SYNC_MASTER
         return SYNC_MASTER if wait else ASYNC_MASTER
 
     async def _take_over(self) -> None:
@@ -305,9 +307,9 @@ class Replication:
         await self.follower.close()
         self._progress.settle()
         self._progress.forget()
-        self._store.lead()
-        self._topics.is_copy = self._groups.is_copy = False
         try:
+            self._store.lead()
+            self._topics.is_copy = self._groups.is_copy = False
             await self._turns.run(self._services.go_on(promoted=True))
         except BaseException:
             self._services.rest()
@@ -344,6 +346,7 @@ class Replication:
             if master is not None:
                 self.aim(master)
             await self._copy()
+            await self._keep_role()
 
     async def _copy(self) -> None:
         """What a slave does: its log and its tables are copies."""
@@ -353,12 +356,20 @@ class Replication:
         self._tell(self.master_address or None)
 
     def _swap(self, broker_id: int, role: str) -> None:
-        config = self._live.now
-        if config.enable_controller_mode or (config.broker_id, config.broker_role) == (broker_id, role):
+        self._live.swap(replace(self._live.now, broker_id=broker_id, broker_role=role))
+
+    async def _keep_role(self) -> None:
+        """A role that was given by hand is kept for the next start; what a controller says is not."""
+        if self._live.now.enable_controller_mode:
             return
-        config = replace(config, broker_id=broker_id, broker_role=role)
-        self._role_file.save(config)
-        self._live.swap(config)
+        try:
+            await self._role_file.save(self._live.now)
+        except StoreError as error:
+            log.error(
+                "the role of this broker cannot be saved: %s; after a restart it would be the old one, so change "
+                "brokerRole and brokerId in its configuration",
+                error,
+            )
 
     # -- a tail that the master does not have ------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Queues that have grown by messages which are not confirmed yet: held pulls hear of them when readers may see those."""
+"""Queues that have grown by messages which are not confirmed yet; held pulls hear of them when readers see those."""
 
 from __future__ import annotations
 

@@ -57,8 +57,17 @@ class EpochSource:
         is_learner: the slave never counts as in sync.
     """
 
-    def __init__(self, store: MessageStore, epochs: Epochs, own_id: int, confirm: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        epochs: Epochs,
+        own_id: int,
+        *,
+        is_master: Callable[[], bool],
+        confirm: Callable[[], int],
+    ) -> None:
         self._store = store
+        self._is_master = is_master
         self._epochs = epochs
         self._own_id = own_id
         self._confirm = confirm
@@ -86,11 +95,11 @@ class EpochSource:
     def _greet(self, line: SlaveLine, packet: SlaveHandshake) -> None:
         if packet.broker_id == self._own_id:
             raise ReplicaRefusedError(
-                f"it says that its id is {packet.broker_id}, which is this master's: one of the two folders is a copy of "
-                "the other. Remove brokerIdentity from the slave's folder"
+                f"it says that its id is {packet.broker_id}, which is this master's: one of the two folders is a copy "
+                "of the other. Remove brokerIdentity from the slave's folder"
             )
-        if not self._epochs.entries:
-            raise ReplicaRefusedError("this broker is no master yet; it comes again")
+        if not self._is_master():
+            raise ReplicaRefusedError("this broker is not the master; the controller tells it who is")
         self._who = packet
         line.slave_id = packet.broker_id
         line.write(MasterHandshake(self._store.max_commitlog_offset, self._epochs.entries).encode())
@@ -231,11 +240,12 @@ class EpochCopy:
         epochs.cut(store.max_commitlog_offset + 1)
 
     def _nothing_in_common(self, answer: MasterHandshake) -> str:
+        ours, theirs = _listed(self._epochs.entries), _listed(answer.epochs)
         return (
-            f"our log, of epochs {_listed(self._epochs.entries)} and {self._store.max_commitlog_offset} bytes, and that of "
-            f"the master {self._master()}, of epochs {_listed(answer.epochs)} and {answer.end} bytes, have no epoch in "
-            "common: they are not replicas of each other. If nothing of ours is wanted, stop this broker, empty its "
-            "folder except for brokerIdentity, and start it again: it copies everything anew"
+            f"our log, of epochs {ours} and {self._store.max_commitlog_offset} bytes, and that of the master "
+            f"{self._master()}, of epochs {theirs} and {answer.end} bytes, have no epoch in common: they are not "
+            "replicas of each other. If nothing of ours is wanted, stop this broker, empty its folder except for "
+            "brokerIdentity, and start it again: it copies everything anew"
         )
 
     async def _cut_to(self, offset: int, why: str) -> None:
@@ -247,8 +257,8 @@ class EpochCopy:
             raise  # the disk's; it is tried again
         except StoreError as error:
             raise CopyRefusedError(
-                f"our log should be cut at {offset}, because {why}, and cannot be: {error}. Empty the folder except for "
-                "brokerIdentity, and everything is copied anew"
+                f"our log should be cut at {offset}, because {why}, and cannot be: {error}. Empty the folder except "
+                "for brokerIdentity, and everything is copied anew"
             ) from error
         self._epochs.cut(offset)
         self._noted()

@@ -88,6 +88,8 @@ class SyncSet:
         self._joining: dict[int, tuple[int, float]] = {}
         """Who is counted already: the end of the log then, and when that was."""
         self._paces: dict[int, _Pace] = {}
+        self._poorer: set[int] = set()
+        """Members that have lost what they had confirmed: they have to leave, and to join anew."""
         self._missing: dict[int, float] = {}
         """Since when a member has had no connection."""
         self._waits: deque[tuple[int, asyncio.Future[bool]]] = deque()
@@ -110,6 +112,7 @@ class SyncSet:
         self._asked = frozenset()
         self._joining.clear()
         self._missing.clear()
+        self._poorer.clear()
         self._paces.clear()
         self.confirm = self._end()
         self._look()
@@ -122,6 +125,7 @@ class SyncSet:
         self._asked = frozenset()  # whatever was asked with the epoch before is void
         for joined in self.members & self._joining.keys():
             del self._joining[joined]
+        self._poorer &= self.members
         self._look()
         return True
 
@@ -138,6 +142,10 @@ class SyncSet:
             self._paces[who] = _Pace(now, end, now)
         elif slave.acked >= pace.mark:
             self._paces[who] = _Pace(now if slave.acked >= end else pace.marked_at, end, now)
+        lacks = slave.acked < self.confirm and self._live.now.all_ack_in_sync_state_set
+        if lacks and who in self.members and who not in self._poorer:
+            self._poorer.add(who)
+            self.wish()
         near = 4 * self._live.now.ha_transfer_batch_size
         if who not in self.members and who not in self._joining and slave.acked >= end - near:
             # What it lacks is on its way to it.
@@ -186,7 +194,7 @@ class SyncSet:
         now, config = self._now(), self._live.now
         ends = self._ends()
         wished = {self.own_id}
-        for who in self.members - wished:
+        for who in self.members - wished - self._poorer:
             if who not in ends:
                 if now - self._missing.get(who, now) < self._grace():
                     wished.add(who)

@@ -161,9 +161,9 @@ class TableCopies:
             try:
                 await self.round(master, seen)
             except TransportError as error:
-                self._note("master", str(error))
+                self._note("tables", str(error))
             else:
-                self._note("master", None)
+                self._note("tables", None)
             self.rounds += 1
             await asyncio.sleep(_OURS_SECONDS if seen.is_ours is not False else _APACHES_SECONDS)
 
@@ -172,7 +172,9 @@ class TableCopies:
         copy = self._progress.begin()
         ours = self._store.max_commitlog_offset
         await self._try("topics", self._copy_topics(master, seen))
-        if seen.is_ours is False and seen.topics == self._topics.version:
+        # With a controller an Apache master was a slave a moment ago, and may not have copied its topics yet.
+        deletes = seen.is_ours is False and not self._live.now.enable_controller_mode
+        if deletes and seen.topics == self._topics.version:
             await self._drop_queues(ours)
         await self._try("groups", self._copy_groups(master, seen))
         ends = [

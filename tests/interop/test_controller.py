@@ -1,0 +1,238 @@
+"""Apache's controller elects our brokers, alone and in one set with Apache's: nothing that was answered 0 is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.interop import conftest
+from tests.peers.apache import ApacheController, mqadmin
+from tests.peers.controlled import ControlledSet, Pursuit, epoch_file, epochs
+from tests.peers.folders import Log, same
+from tests.peers.ours import OurNameServer
+from tests.peers.process import Process
+from tests.peers.replicas import NEW, OURS, SLOTS, Kind, Replica, caught_up, start_all
+from tests.peers.traffic import Traffic, log_end
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(360)]
+
+
+def watch(*processes: Process) -> None:
+    """A failed test shows their last words."""
+    conftest._running.extend((process.name, process.log) for process in processes)
+
+
+@pytest.fixture(scope="module")
+def namesrv(java_is_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    before = list(conftest._running)
+    server = OurNameServer(tmp_path_factory.mktemp("controlled-namesrv"))
+    watch(server)
+    with server:
+        yield server.address
+    conftest._running[:] = before
+
+
+@pytest.fixture(scope="module")
+def controller(namesrv: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheController]:
+    made = ApacheController(tmp_path_factory.mktemp("controller"))
+    watch(made)
+    with made:
+        yield made
+
+
+def bodies(replica: Replica, topic: str) -> dict[int, list[bytes]]:
+    return Log.read(replica.store).bodies(topic)
+
+
+def equal(master: Replica, *slaves: Replica) -> None:
+    """Logs byte by byte, queue entries and keys, and the epochs, told and in the files."""
+    caught_up(master, *slaves)
+    for slave in slaves:
+        # A broker of Apache's that was killed has lost part of its newest index file.
+        same(master.store, slave.store, slots=SLOTS, index=False)
+        assert epochs(slave) == epochs(master)
+        assert epoch_file(slave) == epoch_file(master)
+
+
+def ready(replicas: ControlledSet, master: Replica, topic: str) -> None:
+    Traffic(master.address, topic, queues=8).ready()
+
+
+def kill_under_load(replicas: ControlledSet, topic: str, master: Replica, heir: Replica) -> float:
+    """Kills the master while messages come; how long nobody took one. All that was accepted is at the heir."""
+    replicas.wait_for_set(master, heir)
+    with Pursuit(topic, master, heir) as pursuit:
+        pursuit.wait_for(200)
+        moment = time.monotonic()
+        master.kill()
+        seconds = pursuit.first_after(moment)
+        pursuit.wait_for(200)
+    replicas.wait_for_master(heir)
+    pursuit.check(bodies(heir, topic))
+    return seconds
+
+
+def test_our_brokers_alone(controller: ApacheController, namesrv: str, tmp_path: Path) -> None:
+    with ControlledSet(tmp_path, "ours-alone", controller, namesrv=namesrv) as replicas:
+        first, second = replicas.member(OURS), replicas.member(OURS)
+        watch(first, second)
+        first.start()
+        second.start()
+        ids = replicas.wait_for_set(first, second)
+        assert replicas.standing()["masterAddress"] == first.address
+        ready(replicas, first, "Alone")
+        Traffic(first.address, "Alone").every_kind()
+        equal(first, second)
+
+        # A slave that comes again has the id it had.
+        second.stop()
+        replicas.wait_for_set(first)
+        second.start()
+        assert replicas.wait_for_set(first, second) == ids
+
+        # By hand, to and fro.
+        assert replicas.elect(second).code == 0
+        replicas.wait_for_set(first, second)
+        Traffic(second.address, "Alone").plain(20)
+        assert replicas.elect(first).code == 0
+        replicas.wait_for_set(first, second)
+        Traffic(first.address, "Alone").plain(20)
+        equal(first, second)
+        assert [epoch for epoch, _ in epochs(first)] == [1, 2, 3]
+
+        seconds = kill_under_load(replicas, "Alone", first, second)
+        print(f"kill to first accepted send, ours: {seconds:.3f} s")
+        assert seconds < 5
+        # Old master: what nobody else had is cut off.
+        first.start()
+        replicas.wait_for_set(first, second)
+        equal(second, first)
+
+        # And without the controller everything goes on.
+        end = log_end(second.address)
+        controller.kill()
+        try:
+            traffic = Traffic(second.address, "Alone")
+            traffic.plain(50)
+            assert traffic.answers == {0: 50} and log_end(first.address) > end
+        finally:
+            controller.start()
+        replicas.wait_for_set(first, second)
+
+
+@pytest.mark.parametrize("apache_first", [True, False], ids=["Apache begins", "ours begins"])
+def test_one_set_with_apaches_broker(
+    controller: ApacheController, namesrv: str, tmp_path: Path, apache_first: bool
+) -> None:
+    name = f"mixed-{apache_first}"
+    with ControlledSet(tmp_path, name, controller, namesrv=namesrv) as replicas:
+        kinds: list[Kind] = [NEW, OURS] if apache_first else [OURS, NEW]
+        first, second = (replicas.member(kind) for kind in kinds)
+        watch(first, second)
+        first.start()
+        second.start()
+        replicas.wait_for_set(first, second)
+        ready(replicas, first, "Mixed")
+        Traffic(first.address, "Mixed").every_kind()
+        equal(first, second)
+        assert replicas.elect(second).code == 0
+        replicas.wait_for_set(first, second)
+        Traffic(second.address, "Mixed").plain(20)
+        assert replicas.elect(first).code == 0
+        replicas.wait_for_set(first, second)
+
+        seconds = kill_under_load(replicas, "Mixed", first, second)
+        print(f"kill of {kinds[0]} to first accepted send at {kinds[1]}: {seconds:.3f} s")
+        first.start()
+        replicas.wait_for_set(first, second)
+        equal(second, first)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", [OURS, NEW])
+def test_how_long_nobody_takes_a_message(
+    controller: ApacheController, namesrv: str, tmp_path: Path, kind: Kind
+) -> None:
+    """The figure of docs/performance.md; nothing is asserted of it but that it is a figure."""
+    with ControlledSet(tmp_path, f"timed-{kind}", controller, namesrv=namesrv) as replicas:
+        first, second = replicas.member(kind), replicas.member(kind)
+        watch(first, second)
+        start_all(first, second)
+        master = first
+        replicas.wait_for_set(first, second)
+        if replicas.standing()["masterAddress"] != first.address:
+            master = second
+        ready(replicas, master, "Timed")
+        figures = []
+        for _ in range(5):
+            heir = second if master is first else first
+            figures.append(kill_under_load(replicas, "Timed", master, heir))
+            master.start()
+            replicas.wait_for_set(first, second)
+            equal(heir, master)
+            master = heir
+        print(f"kill to first accepted send, {kind}: " + ", ".join(f"{each:.3f}" for each in figures))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_three_replicas_of_both_kinds(controller: ApacheController, namesrv: str, tmp_path: Path) -> None:
+    with ControlledSet(tmp_path, "three", controller, namesrv=namesrv) as replicas:
+        members = [replicas.member(kind) for kind in (OURS, NEW, OURS)]
+        watch(*members)
+        for member in members:
+            member.start()
+        replicas.wait_for_set(*members)
+        ready(replicas, members[0], "Three")
+        for _ in range(6):
+            with Pursuit("Three", *members) as pursuit:
+                pursuit.wait_for(200)
+                victim = next(
+                    member for member in members if member.address == replicas.standing()["masterAddress"]
+                )
+                victim.kill()
+                pursuit.wait_for(200)
+            others = [member for member in members if member is not victim]
+            replicas.wait_for_set(*others)
+            master = next(
+                member for member in others if member.address == replicas.standing()["masterAddress"]
+            )
+            pursuit.check(bodies(master, "Three"))
+            victim.start()
+            replicas.wait_for_set(*members)
+            equal(master, *(member for member in members if member is not master))
+
+
+@pytest.mark.soak
+def test_apaches_tools_see_the_set(controller: ApacheController, namesrv: str, tmp_path: Path) -> None:
+    with ControlledSet(tmp_path, "tooled", controller, namesrv=namesrv) as replicas:
+        first, second = replicas.member(OURS), replicas.member(OURS)
+        watch(first, second)
+        first.start()
+        second.start()
+        ids = replicas.wait_for_set(first, second)
+        status, text = mqadmin(
+            NEW, "getSyncStateSet", "-a", controller.address, "-b", "tooled", folder=tmp_path / "tools"
+        )
+        assert status == 0 and first.address in text and second.address in text, text
+        status, text = mqadmin(
+            NEW, "getBrokerEpoch", "-n", namesrv, "-b", "tooled", folder=tmp_path / "tools"
+        )
+        assert status == 0 and "epoch=1" in text.replace(" ", ""), text
+        cluster = str(first.properties["brokerClusterName"])
+        status, text = mqadmin(
+            NEW,
+            *("electMaster", "-a", controller.address, "-b", str(ids[second.address])),
+            *("-bn", "tooled", "-c", cluster),
+            folder=tmp_path / "tools",
+        )
+        assert status == 0, text
+        replicas.wait_for_master(second)
+        status, text = mqadmin(
+            NEW, "haStatus", "-n", namesrv, "-b", second.address, folder=tmp_path / "tools"
+        )
+        assert status == 0, text
