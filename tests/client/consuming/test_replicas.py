@@ -18,7 +18,7 @@ from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.results import PullStatus
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
-from tests.client.group_peers import GroupBroker, GroupCluster, in_virtual_time
+from tests.client.group_peers import GroupBroker, GroupCluster, Override, in_virtual_time
 
 PULL = RequestCode.PULL_MESSAGE
 QUERY = RequestCode.QUERY_CONSUMER_OFFSET
@@ -82,7 +82,7 @@ def with_pair(scenario: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
     in_virtual_time(work, "broker-a", "slave")
 
 
-def answers(code: int, remark: str = "", *, suggest: int = 0, offset: int | None = None) -> Any:
+def answers(code: int, remark: str = "", *, suggest: int = 0) -> Override:
     """A slave that answers every pull in the same way, at once."""
 
     def answer(request: RemotingCommand) -> RemotingCommand:
@@ -261,7 +261,7 @@ def test_no_busy_loop_at_a_slave_that_answers_at_once() -> None:
 
         def as_5x(request: RemotingCommand) -> RemotingCommand | None:
             end = int((request.ext_fields or {})["queueOffset"]) == pair.slave.max_offset("T", 0)
-            return at_the_end(request) if end else None  # type: ignore[no-any-return]
+            return at_the_end(request) if end else None
 
         pair.slave.overrides[PULL] = as_5x
         pair.route(None, pair.slave)

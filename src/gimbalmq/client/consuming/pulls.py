@@ -102,7 +102,7 @@ class Pulls:
         return result
 
     def _look_at_end(self, address: str, queue: MessageQueue, offset: int, result: PullResult) -> None:
-        """Replicas of a queue need not end at the same offset; what is not there yet is neither passed over nor lost."""
+        """Replicas need not end at the same offset; what is not there yet is neither passed over nor lost."""
         now = self._clock.monotonic()
         if result.status is PullStatus.FOUND:
             self._found[queue] = (address, now)
