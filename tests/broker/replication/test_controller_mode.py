@@ -31,8 +31,10 @@ TOPIC = "T"
 class Set:
     """A name server, a controller, and replicas by number; what is sent is noted by its answer."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, namesrv: str) -> None:
         self.folder = folder
+        self.namesrv = namesrv
+        self.notices: list[asyncio.Future[None]] = []
         self.controller = ControllerDouble()
         self.pool = ChannelPool()
         self.brokers: dict[int, Broker] = {}
@@ -80,7 +82,7 @@ class Set:
             except Exception:
                 pass  # it is dead
 
-        self._notices.append(asyncio.ensure_future(tell()))
+        self.notices.append(asyncio.ensure_future(tell()))
 
     @property
     def master(self) -> Broker:
@@ -115,11 +117,9 @@ class Set:
 
 @asynccontextmanager
 async def replicas(folder: Path, *numbers: int, **options: object) -> AsyncIterator[Set]:
-    made = Set(folder)
     namesrv = NameServer(NameServerConfig(listen_port=0, bind_address="127.0.0.1"))
     await namesrv.start()
-    made.namesrv = f"127.0.0.1:{namesrv.port}"
-    made._notices = []
+    made = Set(folder, f"127.0.0.1:{namesrv.port}")
     await made.controller.start()
     made.controller.notify = made.notify
     try:
@@ -130,7 +130,7 @@ async def replicas(folder: Path, *numbers: int, **options: object) -> AsyncItera
     finally:
         for broker in made.brokers.values():
             await broker.close()
-        await asyncio.gather(*made._notices)
+        await asyncio.gather(*made.notices)
         await made.pool.close()
         await made.controller.close()
         await namesrv.close()
