@@ -27,6 +27,7 @@ from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.replication_bodies import HaStatus, TimerCheckpoint
 from gimbalmq.protocol.signing import Signer
 from gimbalmq.rpc import access as rpc
+from gimbalmq.rpc.call import ask
 from gimbalmq.store.timer_files import TimerCheck
 from gimbalmq.testing import LocalCluster, RecordedDisk
 from gimbalmq.transport.pool import ChannelPool
@@ -144,14 +145,12 @@ def test_every_change_at_the_master_is_at_the_slave_within_a_second() -> None:
 
 def test_only_changes_travel_and_nothing_if_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: dict[int, list[int]] = {}
-    ask = tables_module.ask
-
     async def counted(caller: Any, address: str, code: int, *rest: Any, **more: Any) -> RemotingCommand:
         answer = await ask(caller, address, code, *rest, **more)
         sizes.setdefault(code, []).append(len(answer.body))
         return answer
 
-    monkeypatch.setattr(tables_module, "ask", counted)
+    monkeypatch.setattr(f"{tables_module.__name__}.ask", counted)
 
     async def work() -> None:
         async with pair() as two:
