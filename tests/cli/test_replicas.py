@@ -285,7 +285,8 @@ def test_epochs_of_every_replica_are_shown(cluster: ScriptedCluster, run: Run) -
     run("broker", "epochs", "broker-x", code=2, error="no such broker is registered")
 
 
-def test_a_master_is_elected(run: Run, controller: Scripted) -> None:
+def test_a_master_is_elected(cluster: ScriptedCluster, run: Run, controller: Scripted) -> None:
+    cluster.broker("broker-a", 0, {})
     elected = {
         "masterBrokerId": "2",
         "masterAddress": "10.0.0.2:10911",
@@ -293,7 +294,7 @@ def test_a_master_is_elected(run: Run, controller: Scripted) -> None:
         "syncStateSetEpoch": "8",
     }
     controller.answers[RequestCode.CONTROLLER_ELECT_MASTER] = (elected, b"")
-    words = ("electMaster", "-a", controller.address, "-b", 2, "-bn", "broker-a", "-c", "DefaultCluster")
+    words = ("electMaster", "-a", controller.address, "-b", 2, "-bn", "broker-a")
     assert "replica 2 at 10.0.0.2:10911 is the master now, epoch 5" in run(*words)
     ((asked, _),) = controller.of(RequestCode.CONTROLLER_ELECT_MASTER)
     assert (asked["brokerId"], asked["designateElect"], asked["clusterName"]) == (
@@ -314,7 +315,7 @@ def test_a_master_is_elected(run: Run, controller: Scripted) -> None:
         "-a",
         controller.address,
         code=1,
-        error="failed to elect master",
+        error="failed to elect master; gimbalmq broker sync-state shows",
     )
 
 
