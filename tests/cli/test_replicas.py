@@ -183,6 +183,13 @@ def test_a_slave_that_still_copies_has_a_master(cluster: ScriptedCluster, run: R
     )
 
 
+def test_what_the_slave_last_heard_of_its_master_counts(cluster: ScriptedCluster, run: Run) -> None:
+    slave = cluster.broker("broker-a", 1, as_slave(900, lag=100))
+    assert re.search(r"900 +100 +seeking", run("broker", "ha-status"))
+    shown = run("broker", "promote", slave.address, "--yes", code=4)
+    assert "the master's log was 100 bytes longer when the slave last heard of it" in shown
+
+
 def test_a_slave_that_cannot_be_asked_may_have_more(cluster: ScriptedCluster, run: Run) -> None:
     slave = cluster.broker("broker-a", 1, as_slave(900))
     cluster.register("broker-a", 2, "127.0.0.1:1")

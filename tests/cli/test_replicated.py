@@ -134,6 +134,8 @@ def test_a_slave_is_promoted_when_its_master_is_gone(pair: ThreadCluster, run: R
     master, slave = pair.replica(0, 0).address, pair.replica(0, 1).address
     assert f"the master at {master} is up" in run("broker", "promote", slave, "--yes", code=4)
     pair.kill_broker(("broker-a", 0))
+    (view,) = json.loads(run("broker", "ha-status", "--json", code=None))
+    assert view["behind"] == 0, "as last heard"
     assert "Nothing speaks against it" in run("broker", "promote", "broker-a", "--dry-run")
     shown = run("broker", "promote", "broker-a", "--yes")
     assert f"broker-a at {slave} is the master now, as ASYNC_MASTER" in shown
