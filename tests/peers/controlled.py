@@ -12,13 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.peers.apache import ApacheController
+from tests.peers.apache import ApacheBroker, ApacheController
 from tests.peers.frames import Answer, Frame, _read, one
 from tests.peers.replicas import Kind, Replica, ReplicaSet
-from tests.peers.traffic import send_frame
+from tests.peers.traffic import configure, send_frame
 
 _SYNC_STATE_DATA, _ELECT_MASTER, _EPOCHS = 1006, 1002, 1007
 _NOT_LEADER = 2007
+_NUDGE_SECONDS = 1.0
+"""An Apache slave learns where to copy from when it registers. Told its permission, it does so at once."""
 
 # What an Apache broker would do every 5 s.
 _QUICK: Mapping[str, object] = {
@@ -69,8 +71,14 @@ class ControlledSet(ReplicaSet):
         """Returns when these, and no others, are in sync."""
         wanted = {replica.address for replica in replicas}
         deadline = time.monotonic() + seconds
+        nudged = time.monotonic()
         while set(found := self.in_sync()) != wanted:
             assert time.monotonic() < deadline, f"in sync are {found}, and {wanted} should be"
+            if time.monotonic() - nudged > _NUDGE_SECONDS:
+                nudged = time.monotonic()
+                for replica in replicas:
+                    if isinstance(replica, ApacheBroker):
+                        configure(replica.address, brokerPermission=6)
             time.sleep(0.05)
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -122,7 +122,7 @@ class ControllerDouble:
 
     def _noted(
         self, handler: Callable[[RemotingCommand], RemotingCommand]
-    ) -> Callable[[Channel, RemotingCommand], object]:
+    ) -> Callable[[Channel, RemotingCommand], Awaitable[RemotingCommand]]:
         async def noted(channel: Channel, request: RemotingCommand) -> RemotingCommand:
             self.heard.append((request.code, dict(request.ext_fields or {})))
             if request.code != RequestCode.CONTROLLER_GET_METADATA_INFO and not self.leads:
