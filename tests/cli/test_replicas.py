@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gimbalmq.cli.main import main
-from gimbalmq.errors import ResponseError
+from gimbalmq.errors import NoPermissionError, ResponseError
 from gimbalmq.protocol import properties_text
 from gimbalmq.protocol.bodies import KvTable
 from gimbalmq.protocol.codes import RequestCode
@@ -210,6 +210,13 @@ def test_apaches_slaves_and_those_of_a_controller_are_not_promoted(
     controlled = properties_text.dumps({"enableControllerMode": "true"})
     slave.answers |= as_slave(900) | {RequestCode.GET_BROKER_CONFIG: controlled}
     run("broker", "promote", slave.address, "--yes", "--force", code=1, error="gimbalmq broker elect")
+
+
+def test_who_may_not_know_is_told_that(cluster: ScriptedCluster, run: Run) -> None:
+    refusal = NoPermissionError("User:shop has no permission to access Cluster:DefaultCluster")
+    slave = cluster.broker("broker-a", 1, {RequestCode.GET_BROKER_HA_STATUS: refusal})
+    assert "no permission" in run("broker", "ha-status", code=1)
+    run("broker", "promote", slave.address, "--yes", code=1, error="User:shop has no permission .*[^e]$")
 
 
 def test_what_is_no_slave_is_named_with_those_there_are(cluster: ScriptedCluster, run: Run) -> None:
