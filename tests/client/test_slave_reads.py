@@ -344,3 +344,26 @@ def test_slave_that_stands_in_keeps_order_and_progress() -> None:
         totalReplicas=2,
         slaveReadEnable=True,
     )
+
+
+def test_all_kinds_of_consumers_follow_a_promoted_slave() -> None:
+    """It has a copy of the offsets, and gives locks from then on: each kind goes on where it was."""
+
+    async def scenario(pair: Pair, producer: Producer) -> None:
+        concurrent, ordered, leased = Bodies(), Bodies(), Bodies()
+        await pair.consumer(concurrent)
+        await pair.consumer(ordered, group="in-order", ordered=True)
+        await pair.consumer(leased, group="leased", handover="lease")
+        await until(lambda: len(concurrent) == len(ordered) == len(leased) == 10, 0.1)
+        await asyncio.sleep(12)
+        await pair.cluster.kill_broker(0)
+        await pair.cluster.promote_broker(("broker-a", 1))
+        await asyncio.sleep(60)
+        await pair.send(producer, 20)
+        await asyncio.sleep(20)
+        for bodies in (concurrent, ordered, leased):
+            assert set(bodies) == set(pair.sent)
+            assert bodies.again == 0
+        assert len(pair.slave.locks) == 2 * (QUEUES + 1)
+
+    with_pair(scenario)
