@@ -353,9 +353,11 @@ def test_torn_record_of_another_master_is_given_up(tmp_path: Path) -> None:
             cut_back(master, end, running=True)
             await asyncio.sleep(1)
             fill(master.store, 4, start=40)
+            begun = clock.monotonic()
             await slave.follow(master)
             await slave.caught_up(master)
             assert_same(master.store, slave.store)
+            assert clock.monotonic() - begun < 1  # nothing had to be refused before
 
     virtual(work)
 

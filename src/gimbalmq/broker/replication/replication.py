@@ -19,6 +19,7 @@ from gimbalmq.broker.replication.follower import Follower, State
 from gimbalmq.broker.replication.masters import Master, NamedMasters, require_no_other
 from gimbalmq.broker.replication.progress import CopiedProgress
 from gimbalmq.broker.replication.rejoining import last_common
+from gimbalmq.broker.replication.replica import Replica
 from gimbalmq.broker.replication.role import Kind, Role, Roles
 from gimbalmq.broker.replication.role_file import RoleFile
 from gimbalmq.broker.replication.services import MasterServices
@@ -63,7 +64,7 @@ class ReplicationStatus:
         log_begin, log_end: bounds of the own log; of a slave's the bytes received count.
         master, master_ha: whom a slave copies; empty if it does not know, and at a master.
         state: what a slave is doing; empty at a master.
-        trouble: why a slave does not follow; None if it does.
+        trouble: why a slave does not follow, or a controller is not heard; None if all is well.
         lag: bytes of the master's log that a slave does not have.
         bytes_per_second: what a slave receives.
         last_read_ms, last_write_ms: when a slave last heard of its master, and told it something.
@@ -92,6 +93,8 @@ class Replication:
         source: where slaves copy this broker's log.
         follower: copies the master's log while this broker is a slave.
         only_master: with a controller, the ordinary address of the master that it has named; no other one is copied.
+        in_set: with a controller, whether a slave is in its set of replicas in sync.
+        election_trouble: with a controller, why this broker has no part in elections just now, if it has none.
         on_cut: told of the offset at which our log has been cut.
         on_copying: told when this broker begins to copy a master (its ordinary address), and with None when it stops.
     """
@@ -139,6 +142,8 @@ class Replication:
         self._escape = escape
         self.follower = Follower(store, live, network, pool, clock, arrived)
         self.only_master: str | None = None
+        self.in_set: Callable[[Replica], bool] | None = None
+        self.election_trouble: Callable[[], str | None] = lambda: None
         self.on_cut: list[Callable[[int], None]] = []
         self.on_copying: list[Callable[[str | None], None]] = []
         registration.answered = self._answered
@@ -490,14 +495,18 @@ class Replication:
                 replica.sent,
                 replica.behind,
                 replica.bytes_per_second,
-                replica.in_sync,
+                replica.in_sync if self.in_set is None else self.in_set(replica),
                 0.0 if not replica.behind else max(0.0, now - replica.caught_up_at),
             )
             for replica in self.source.replicas
         )
         if self.roles.is_master:
             return ReplicationStatus(
-                self.roles.now, store.min_commitlog_offset, store.max_commitlog_offset, slaves=slaves
+                self.roles.now,
+                store.min_commitlog_offset,
+                store.max_commitlog_offset,
+                trouble=self.election_trouble(),
+                slaves=slaves,
             )
         target = follower.target
         return ReplicationStatus(
@@ -507,7 +516,7 @@ class Replication:
             master=self.master_address,
             master_ha="" if target is None else target.ha_address,
             state=str(follower.state),
-            trouble=follower.trouble,
+            trouble=follower.trouble or self.election_trouble(),
             lag=follower.lag,
             bytes_per_second=follower.bytes_per_second,
             last_read_ms=follower.last_read_ms,
