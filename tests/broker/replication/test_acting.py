@@ -23,10 +23,12 @@ def acting_pair(body: Body, brokers: int = 1, **properties: object) -> None:
         body,
         brokers=brokers,
         namesrv={"supportActingMaster": True},
-        enableSlaveActingMaster=True,
-        slaveReadEnable=True,
-        totalReplicas=2,
-        **properties,
+        properties={
+            "enableSlaveActingMaster": True,
+            "slaveReadEnable": True,
+            "totalReplicas": 2,
+            **properties,
+        },
     )
 
 
