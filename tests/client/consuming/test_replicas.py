@@ -470,11 +470,31 @@ def test_acting_master_keeps_ordered_consumers_going() -> None:
         await pair.cluster.launch(consumer)
         await asyncio.sleep(1)
         await pair.master.close()
+        pair.cluster.stand_ins_allowed = True
+        pair.cluster.perms["T", "broker-a"] = 4
         pair.cluster.replicas["broker-a"] = {0: pair.slave.address}
-        await asyncio.sleep(60)
+        await asyncio.sleep(61)
         pair.slave.put("T", 0, "b")
-        await asyncio.sleep(6)
+        await asyncio.sleep(5)
         assert bodies == ["a", "b"]
         assert pair.slave.of(LOCK) and pair.slave.committed(Q0) == 2
+
+    with_pair(scenario)
+
+
+def test_master_is_found_soon_behind_a_slave_that_stood_in_for_a_moment() -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.cluster.stand_ins_allowed = True
+        pair.put("a")
+        await pair.reader(Bodies())
+        await asyncio.sleep(1)
+        await pair.kill_master()
+        pair.cluster.perms["T", "broker-a"] = 4
+        pair.cluster.replicas["broker-a"] = {0: pair.slave.address}
+        await asyncio.sleep(3)
+        del pair.cluster.perms["T", "broker-a"]
+        new = await pair.restart_master()
+        await asyncio.sleep(6)
+        assert new.of(RequestCode.HEART_BEAT), "long before the next poll of routes"
 
     with_pair(scenario)
