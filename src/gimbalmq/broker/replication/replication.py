@@ -95,6 +95,7 @@ class Replication:
         only_master: with a controller, the ordinary address of the master that it has named; no other one is copied.
         in_set: with a controller, whether a slave is in its set of replicas in sync.
         election_trouble: with a controller, why this broker has no part in elections just now, if it has none.
+        table_trouble: at a slave, why a table of its master is not copied, if one is not.
         on_cut: told of the offset at which our log has been cut.
         on_copying: told when this broker begins to copy a master (its ordinary address), and with None when it stops.
     """
@@ -144,6 +145,7 @@ class Replication:
         self.only_master: str | None = None
         self.in_set: Callable[[Replica], bool] | None = None
         self.election_trouble: Callable[[], str | None] = lambda: None
+        self.table_trouble: Callable[[], str | None] = lambda: None
         self.on_cut: list[Callable[[int], None]] = []
         self.on_copying: list[Callable[[str | None], None]] = []
         registration.answered = self._answered
@@ -516,7 +518,7 @@ class Replication:
             master=self.master_address,
             master_ha="" if target is None else target.ha_address,
             state=str(follower.state),
-            trouble=follower.trouble or self.election_trouble(),
+            trouble=follower.trouble or self.election_trouble() or self.table_trouble(),
             lag=follower.lag,
             bytes_per_second=follower.bytes_per_second,
             last_read_ms=follower.last_read_ms,
