@@ -1,16 +1,16 @@
-"""Brokers with a controller: real sockets, real stores, a scripted controller."""
+"""Brokers with a controller, which is scripted; in virtual time, over a network in memory."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gimbalmq.broker.broker import Broker
 from gimbalmq.broker.config import BrokerConfig
 from gimbalmq.broker.replication.follower import State
-from gimbalmq.errors import ResponseError
+from gimbalmq.errors import ResponseError, RocketMQError
 from gimbalmq.nameserver import NameServer, NameServerConfig
 from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
@@ -19,10 +19,11 @@ from gimbalmq.protocol.ha_epochs import Epoch
 from gimbalmq.protocol.headers.controller import RoleChange
 from gimbalmq.protocol.replication_bodies import EpochTable
 from gimbalmq.rpc import management
+from gimbalmq.testing import MemoryNetwork
+from gimbalmq.testing.loop import VirtualClock, run_virtual
 from gimbalmq.transport.pool import ChannelPool
 from tests.broker.desk import send_fields
 from tests.broker.replication.controller_double import ControllerDouble
-from tests.support import run, until
 
 NAME = "broker-a"
 TOPIC = "T"
@@ -31,56 +32,76 @@ TOPIC = "T"
 class Set:
     """A name server, a controller, and replicas by number; what is sent is noted by its answer."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: VirtualClock, seed: int = 0) -> None:
         self.folder = folder
-        self.controller = ControllerDouble()
-        self.pool = ChannelPool()
+        self.clock = clock
+        self.network = MemoryNetwork(seed)
+        self.namesrv = NameServer(
+            NameServerConfig(listen_port=9876, bind_address="10.0.0.100"),
+            network=self.network.host("10.0.0.100"),
+            clock=clock,
+        )
+        self.controller = ControllerDouble(self.network.host("10.0.0.101"))
+        self.controller.notify = self._notify
+        self.pool = ChannelPool(network=self.network.host("10.0.0.99"))
         self.brokers: dict[int, Broker] = {}
         self.accepted: list[bytes] = []
+        self.notices: set[asyncio.Future[None]] = set()
         self._sent = 0
 
-    async def start(self, number: int, **options: object) -> Broker:
-        config, _ = BrokerConfig.from_properties(
+    async def begin(self, number: int, **options: object) -> Broker:
+        """Starts a replica; it may have no role for long."""
+        host = f"10.0.0.{number}"
+        config, unknown = BrokerConfig.from_properties(
             {
                 "storePathRootDir": str(self.folder / str(number)),
                 "brokerName": NAME,
-                "bindAddress": "127.0.0.1",
-                "listenPort": "0",
-                "namesrvAddr": self.namesrv,
+                "bindAddress": host,
+                "brokerIP1": host,
+                "brokerIP2": host,
+                "listenPort": "10911",
+                "namesrvAddr": "10.0.0.100:9876",
                 "enableControllerMode": "true",
                 "controllerAddr": self.controller.address,
                 "brokerRole": "SLAVE",
                 "brokerId": "-1",
                 "allAckInSyncStateSet": "true",
-                "mappedFileSizeCommitLog": "1048576",
-                "brokerHeartbeatInterval": "100",
-                "checkSyncStateSetPeriod": "200",
+                "mappedFileSizeCommitLog": "65536",
                 "slaveTimeout": "1500",
                 **{key: str(value) for key, value in options.items()},
             }
         )
-        broker = self.brokers[number] = Broker(config)
+        assert not unknown
+        broker = Broker(config, network=self.network.host(host), clock=self.clock)
         await broker.start()
+        self.brokers[number] = broker
+        return broker
+
+    async def start(self, number: int, **options: object) -> Broker:
+        """Starts a replica; it has a role when this returns."""
+        broker = await self.begin(number, **options)
         assert broker.controller_mode is not None
         await broker.controller_mode.elections.joined()
         return broker
 
     async def kill(self, number: int) -> None:
-        await self.brokers.pop(number).abandon()
+        broker = self.brokers.pop(number)
+        self.network.reset(f"10.0.0.{number}")
+        await broker.abandon()
 
-    def notify(self, name: str) -> None:
+    def _notify(self, name: str) -> None:
+        """What Apache's controller does after an election."""
         for address in self.controller.replicas[name].addresses.values():
-            self._tell(address)
+            notice = asyncio.ensure_future(self._tell(address))
+            self.notices.add(notice)
+            notice.add_done_callback(self.notices.discard)
 
-    def _tell(self, address: str) -> None:
-        async def tell() -> None:
-            try:
-                notice = RemotingCommand(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, RoleChange().to_ext())
-                await self.pool.oneway(address, notice)
-            except Exception:
-                pass  # it is dead
-
-        self._notices.append(asyncio.ensure_future(tell()))
+    async def _tell(self, address: str) -> None:
+        notice = RemotingCommand(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, RoleChange().to_ext())
+        try:
+            await self.pool.oneway(address, notice)
+        except RocketMQError:
+            pass  # it is dead
 
     @property
     def master(self) -> Broker:
@@ -95,45 +116,52 @@ class Set:
 
     async def send(self, broker: Broker, count: int = 1, size: int = 100) -> list[int]:
         """Sends messages one after the other; answers their codes."""
-        codes = []
-        for _ in range(count):
-            self._sent += 1
-            body = f"{self._sent:08}".encode().ljust(size, b".")
-            request = RemotingCommand(
-                RequestCode.SEND_MESSAGE_V2, send_fields(topic=TOPIC, queue_id=self._sent % 4), body
-            )
-            answer = await self.pool.call(broker.address, request, 5.0)
-            codes.append(answer.code)
-            if answer.code == ResponseCode.SUCCESS:
-                self.accepted.append(body)
-        return codes
+        return [await self.send_to(broker.address, size) for _ in range(count)]
+
+    async def send_to(self, address: str, size: int = 100) -> int:
+        self._sent += 1
+        body = f"#{self._sent:08}#".encode().ljust(size, b".")
+        request = RemotingCommand(
+            RequestCode.SEND_MESSAGE_V2, send_fields(topic=TOPIC, queue_id=self._sent % 4), body
+        )
+        answer = await self.pool.call(address, request, 5.0)
+        if answer.code == ResponseCode.SUCCESS:
+            self.accepted.append(body)
+        return answer.code
 
     async def topic(self) -> None:
         config = TopicConfig(topic_name=TOPIC, read_queue_nums=4, write_queue_nums=4)
         await management.create_topic(self.pool, self.master.address, config)
 
+    async def close(self) -> None:
+        for broker in self.brokers.values():
+            await broker.close()
+        await asyncio.gather(*self.notices)
+        await self.pool.close()
+        await self.controller.close()
+        await self.namesrv.close()
+
 
 @asynccontextmanager
-async def replicas(folder: Path, *numbers: int, **options: object) -> AsyncIterator[Set]:
-    made = Set(folder)
-    namesrv = NameServer(NameServerConfig(listen_port=0, bind_address="127.0.0.1"))
-    await namesrv.start()
-    made.namesrv = f"127.0.0.1:{namesrv.port}"
-    made._notices = []
-    await made.controller.start()
-    made.controller.notify = made.notify
+async def replicas(
+    folder: Path, clock: VirtualClock, *numbers: int, seed: int = 0, **options: object
+) -> AsyncIterator[Set]:
+    made = Set(folder, clock, seed)
+    await made.namesrv.start()
+    await made.controller.start("10.0.0.101", 9878)
     try:
         for number in numbers:
             await made.start(number, **options)
         await made.topic()
         yield made
     finally:
-        for broker in made.brokers.values():
-            await broker.close()
-        await asyncio.gather(*made._notices)
-        await made.pool.close()
-        await made.controller.close()
-        await namesrv.close()
+        await made.close()
+
+
+async def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def stored(broker: Broker) -> list[bytes]:
@@ -160,8 +188,8 @@ def epochs(broker: Broker) -> tuple[Epoch, ...]:
 
 
 def test_sends_wait_for_all_of_the_set(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with replicas(tmp_path, 1, 2) as made:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
             first, second = made.brokers[1], made.brokers[2]
             assert first.roles.is_master and not second.roles.is_master
             await made.in_sync(1, 2)
@@ -172,12 +200,12 @@ def test_sends_wait_for_all_of_the_set(tmp_path: Path) -> None:
             assert epochs(first) == epochs(second) == (Epoch(1, 0),)
             assert await made.send(second) == [ResponseCode.SERVICE_NOT_AVAILABLE]
 
-    run(work(), 20.0)
+    run_virtual(work)
 
 
 def test_the_slave_goes_on_when_the_master_dies(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with replicas(tmp_path, 1, 2) as made:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
             await made.in_sync(1, 2)
             await made.send(made.brokers[1], 10)
             await made.kill(1)
@@ -192,12 +220,12 @@ def test_the_slave_goes_on_when_the_master_dies(tmp_path: Path) -> None:
             await made.in_sync(1, 2)
             assert has_all(first, made.accepted) and epochs(first) == epochs(second)
 
-    run(work(), 20.0)
+    run_virtual(work)
 
 
 def test_an_old_master_cuts_what_nobody_else_has(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with replicas(tmp_path, 1, 2) as made:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
             await made.in_sync(1, 2)
             first, second = made.brokers[1], made.brokers[2]
             await made.send(first, 3)
@@ -215,13 +243,13 @@ def test_an_old_master_cuts_what_nobody_else_has(tmp_path: Path) -> None:
             await made.send(second, 4)
             first = await made.start(1)
             await made.in_sync(1, 2)
-            assert _log(first) == _log(second)
+            assert log_of(first) == log_of(second)
             assert epochs(first) == epochs(second)
 
-    run(work(), 20.0)
+    run_virtual(work)
 
 
-def _log(broker: Broker) -> bytes:
+def log_of(broker: Broker) -> bytes:
     store = broker.store
     at, data = store.min_commitlog_offset, b""
     while at < store.max_commitlog_offset:
@@ -234,8 +262,8 @@ def _log(broker: Broker) -> bytes:
 def test_a_term_without_data_does_not_hide_that_logs_differ(tmp_path: Path) -> None:
     """Apache's brokers would take the two logs for the same: epoch and start are equal, and bytes are not."""
 
-    async def work() -> None:
-        async with replicas(tmp_path, 1, 2) as made:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
             await made.in_sync(1, 2)
             first, second = made.brokers[1], made.brokers[2]
             await made.send(first, 2)
@@ -252,36 +280,36 @@ def test_a_term_without_data_does_not_hide_that_logs_differ(tmp_path: Path) -> N
             await made.send(second, 5, size=70)
             first = await made.start(1)
             await made.in_sync(1, 2)
-            assert _log(first) == _log(second)
+            assert log_of(first) == log_of(second)
 
-    run(work(), 20.0)
+    run_virtual(work)
 
 
 def test_the_controllers_death_changes_nothing(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with replicas(tmp_path, 1, 2) as made:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
             await made.in_sync(1, 2)
             await made.controller.close()
             assert await made.send(made.brokers[1], 5) == [0] * 5
             assert made.brokers[1].roles.is_master and has_all(made.brokers[2], made.accepted)
 
-    run(work(), 20.0)
+    run_virtual(work)
 
 
 def test_a_slave_that_leaves_is_waited_for_until_the_controller_knows(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with replicas(tmp_path, 1, 2) as made:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
             await made.in_sync(1, 2)
             await made.kill(2)
             assert await made.send(made.brokers[1]) == [0]
             assert made.controller.replicas[NAME].in_sync == {1}
 
-    run(work(), 20.0)
+    run_virtual(work)
 
 
 def test_readers_see_what_is_confirmed(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with replicas(tmp_path, 1, 2) as made:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
             await made.in_sync(1, 2)
             first, second = made.brokers[1], made.brokers[2]
             await made.send(first, 4)
@@ -302,12 +330,12 @@ def test_readers_see_what_is_confirmed(tmp_path: Path) -> None:
             await sending
             await until(lambda: first.store.reader_limit == first.store.max_commitlog_offset)
 
-    run(work(), 20.0)
+    run_virtual(work)
 
 
 def test_epochs_are_told(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with replicas(tmp_path, 1) as made:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1) as made:
             await made.send(made.brokers[1])
             answer = await made.pool.call(
                 made.brokers[1].address, RemotingCommand(RequestCode.GET_BROKER_EPOCH_CACHE), 3.0
@@ -317,53 +345,49 @@ def test_epochs_are_told(tmp_path: Path) -> None:
             end = made.brokers[1].store.max_commitlog_offset
             assert [(e.epoch, e.start_offset, e.end_offset) for e in table.epoch_list] == [(1, 0, end)]
 
-    run(work(), 20.0)
+    run_virtual(work)
 
 
 def test_a_slave_behind_by_files_catches_up_and_joins(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with replicas(tmp_path, 1) as made:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1) as made:
             await made.send(made.brokers[1], 60, size=50_000)
             second = await made.start(2)
             await made.in_sync(1, 2)
             assert second.store.min_commitlog_offset == 0
             await until(lambda: second.replication.follower.state is State.FOLLOWING)
-            assert _log(second) == _log(made.brokers[1])
+            assert log_of(second) == log_of(made.brokers[1])
 
-    run(work(), 20.0)
+    run_virtual(work)
 
 
 def test_a_restart_of_all_finds_everything(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with replicas(tmp_path, 1, 2) as made:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
             await made.in_sync(1, 2)
             await made.send(made.brokers[1], 10)
             await made.kill(2)
             await made.send(made.brokers[1], 2)
             await made.kill(1)
             # Only 1 has everything; 2 waits for it.
-            late = asyncio.ensure_future(made.start(2))
-            await until(lambda: "none of those that have everything" in _trouble(made.brokers.get(2)))
-            assert not made.brokers[2].roles.is_master
+            second = await made.begin(2)
+            await until(lambda: "none of those that have everything" in _trouble(second))
+            assert not second.roles.is_master
             first = await made.start(1)
             assert first.roles.is_master
-            await late
             await made.in_sync(1, 2)
             assert has_all(made.brokers[2], made.accepted)
 
-    run(work(), 20.0)
+    run_virtual(work)
 
 
-def _trouble(broker: Broker | None) -> str:
-    if broker is None or getattr(broker, "controller_mode", None) is None:
-        return ""
-    assert broker.controller_mode is not None
-    return broker.controller_mode.elections.trouble or ""
+def _trouble(broker: Broker) -> str:
+    return broker.replication.status().trouble or ""
 
 
 def test_a_role_cannot_be_given_by_hand(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with replicas(tmp_path, 1) as made:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1) as made:
             try:
                 await management.update_broker_config(
                     made.pool, made.brokers[1].address, {"brokerRole": "SLAVE", "brokerId": "1"}
@@ -373,4 +397,4 @@ def test_a_role_cannot_be_given_by_hand(tmp_path: Path) -> None:
             else:
                 raise AssertionError("the role was changed by hand")
 
-    run(work(), 20.0)
+    run_virtual(work)

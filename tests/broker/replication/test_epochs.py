@@ -158,7 +158,7 @@ def test_up_to_where_two_logs_agree(
 def test_every_crash_while_saving_leaves_the_old_list_or_the_new(tmp_path: Path) -> None:
     disk = RecordedDisk(tmp_path / "disk")
     epochs = Epochs(disk.root / "e", disk)
-    lists = [(Epoch(1, 0),)]
+    lists: list[tuple[Epoch, ...]] = [(Epoch(1, 0),)]
     epochs.append(Epoch(1, 0))
     epochs.save()
     first = disk.now

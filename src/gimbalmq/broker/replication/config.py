@@ -128,9 +128,6 @@ class ReplicationOptions(Configuration):
     sync_broker_member_group_period: int = option(
         1_000, "ms between looks for the other replicas", between=(50, _DAY_MS)
     )
-    lock_in_strict_mode: bool = option(
-        False, "queues are locked at more than half of `totalReplicas`, not at the master only"
-    )
 
     # A controller that elects the master.
     enable_controller_mode: bool = option(False, "Apache's controller says who is the master", fixed=True)

@@ -108,6 +108,8 @@ class ControllerMode:
         replication.source.on_report.append(self._reported)
         replication.source.on_leave.append(self._left)
         replication.on_cut.append(self._was_cut)
+        replication.in_set = self._is_in_set
+        replication.election_trouble = lambda: self.elections.trouble
         writer.hold = self._hold
         # Before this broker has a role nobody knows better than the last checkpoint.
         self._limit_readers(min(self._confirm or store.max_commitlog_offset, store.max_commitlog_offset))
@@ -237,6 +239,9 @@ class ControllerMode:
     def _reported(self, slave: Replica) -> None:
         if self.sync_set is not None and _may_join(slave):
             self.sync_set.reported(slave)
+
+    def _is_in_set(self, slave: Replica) -> bool:
+        return self.sync_set is not None and slave.slave_id in self.sync_set.members
 
     def _left(self, slave: Replica) -> None:
         if self.sync_set is not None:

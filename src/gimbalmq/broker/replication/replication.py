@@ -18,6 +18,7 @@ from gimbalmq.broker.replication.follower import Follower, State
 from gimbalmq.broker.replication.masters import Master, NamedMasters, require_no_other
 from gimbalmq.broker.replication.progress import CopiedProgress
 from gimbalmq.broker.replication.rejoining import last_common
+from gimbalmq.broker.replication.replica import Replica
 from gimbalmq.broker.replication.role import Kind, Role, Roles
 from gimbalmq.broker.replication.role_file import RoleFile
 from gimbalmq.broker.replication.services import MasterServices
@@ -62,7 +63,7 @@ class ReplicationStatus:
         log_begin, log_end: bounds of the own log; of a slave's the bytes received count.
         master, master_ha: whom a slave copies; empty if it does not know, and at a master.
         state: what a slave is doing; empty at a master.
-        trouble: why a slave does not follow; None if it does.
+        trouble: why a slave does not follow, or a controller is not heard; None if all is well.
         lag: bytes of the master's log that a slave does not have.
         bytes_per_second: what a slave receives.
         last_read_ms, last_write_ms: when a slave last heard of its master, and told it something.
@@ -91,6 +92,8 @@ class Replication:
         source: where slaves copy this broker's log.
         follower: copies the master's log while this broker is a slave.
         only_master: with a controller, the ordinary address of the master that it has named; no other one is copied.
+        in_set: with a controller, whether a slave is in its set of replicas in sync.
+        election_trouble: with a controller, why this broker has no part in elections just now, if it has none.
         on_cut: told of the offset at which our log has been cut.
         on_copying: told when this broker begins to copy a master (its ordinary address), and with None when it stops.
     """
@@ -136,6 +139,8 @@ class Replication:
         self.source = source
         self.follower = Follower(store, live, network, pool, clock, arrived)
         self.only_master: str | None = None
+        self.in_set: Callable[[Replica], bool] | None = None
+        self.election_trouble: Callable[[], str | None] = lambda: None
         self.on_cut: list[Callable[[int], None]] = []
         self.on_copying: list[Callable[[str | None], None]] = []
         registration.answered = self._answered
@@ -172,6 +177,40 @@ class Replication:
         if not self.roles.is_master and self.roles.now.online:
             await self._copy()
         self._tasks.every(_SEEK_SECONDS, self._seek, "master", first=0.0)
+
+    async def go_online(self) -> None:
+        """Serves from now on, and has name servers told so; for a broker that has asked the others first."""
+        async with self._changing:
+            role = replace(self.roles.now, online=True)
+            if role.is_master:
+                self._store.lead()
+                await self._turns.run(self._services.go_on(promoted=True))
+            self.roles.change(role)
+            log.info("this broker is online as %s", role)
+            if not role.is_master:
+                await self._copy()
+
+    async def copy(self, master: Master) -> None:
+        """Begins to copy that master, before this slave is online."""
+        async with self._changing:
+            self.aim(master)
+            await self._copy()
+
+    async def act(self, acting: bool) -> None:
+        """Has this slave stand in for its master, which is gone, or lets that be again."""
+        async with self._changing:
+            role = self.roles.now
+            if role.is_master or role.acting == acting:
+                return
+            self.roles.change(replace(role, acting=acting))
+            if acting:
+                log.warning("the master is gone: this slave stands in for it, read only")
+                self._tell(None)  # what a master says that comes back may be older than what we have learned
+            else:
+                log.warning("the master is back: this slave stands in for it no more")
+                self._services.forget_locks()
+                self._long_poll.wake_all()
+                self._tell(self.master_address or None)
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -215,6 +254,8 @@ class Replication:
         self.follower.aim(None, None)
 
     def _tell(self, master: str | None) -> None:
+        if self.roles.now.acting:
+            master = None
         for hear in self.on_copying:
             hear(master)
 
@@ -440,14 +481,18 @@ class Replication:
                 replica.sent,
                 replica.behind,
                 replica.bytes_per_second,
-                replica.in_sync,
+                replica.in_sync if self.in_set is None else self.in_set(replica),
                 0.0 if not replica.behind else max(0.0, now - replica.caught_up_at),
             )
             for replica in self.source.replicas
         )
         if self.roles.is_master:
             return ReplicationStatus(
-                self.roles.now, store.min_commitlog_offset, store.max_commitlog_offset, slaves=slaves
+                self.roles.now,
+                store.min_commitlog_offset,
+                store.max_commitlog_offset,
+                trouble=self.election_trouble(),
+                slaves=slaves,
             )
         target = follower.target
         return ReplicationStatus(
@@ -457,7 +502,7 @@ class Replication:
             master=self.master_address,
             master_ha="" if target is None else target.ha_address,
             state=str(follower.state),
-            trouble=follower.trouble,
+            trouble=follower.trouble or self.election_trouble(),
             lag=follower.lag,
             bytes_per_second=follower.bytes_per_second,
             last_read_ms=follower.last_read_ms,
