@@ -368,6 +368,7 @@ class Broker:
                 live,
                 self.stats,
                 store_host,
+                self.acknowledging,
                 clock,
             ),
             PullHandlers(
