@@ -373,6 +373,7 @@ class Broker:
                 live,
                 self.stats,
                 store_host,
+                self.acknowledging,
                 clock,
             ),
             PullHandlers(
