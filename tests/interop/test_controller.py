@@ -70,7 +70,7 @@ def kill_under_load(replicas: ControlledSet, topic: str, master: Replica, heir: 
         pursuit.wait_for(200)
         moment = time.monotonic()
         master.kill()
-        seconds = pursuit.first_after(moment)
+        seconds = pursuit.first_at(heir, moment)
         pursuit.wait_for(200)
     replicas.wait_for_master(heir)
     pursuit.check(bodies(heir, topic))

@@ -268,6 +268,17 @@ def test_first_part_of_a_record_is_not_yet_a_begin(filled: MessageStore, tmp_pat
     slave.close()
 
 
+def test_part_of_a_record_can_be_given_up(filled: MessageStore, tmp_path: Path) -> None:
+    slave = follower(tmp_path / "slave")
+    slave.receive(0, filled.log_bytes(0, 1000))
+    assert slave.received_offset == 1000
+    slave.forget_partial()
+    assert slave.received_offset == slave.max_commitlog_offset < 1000
+    send(slave, filled, always(100))
+    assert_same(slave, filled)
+    slave.close()
+
+
 @both_ways
 def test_a_queue_that_begins_late_shows_its_only_message(tmp_path: Path) -> None:
     """It lies behind a checkpoint, and nothing follows it in its queue: neither now nor after a crash is it dropped."""
@@ -547,6 +558,22 @@ def test_one_odd_number_costs_no_other_record(tmp_path: Path) -> None:
         )
     assert bodies(slave, "A", 0) == [b"0", b"1", b"2", b"3", b"4", b"5"]
     slave.close()
+
+
+def test_a_number_that_waits_goes_with_its_topic(tmp_path: Path) -> None:
+    """5000 is not believed before 5001 follows; meanwhile the topic is dropped."""
+    slave = follower(tmp_path / "slave")
+    for number in [0, 1, 5000]:
+        offset = slave.received_offset
+        slave.receive(
+            offset, encode_record(topic="A", body=b"x", queue_offset=number, commitlog_offset=offset)
+        )
+    assert slave.drop_queues("A")
+    offset = slave.received_offset
+    slave.receive(offset, encode_record(topic="B", body=b"x", commitlog_offset=offset))
+    assert queues_of(slave).keys() == {("B", 0)}
+    slave.close()
+    assert not (tmp_path / "slave" / "consumequeue" / "A").exists()
 
 
 @both_ways

@@ -127,7 +127,7 @@ class ReplicationAdmin:
 
         Raises:
             ConfigError: there is no such slave.
-            ResponseError: a controller decides who is the master there.
+            ResponseError: a controller decides who is the master there, or the asker may not know about it.
         """
         views = await self.status()
         named = [view for view in views if broker in (view.broker, view.address)]
@@ -135,6 +135,8 @@ class ReplicationAdmin:
         if not slaves:
             raise ConfigError("slave", broker, _no_slave(views, named))
         usable = [view for view in slaves if view.log_end is not None]
+        if not usable and slaves[0].refused:
+            raise NoPermissionError(slaves[0].problem, address=slaves[0].address)
         if not usable:
             raise ConnectError(f"{slaves[0].title} cannot be asked: {slaves[0].problem}")
         slave = max(usable, key=lambda view: (view.log_end or 0, -view.broker_id))

@@ -219,6 +219,11 @@ class Timers:
 
     # -- replicas ----------------------------------------------------------------------
 
+    @property
+    def is_resting(self) -> bool:
+        """Whether somebody else is the master and delivers."""
+        return self._is_resting
+
     def progress(self) -> TimerCheck:
         """How far timers have come, for a slave; at a slave, how far its master had."""
         return self._check()

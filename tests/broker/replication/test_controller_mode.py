@@ -243,13 +243,13 @@ def test_an_old_master_cuts_what_nobody_else_has(tmp_path: Path) -> None:
             await made.send(second, 4)
             first = await made.start(1)
             await made.in_sync(1, 2)
-            assert _log(first) == _log(second)
+            assert log_of(first) == log_of(second)
             assert epochs(first) == epochs(second)
 
     run_virtual(work)
 
 
-def _log(broker: Broker) -> bytes:
+def log_of(broker: Broker) -> bytes:
     store = broker.store
     at, data = store.min_commitlog_offset, b""
     while at < store.max_commitlog_offset:
@@ -280,7 +280,7 @@ def test_a_term_without_data_does_not_hide_that_logs_differ(tmp_path: Path) -> N
             await made.send(second, 5, size=70)
             first = await made.start(1)
             await made.in_sync(1, 2)
-            assert _log(first) == _log(second)
+            assert log_of(first) == log_of(second)
 
     run_virtual(work)
 
@@ -356,7 +356,7 @@ def test_a_slave_behind_by_files_catches_up_and_joins(tmp_path: Path) -> None:
             await made.in_sync(1, 2)
             assert second.store.min_commitlog_offset == 0
             await until(lambda: second.replication.follower.state is State.FOLLOWING)
-            assert _log(second) == _log(made.brokers[1])
+            assert log_of(second) == log_of(made.brokers[1])
 
     run_virtual(work)
 
