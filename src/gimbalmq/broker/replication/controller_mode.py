@@ -35,6 +35,7 @@ from gimbalmq.protocol.replication_bodies import EpochEntry, EpochTable
 from gimbalmq.rpc.call import Caller, ask
 from gimbalmq.rpc.controller import Standing
 from gimbalmq.store.consumequeue import QueueLog
+from gimbalmq.store.cutting import CutReport
 from gimbalmq.store.files import Files
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.tasks import Tasks
@@ -85,6 +86,7 @@ class ControllerMode:
         self._confirm = store.confirm_offset
         """What a slave knows to be confirmed."""
         self._telling: asyncio.TimerHandle | None = None
+        self._cutting: asyncio.Future[CutReport] | None = None
         self.sync_set: SyncSet | None = None
         self.epochs = Epochs(Path(config.store_path_epoch_file or folder / "epochFileCheckpoint"), files)
         self.epochs.load(store.max_commitlog_offset)
@@ -121,6 +123,7 @@ class ControllerMode:
     async def close(self) -> None:
         await self.elections.close()
         await self._tasks.close()
+        await self._settled()
         if self._telling is not None:
             self._telling.cancel()
         if self.sync_set is not None:
@@ -146,6 +149,7 @@ class ControllerMode:
             await replication.become_master(epoch=epoch, wait=True)
             return
         await replication.follower.close()
+        await self._settled()
         # Nothing comes any more; what is not a whole record the store gives up when it leads.
         end = store.max_commitlog_offset
         self.epochs.cut(end + 1)
@@ -230,11 +234,21 @@ class ControllerMode:
             self._live,
             self._caller,
             lambda: self._replication.master_address,
-            cut=self._replication.cut,
+            settled=self._settled,
+            cut=self._cut,
             last_common=self._replication.last_common,
             confirmed=self._told_confirm,
             noted=self._noted,
         )
+
+    async def _cut(self, offset: int) -> CutReport:
+        """A cut that has begun is finished, whatever becomes of the connection that wanted it."""
+        self._cutting = asyncio.ensure_future(self._replication.cut(offset))
+        return await asyncio.shield(self._cutting)
+
+    async def _settled(self) -> None:
+        if self._cutting is not None and not self._cutting.done():
+            await asyncio.wait([self._cutting])
 
     def _reported(self, slave: Replica) -> None:
         if self.sync_set is not None and _may_join(slave):
