@@ -41,7 +41,7 @@ from tests.peers.process import HOST, PeerError, free_port, tail
 ROOT = Path(__file__).resolve().parents[1]
 
 # As bin/runserver.sh and bin/runbroker.sh of Apache RocketMQ say for Java 9 and later, heaps apart.
-_G1 = (
+G1 = (
     "-XX:+UseG1GC",
     "-XX:G1HeapRegionSize=16m",
     "-XX:G1ReservePercent=25",
@@ -50,7 +50,7 @@ _G1 = (
     "-XX:-OmitStackTraceInFastThrow",
     "-XX:-UseLargePages",
 )
-_OPENINGS = (
+OPENINGS = (
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
@@ -392,7 +392,7 @@ class Apache(Subject):
 
         def java(heap: str, main: str, file: Path) -> list[str]:
             return [
-                *("java", "-server", f"-Xms{heap}", f"-Xmx{heap}", *_G1, *_OPENINGS),
+                *("java", "-server", f"-Xms{heap}", f"-Xmx{heap}", *G1, *OPENINGS),
                 *("-XX:MaxDirectMemorySize=2g", f"-Duser.home={self.folder / 'home'}"),
                 *(f"-D{key}={text}" for key, text in tls.items()),
                 *("-Djava.net.preferIPv4Stack=true", "-cp", classpath, main, "-c", str(file)),

@@ -52,6 +52,7 @@ _TOLD = [
     "access",
     "store",
     "broker",
+    "broker.replication",
     "transport",
     "nameserver",
     "client",

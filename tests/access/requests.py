@@ -111,6 +111,9 @@ def broker_samples(place: int, half_place: int, half_offset: int, broker_name: s
         Code.EXCHANGE_BROKER_HA_INFO: Sample(),
         Code.GET_BROKER_HA_STATUS: Sample(),
         Code.RESET_MASTER_FLUSH_OFFSET: Sample({"masterFlushOffset": "1"}),
+        # There is no controller here.
+        Code.GET_BROKER_EPOCH_CACHE: Sample(code=1),
+        Code.NOTIFY_BROKER_ROLE_CHANGED: Sample(code=1),
         Code.CHECK_CLIENT_CONFIG: Sample(
             body=_body({"clientId": CLIENT, "group": GROUP, "subscriptionData": subscription})
         ),

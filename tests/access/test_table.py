@@ -402,6 +402,83 @@ def test_a_crash_at_any_moment_leaves_the_last_change_or_the_one_before(tmp_path
             assert (table.users(), table.acls()) in allowed, (moment, seed)
 
 
+def test_a_copied_table_is_whole_and_mixes_no_users_whenever_a_crash_comes(tmp_path: Path) -> None:
+    disk = RecordedDisk(tmp_path / "live")
+    bob, other = User("bob", "secret-c"), User("alice", "another secret")
+    before = {"admin": ADMIN, "alice": ALICE}, {"alice": _acl("alice", "Topic:a", "Group:g*")}
+    after = (
+        {"admin": ADMIN, "alice": other, "bob": bob},
+        {"alice": _acl("alice", "*"), "bob": _acl("bob", "Topic:b"), "admin": _acl("admin", "*")},
+    )
+
+    async def scenario() -> int:
+        table = await _filled(tmp_path / "live" / "config", files=disk)
+        begun, revision, version = disk.now, table.revision, table.version
+        assert await table.replace(*after)
+        assert (table.users(), table.acls()) == after
+        assert table.revision == revision + 1 and table.version != version
+        assert not await table.replace(dict(after[0]), dict(after[1])), "equal tables are not written"
+        assert table.revision == revision + 1
+        return begun
+
+    begun = run(scenario())
+    seen = set()
+    for moment in range(begun, disk.now + 1):
+        for seed in range(4):
+            folder = tmp_path / f"{moment}-{seed}"
+            disk.power_lost(moment, folder, seed)
+            table = _opened(folder / "config")
+            assert table.users() in (before[0], after[0]), moment
+            for name, acl in table.acls().items():
+                # Nobody has another user's policies, not even one of the same name.
+                which = before if table.user(name) == before[0].get(name) else after
+                assert acl == which[1].get(name) or (name == "admin" and acl == after[1][name]), moment
+            seen.add(len(table.users()))
+    assert seen == {2, 3}
+    assert (_opened(tmp_path / "live" / "config").users(), table.acls()) == after
+
+
+def test_a_table_that_could_not_be_replaced_is_the_old_one_and_is_mended_by_the_next_change(
+    tmp_path: Path,
+) -> None:
+    class Refusing(Files):
+        left = 1000
+
+        def sync(self, fd: int) -> None:
+            self.left -= 1
+            if self.left < 0:
+                raise OSError(errno.ENOSPC, "no space")
+
+    async def scenario(allowed: int) -> None:
+        disk, folder = Refusing(), tmp_path / f"{allowed}"
+        table = await _filled(folder, files=disk)
+        users, acls = dict(table.users()), dict(table.acls())
+        disk.left = allowed
+        with pytest.raises(DiskFullError):
+            await table.replace({"admin": ADMIN, "bob": User("bob", "c")}, {"bob": _acl("bob", "*")})
+        assert (table.users(), table.acls()) == (users, acls)
+        disk.left = 1000
+        await table.merge_acl(_acl("admin", "Topic:x"))
+        again = _opened(folder)
+        assert (again.users(), again.acls()) == (users, acls | {"admin": _acl("admin", "Topic:x")})
+
+    for allowed in range(3):
+        run(scenario(allowed))
+
+
+def test_a_copy_takes_a_user_that_has_come_already_for_done() -> None:
+    async def scenario() -> None:
+        table = await _filled(None)
+        with pytest.raises(NoPermissionError, match="existed"):
+            await table.create_user(ALICE)
+        table.is_copy = True
+        await table.create_user(ALICE)
+        with pytest.raises(NoPermissionError, match="existed"):
+            await table.create_user(User("alice", "other"))
+
+    run(scenario())
+
+
 def test_the_loop_turns_while_the_disk_is_slow(tmp_path: Path) -> None:
     class SlowDisk(Files):
         def __init__(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gimbalmq.cli.main import main
-from gimbalmq.errors import ResponseError
+from gimbalmq.errors import NoPermissionError, ResponseError
 from gimbalmq.protocol import properties_text
 from gimbalmq.protocol.bodies import KvTable
 from gimbalmq.protocol.codes import RequestCode
@@ -183,6 +183,13 @@ def test_a_slave_that_still_copies_has_a_master(cluster: ScriptedCluster, run: R
     )
 
 
+def test_what_the_slave_last_heard_of_its_master_counts(cluster: ScriptedCluster, run: Run) -> None:
+    slave = cluster.broker("broker-a", 1, as_slave(900, lag=100))
+    assert re.search(r"900 +100 +seeking", run("broker", "ha-status"))
+    shown = run("broker", "promote", slave.address, "--yes", code=4)
+    assert "the master's log was 100 bytes longer when the slave last heard of it" in shown
+
+
 def test_a_slave_that_cannot_be_asked_may_have_more(cluster: ScriptedCluster, run: Run) -> None:
     slave = cluster.broker("broker-a", 1, as_slave(900))
     cluster.register("broker-a", 2, "127.0.0.1:1")
@@ -203,6 +210,13 @@ def test_apaches_slaves_and_those_of_a_controller_are_not_promoted(
     controlled = properties_text.dumps({"enableControllerMode": "true"})
     slave.answers |= as_slave(900) | {RequestCode.GET_BROKER_CONFIG: controlled}
     run("broker", "promote", slave.address, "--yes", "--force", code=1, error="gimbalmq broker elect")
+
+
+def test_who_may_not_know_is_told_that(cluster: ScriptedCluster, run: Run) -> None:
+    refusal = NoPermissionError("User:shop has no permission to access Cluster:DefaultCluster")
+    slave = cluster.broker("broker-a", 1, {RequestCode.GET_BROKER_HA_STATUS: refusal})
+    assert "no permission" in run("broker", "ha-status", code=1)
+    run("broker", "promote", slave.address, "--yes", code=1, error="User:shop has no permission .*[^e]$")
 
 
 def test_what_is_no_slave_is_named_with_those_there_are(cluster: ScriptedCluster, run: Run) -> None:
@@ -285,7 +299,8 @@ def test_epochs_of_every_replica_are_shown(cluster: ScriptedCluster, run: Run) -
     run("broker", "epochs", "broker-x", code=2, error="no such broker is registered")
 
 
-def test_a_master_is_elected(run: Run, controller: Scripted) -> None:
+def test_a_master_is_elected(cluster: ScriptedCluster, run: Run, controller: Scripted) -> None:
+    cluster.broker("broker-a", 0, {})
     elected = {
         "masterBrokerId": "2",
         "masterAddress": "10.0.0.2:10911",
@@ -293,7 +308,7 @@ def test_a_master_is_elected(run: Run, controller: Scripted) -> None:
         "syncStateSetEpoch": "8",
     }
     controller.answers[RequestCode.CONTROLLER_ELECT_MASTER] = (elected, b"")
-    words = ("electMaster", "-a", controller.address, "-b", 2, "-bn", "broker-a", "-c", "DefaultCluster")
+    words = ("electMaster", "-a", controller.address, "-b", 2, "-bn", "broker-a")
     assert "replica 2 at 10.0.0.2:10911 is the master now, epoch 5" in run(*words)
     ((asked, _),) = controller.of(RequestCode.CONTROLLER_ELECT_MASTER)
     assert (asked["brokerId"], asked["designateElect"], asked["clusterName"]) == (
@@ -314,7 +329,7 @@ def test_a_master_is_elected(run: Run, controller: Scripted) -> None:
         "-a",
         controller.address,
         code=1,
-        error="failed to elect master",
+        error="failed to elect master; gimbalmq broker sync-state shows",
     )
 
 

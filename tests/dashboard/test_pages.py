@@ -116,7 +116,7 @@ def test_cluster_topics_and_groups_are_shown(url: str, open_page: Open, cluster:
     expect(page.get_by_role("link", name="%RETRY%billing")).to_be_visible()
 
 
-def test_a_cluster_that_enforces_tls_is_shown(open_page: Open, tmp_path: Path) -> None:
+def test_a_pair_that_enforces_tls_is_shown_with_roles_and_lag(open_page: Open, tmp_path: Path) -> None:
     certificate = self_signed(tmp_path)
     keys = {
         "tls.server.mode": "enforcing",
@@ -124,11 +124,14 @@ def test_a_cluster_that_enforces_tls_is_shown(open_page: Open, tmp_path: Path) -
         "tls.server.keyPath": certificate.key_path,
     }
     with (
-        LocalCluster.in_thread(properties=keys) as guarded,
+        LocalCluster.in_thread(replicas=2, properties=keys) as guarded,
         dashboard(guarded.namesrv, "--tls-ca", certificate.cert_path) as url,
     ):
         page = open_page(url)
-        expect(page.get_by_role("cell", name="broker-a", exact=True)).to_be_visible()
+        expect(page.get_by_role("row", name=re.compile("broker-a.*master.*1 of 1 in sync"))).to_be_visible()
+        expect(page.get_by_role("row", name=re.compile("broker-a.*slave.*following 0 B"))).to_be_visible()
+        guarded.kill_broker(("broker-a", 0))
+        expect(page.get_by_text(re.compile("broker-a, slave 1 at .* does not copy"))).to_be_visible()
         page.close()
 
 

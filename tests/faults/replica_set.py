@@ -79,7 +79,7 @@ def number_of(body: bytes) -> int:
 
 
 class Senders:
-    """For each queue some sends in flight on one connection, with numbers that only grow; nothing is sent twice.
+    """For each queue one sender with a few messages in flight, whose numbers only grow; nothing is sent twice.
 
     Attributes:
         target: where they send.
@@ -92,14 +92,11 @@ class Senders:
         self.stale: dict[int, str] = {}
         self._window = window
         self._pool = ChannelPool()
-        self._numbers = [itertools.count(1) for _ in range(QUEUES)]
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Senders:
-        self._tasks = [
-            asyncio.create_task(self._work(queue)) for queue in range(QUEUES) for _ in range(self._window)
-        ]
+        self._tasks = [asyncio.create_task(self._work(queue)) for queue in range(QUEUES)]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -108,23 +105,25 @@ class Senders:
         await self._pool.close()
 
     async def _work(self, queue: int) -> None:
-        codes = self.account.codes
+        """All of a window goes to one address, and all of it is answered before the next one goes."""
+        numbers = itertools.count(1)
         while not self._stopping:
-            number = next(self._numbers[queue])
             address = self.stale.get(queue, self.target)
-            try:
-                answer = await self._pool.call(
-                    address, send_request(body_of(queue, number), queue, TOPIC), 5.0
-                )
-            except RocketMQError:
-                codes[-1] = codes.get(-1, 0) + 1
+            window = itertools.islice(numbers, self._window)
+            codes = await asyncio.gather(*(self._send(address, queue, number) for number in window))
+            if any(codes):
                 await asyncio.sleep(0.02)
-                continue
-            codes[answer.code] = codes.get(answer.code, 0) + 1
-            if answer.code == 0:
-                self.account.acknowledged[queue].add(number)
-            else:
-                await asyncio.sleep(0.005)
+
+    async def _send(self, address: str, queue: int, number: int) -> int:
+        try:
+            answer = await self._pool.call(address, send_request(body_of(queue, number), queue, TOPIC), 5.0)
+            code = int(answer.code)
+        except RocketMQError:
+            code = -1
+        self.account.codes[code] = self.account.codes.get(code, 0) + 1
+        if code == 0:
+            self.account.acknowledged[queue].add(number)
+        return code
 
     async def more(self, count: int, what: str, seconds: float = 60.0) -> None:
         """Waits until so many more messages are acknowledged."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gimbalmq.cli.main import main
 from tests.interop import conftest
 from tests.peers.apache import ApacheController, mqadmin
 from tests.peers.controlled import ControlledSet, Pursuit, epoch_file, epochs
@@ -236,3 +238,49 @@ def test_apaches_tools_see_the_set(controller: ApacheController, namesrv: str, t
             NEW, "haStatus", "-n", namesrv, "-b", second.address, folder=tmp_path / "tools"
         )
         assert status == 0, text
+
+
+def test_our_commands_see_and_change_the_set(
+    controller: ApacheController,
+    namesrv: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", namesrv)
+
+    def told(words: str, code: int = 0) -> str:
+        found = main(words.split())
+        shown = capsys.readouterr()
+        assert found == code, shown
+        return shown.out + shown.err
+
+    with ControlledSet(tmp_path, "commanded", controller, namesrv=namesrv) as replicas:
+        first, second = replicas.member(OURS), replicas.member(OURS)
+        watch(first, second)
+        first.start()
+        second.start()
+        ids = replicas.wait_for_set(first, second)
+        # Brokers say where the controller is.
+        assert "led by n0" in told("controller show") and controller.address in told("controller show")
+        shown = told("broker sync-state commanded")
+        assert f"master {ids[first.address]} at {first.address}, epoch 1" in shown
+        assert all(re.search(rf"{ids[address]} +{address} +yes +yes", shown) for address in ids), shown
+        assert told("broker epochs commanded").count("EPOCH") == 2
+        assert re.search(
+            rf"commanded +0 +master +{first.address} .* 1 of 1 in sync", told("broker ha-status")
+        )
+        assert "gimbalmq broker elect asks it to" in told("broker promote commanded --force --yes", code=1)
+        assert "shows the replicas that can be elected" in told("broker elect commanded 9 --yes", code=1)
+        assert second.address in told(f"broker elect commanded {ids[second.address]} --yes")
+        replicas.wait_for_master(second)
+        told("controller set scanNotActiveBrokerInterval=4500")
+        assert "=4500" in told("controller config scanNotActiveBrokerInterval")
+        told("controller set scanNotActiveBrokerInterval=5000")
+        living = f"controller clean commanded --ids {ids[first.address]} --yes"
+        assert "stop it first" in told(living, code=1)
+        replicas.wait_for_set(first, second)
+        first.stop()
+        replicas.wait_for_set(second)
+        told(living)
+        assert first.address not in told("broker sync-state commanded")

@@ -24,6 +24,7 @@ from tests.peers.replicas import (
     ReplicaSet,
     copied,
     keep,
+    killed,
     start_all,
     traffic,
 )
@@ -144,7 +145,7 @@ def test_apache_slaves_that_were_killed_catch_up_under_load(our_master: Scene) -
     for slave in both:
         slave.kill()
     fill_file(scene.master, scene.sender, file_of(log_end(scene.master.address)) + 2)
-    with Load(scene.sender, chunk=8):
+    with Load(scene.sender, pause=0.1):
         start_all(*both)
     for slave in both:
         # A Java broker that opens a killed broker's folder fills its newest index file only in part.
@@ -160,10 +161,11 @@ def test_empty_apache_slaves_begin_at_our_masters_last_file(our_master: Scene) -
     watch(*late)
     for slave in (scene.slaves[OLD], scene.slaves[NEW]):
         slave.kill()
-    with Load(scene.sender, chunk=8):
-        start_all(*late)
-    for seen in copied(scene.master, *late):
-        assert file_of(seen.copy[0]) >= began >= 3
+    with killed(*late):
+        with Load(scene.sender, pause=0.1):
+            start_all(*late)
+        for seen in copied(scene.master, *late):
+            assert file_of(seen.copy[0]) >= began >= 3
 
 
 # --- folders change hands ----------------------------------------------------------------------
@@ -180,13 +182,15 @@ def test_apaches_broker_opens_our_slaves_folder_as_slave_and_as_master(
     before = Log.read(ours.store)
     fill_file(scene.master, scene.sender, file_of(log_end(scene.master.address)) + 1)
     slave = scene.replicas.replica(version, 8, store=keep(ours.store, tmp_path / "slave"))
-    with ReplicaSet(tmp_path / "set", f"promoted-{version[0]}", namesrv=namesrv) as others:
+    with (
+        killed(slave),
+        ReplicaSet(tmp_path / "set", f"promoted-{version[0]}", namesrv=namesrv) as others,
+    ):
         master = others.replica(version, store=keep(ours.store, tmp_path / "master"))
         watch(slave, master)
         start_all(slave, master)
         (seen,) = copied(scene.master, slave)
         assert seen.copy[0] == 0
-        slave.kill()
         goes_on(master, before)
         again = others.slave(OURS, store=keep(ours.store, tmp_path / "again"))
         (seen,) = copied(master, again)
@@ -203,15 +207,16 @@ def test_our_broker_opens_an_apache_slaves_folder_as_slave_and_as_master(
     before = Log.read(theirs.store)
     fill_file(scene.master, scene.sender, file_of(log_end(scene.master.address)) + 1)
     slave = scene.replicas.slave(OURS, 8, store=keep(theirs.store, tmp_path / "slave"))
-    (seen,) = copied(scene.master, slave)
-    assert seen.copy[0] == 0
-    slave.kill()
+    with killed(slave):
+        # The Apache broker was killed and started again before, so its index has gaps.
+        (seen,) = copied(scene.master, slave, index=False)
+        assert seen.copy[0] == 0
     with ReplicaSet(tmp_path / "set", f"promoted-{version[0]}", namesrv=namesrv) as others:
         master = others.master(OURS, store=keep(theirs.store, tmp_path / "master"))
         watch(slave, master)
         goes_on(master, before)
         again = others.slave(OURS, store=keep(theirs.store, tmp_path / "again"))
-        (seen,) = copied(master, again)
+        (seen,) = copied(master, again, index=False)
         assert seen.copy[0] == 0
 
 
@@ -260,7 +265,7 @@ def test_a_pair_goes_through_everything(
         for round_number in range(2):
             first.kill()
             fill_file(master, scene.sender, file_of(log_end(master.address)) + 2)
-            with Load(scene.sender, chunk=8) as load:
+            with Load(scene.sender, pause=0.1) as load:
                 first.start()
                 load.wait_for_bytes(FILE_BYTES)
             # A Java broker that opens a killed broker's folder fills its newest index file only in part.

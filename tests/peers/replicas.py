@@ -153,6 +153,16 @@ def copied(master: Replica, *slaves: Replica, seconds: float = 60.0, **options: 
 
 
 @contextmanager
+def killed(*replicas: Replica) -> Iterator[None]:
+    """At the end, whatever happens: a slave that is left would acknowledge what later tests send."""
+    try:
+        yield
+    finally:
+        for replica in replicas:
+            replica.kill()
+
+
+@contextmanager
 def paused(replica: Process) -> Iterator[None]:
     """The process does nothing, and its connections stay open."""
     os.kill(replica.pid, signal.SIGSTOP)

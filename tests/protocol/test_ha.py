@@ -14,6 +14,7 @@ from gimbalmq.protocol.ha import (
     ReportReader,
     encode_head,
     encode_report,
+    join_pieces,
 )
 
 
@@ -64,16 +65,33 @@ def test_packets_bring_every_byte_to_its_place(bodies: list[bytes], start: int, 
     for body in bodies:
         data += encode_head(offset, len(body)) + body
         offset += len(body)
-    reader = PacketReader()
-    got, heartbeats, at = b"", 0, start
-    for piece in in_pieces(data, cuts):
-        for found in reader.feed(piece):
-            assert found.offset == at
-            heartbeats += not found.data
-            got += found.data
-            at += len(found.data)
-    assert got == b"".join(bodies)
-    assert heartbeats == sum(not body for body in bodies)
+    for ways in (iter, join_pieces):
+        reader = PacketReader()
+        got, heartbeats, at = b"", 0, start
+        for piece in in_pieces(data, cuts):
+            for found in ways(reader.feed(piece)):
+                assert found.offset == at
+                heartbeats += not found.data
+                got += found.data
+                at += len(found.data)
+        assert got == b"".join(bodies)
+        assert heartbeats == sum(not body for body in bodies)
+
+
+def test_pieces_are_joined_as_far_as_they_follow_each_other() -> None:
+    packets = [(10, b"ab"), (12, b"cd"), (14, b""), (14, b"ef"), (90, b"gh"), (10, b"ij")]
+    data = b"".join(encode_head(offset, len(body)) + body for offset, body in packets) + b"\xff" * HEAD_BYTES
+    joined = join_pieces(PacketReader().feed(data))
+    found = [next(joined) for _ in range(5)]
+    assert [(piece.offset, bytes(piece.data)) for piece in found] == [
+        (10, b"abcd"),
+        (14, b""),
+        (14, b"ef"),
+        (90, b"gh"),
+        (10, b"ij"),
+    ]
+    with pytest.raises(RemoteProtocolError):
+        next(joined)
 
 
 def test_bytes_are_handed_on_before_the_packet_is_whole() -> None:

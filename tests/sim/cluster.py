@@ -14,6 +14,7 @@ from gimbalmq.broker.config import BrokerConfig
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.testing import LocalCluster, MemoryNetwork, VirtualClock, VirtualLoop
+from gimbalmq.testing.cluster import Which
 from gimbalmq.transport.channel import Answer, Channel, Handler, Handlers
 from tests.sim.disks import Disk
 
@@ -140,7 +141,8 @@ class SimCluster(LocalCluster):
             broker.handlers.__class__ = ApacheHandlers  # the servers have them already
         return broker
 
-    async def start_broker(self, index: int = 0) -> Broker:
+    async def start_broker(self, index: Which = 0) -> Broker:
+        index = self.number_of(index)
         broker = await super().start_broker(index)
         broker.store.config = replace(broker.store.config, disk_usage=lambda: self.usage[index])
         return broker

@@ -99,7 +99,8 @@ class Topic:
         wire = Wire(Connection(namesrv=self.cluster.namesrv))
         try:
             for broker in self.cluster.brokers:
-                work(wire, broker.address)
+                if broker.roles.is_master:
+                    work(wire, broker.address)
         finally:
             wire.close()
 

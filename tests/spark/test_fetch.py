@@ -35,6 +35,13 @@ from tests.spark.conftest import Topic
 from tests.transport.wiring import self_signed
 
 NewTopic = Callable[..., Topic]
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.02)
+
+
 NAMES = ("queueId", "offset", "body")
 
 
@@ -321,6 +328,39 @@ def test_a_broker_that_stays_away_fails_the_task_with_advice(
     with pytest.raises(FetchError, match=r"after 4 attempts.*fetchRetries"):
         found.batches(*ranges)
     assert found.pauses == [1.0, 2.0, 4.0]
+
+
+def test_a_slave_is_read_as_far_as_it_goes_and_its_master_waited_for(
+    new_topic: NewTopic, fetching: MakeFetching
+) -> None:
+    """What a slave does not have is not lost, whatever failOnDataLoss says: its master has it when it is back."""
+    with LocalCluster.in_thread(replicas=2) as cluster:
+        topic = new_topic(cluster, 1)
+        topic.send(50)
+        cluster.in_step()
+        slave = cluster.replica(0, 1)
+        eventually(lambda: slave.topics.find(topic.name) is not None)
+        cluster.stop_broker(("broker-a", 1))
+        topic.send(50)
+        found = fetching(topic, failOnDataLoss="false", fetchRetries=100, metadataTtl="1ms")
+        assert found.everything() == (QueueRange(topic.queue(0), 0, 100),)
+        ranges = QueueRange(topic.queue(0), 0, 10), QueueRange(topic.queue(0), 60, 100)
+        cluster.kill_broker()
+        cluster.start_broker(("broker-a", 1))
+
+        def master_comes_back() -> None:
+            time.sleep(0.05)
+            if len(found.pauses) == 8:
+                cluster.start_broker()
+
+        found.on_pause = master_comes_back
+        assert sorted(found.numbers(*ranges)) == [*range(10), *range(60, 100)]
+        assert len(found.pauses) >= 8
+        # A query that begins now reads what there is.
+        cluster.in_step()
+        cluster.kill_broker()
+        found.on_pause = lambda: time.sleep(0.05)
+        assert found.numbers(*found.everything()) == list(range(100))
 
 
 def test_what_the_broker_forbids_is_said_at_once(new_topic: NewTopic) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from gimbalmq._steps import run_through
 from gimbalmq.errors import OutOfStepError, StateError, StoreError
+from gimbalmq.model.flags import TRANSACTION_PREPARED
 from gimbalmq.store import MessageStore
 from gimbalmq.store.checkpoint import Checkpoint
 from gimbalmq.store.dispatcher import LogScanner
@@ -41,11 +42,11 @@ def records_of(store: MessageStore) -> list[tuple[int, str]]:
     return [(found.commitlog_offset, found.topic) for found in scanner]
 
 
-def begin_of(master: MessageStore, folder: Path, end: int) -> MessageStore:
+def begin_of(master: MessageStore, folder: Path, end: int, begin: int = 0) -> MessageStore:
     """A store that has received the master's log only up to there."""
     store = follower(folder, commitlog_file_bytes=FILE)
     data = log_of(master)[:end]
-    for start in range(0, end, FILE):
+    for start in range(begin, end, FILE):
         store.receive(start, data[start : min(start + FILE, end)])
     assert store.max_commitlog_offset == end
     return store
@@ -94,6 +95,25 @@ def test_what_stays_is_as_if_the_rest_had_never_come(
     assert not any(queues_of(store))
     send(store, master, always(400))
     assert_same(store, master)
+    store.close()
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_log_that_begins_late_is_cut(master: MessageStore, tmp_path: Path, written: bool) -> None:
+    begin = 5 * FILE
+    store = begin_of(master, tmp_path / "store", master.max_commitlog_offset, begin)
+    places = [place for place, _ in records_of(master) if place > begin]
+    for place in reversed(places[::7]):
+        if written:
+            store.flush_queues()
+        store.cut(place)
+        wanted = begin_of(master, tmp_path / f"wanted{place}", place, begin)
+        assert_same(store, wanted)
+        wanted.abandon()
+    send(store, master, always(500))
+    wanted = begin_of(master, tmp_path / "wanted", master.max_commitlog_offset, begin)
+    assert_same(store, wanted)
+    wanted.abandon()
     store.close()
 
 
@@ -209,9 +229,12 @@ def test_entries_copied_before_the_cut_are_not_written(
         copies.write()
     run_through(store.tails_written(copies))
     assert queues_of(store) == queues
+    store.lead()
+    while store.max_commitlog_offset < master.max_commitlog_offset:
+        put(store, "other", 0, b"x" * 500)  # what was copied would point to these
     store.close()
     store = open_store(tmp_path / "store", commitlog_file_bytes=FILE)
-    assert queues_of(store) == queues and store.max_commitlog_offset == place
+    assert {name: found for name, found in queues_of(store).items() if name[0] != "other"} == queues
     store.close()
 
 
@@ -273,6 +296,7 @@ def test_a_crash_at_any_operation(tmp_path: Path, part: float) -> None:
     done = disk.now
     offset = store.received_offset
     store.receive(offset, bytes(master.log_bytes(offset, 100)))
+    store_end = store.max_commitlog_offset
     store.close()
     wanted: dict[int, MessageStore] = {}
     for moment in range(first, disk.now + 1):
@@ -292,9 +316,40 @@ def test_a_crash_at_any_operation(tmp_path: Path, part: float) -> None:
             assert_same(opened, master)
             opened.abandon()
             shutil.rmtree(folder)
+    for seed in range(12):  # closed, and then without power
+        disk.power_lost(disk.now, tmp_path / f"closed{seed}", seed)
+        opened = open_store(tmp_path / f"closed{seed}", commitlog_file_bytes=FILE)
+        end = opened.max_commitlog_offset
+        assert end == store_end
+        assert_same(opened, wanted[end])
+        opened.abandon()
     for store in wanted.values():
         store.abandon()
     master.abandon()
+
+
+def test_the_last_record_after_a_cut(tmp_path: Path) -> None:
+    """Places noted before it are not where records begin in what comes instead."""
+    store = open_store(tmp_path / "store", commitlog_file_bytes=1 << 16)
+    places = [put(store, "A", 0, b"x" * 100, sys_flag=TRANSACTION_PREPARED)[0] for _ in range(30)]
+    for number in (10, 20, 29):
+        store.checkpoint()
+        store.follow()
+        store.cut(places[number - 5])
+        store.lead()
+        found = store.last_record()
+        assert found is not None and found[0] == places[number - 6]
+        del places[number - 5 :]
+        while store.max_commitlog_offset < 8000:
+            places.append(put(store, "A", 0, b"y" * 77, sys_flag=TRANSACTION_PREPARED)[0])
+        store.checkpoint()
+        found = store.last_record()
+        assert found is not None and found[0] == places[-1]
+        store.log.wipe_behind(places[-3])
+        found = store.last_record()
+        assert found is not None and found[0] == places[-4]
+        del places[-3:]
+    store.close()
 
 
 def test_steps_leave_a_whole_store(master: MessageStore, tmp_path: Path) -> None:

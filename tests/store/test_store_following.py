@@ -23,6 +23,7 @@ from gimbalmq.errors import (
     StoreIOError,
 )
 from gimbalmq.model.flags import INNER_BATCH, TRANSACTION_PREPARED
+from gimbalmq.model.queue_entry import FILLER_SIZE
 from gimbalmq.model.record import BLANK_BYTES, encode_properties, encode_record
 from gimbalmq.store import GetStatus, MessageStore, following
 from gimbalmq.store.checkpoint import Checkpoint
@@ -36,7 +37,18 @@ from tests.store.following_helpers import (
     queues_of,
     send,
 )
-from tests.store.helpers import LOG_FILE, NOON, FailingFiles, FakeClock, add, bodies, open_store, put
+from tests.store.helpers import (
+    LOG_FILE,
+    NOON,
+    FailingFiles,
+    FakeClock,
+    add,
+    bodies,
+    config_for,
+    index_content,
+    open_store,
+    put,
+)
 
 
 @pytest.fixture(params=["one by one", "by vectors"])
@@ -205,8 +217,13 @@ def test_an_empty_store_begins_at_any_file(filled: MessageStore, tmp_path: Path,
             assert begin == whole[name][0] + len(whole[name][1]) - len(wanted)
 
     check(slave)
+    slave.checkpoint()
     getattr(slave, how)()
-    again = open_store(tmp_path / "slave")
+    again = MessageStore(config_for(tmp_path / "slave"), FakeClock(), FailingFiles())
+    report = again.load()
+    assert (
+        report.scan_start == filled.max_commitlog_offset and not report.notes
+    )  # the checkpoint is borne out
     check(again)
     put(again, "A", 0, b"led")  # and goes on from there
     assert bodies(again, "A", 0)[-1] == b"led"
@@ -247,6 +264,17 @@ def test_first_part_of_a_record_is_not_yet_a_begin(filled: MessageStore, tmp_pat
     assert (slave.received_offset, slave.min_commitlog_offset) == (0, 0)
     slave.follow()
     send(slave, filled, always(50))
+    assert_same(slave, filled)
+    slave.close()
+
+
+def test_part_of_a_record_can_be_given_up(filled: MessageStore, tmp_path: Path) -> None:
+    slave = follower(tmp_path / "slave")
+    slave.receive(0, filled.log_bytes(0, 1000))
+    assert slave.received_offset == 1000
+    slave.forget_partial()
+    assert slave.received_offset == slave.max_commitlog_offset < 1000
+    send(slave, filled, always(100))
     assert_same(slave, filled)
     slave.close()
 
@@ -363,6 +391,16 @@ def test_the_last_record_is_known_in_every_state(tmp_path: Path) -> None:
     send(slave, store, always(100))
     check(slave)
     slave.close()
+    store.close()
+
+
+def test_the_last_record_is_not_far_behind_a_checkpoint(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store", commitlog_file_bytes=1 << 16)
+    places = []
+    for _ in range(3):
+        places += [put(store, "A", 0, b"x")[0] for _ in range(20)]
+        store.checkpoint()
+    assert store.log.hint == places[40]
     store.close()
 
 
@@ -512,7 +550,7 @@ def test_a_topic_that_counts_anew(tmp_path: Path, crash: bool) -> None:
 def test_one_odd_number_costs_no_other_record(tmp_path: Path) -> None:
     """Only the body has a check sum: a damaged queue offset of 0 must not empty the queue."""
     slave = follower(tmp_path / "slave")
-    for number in [0, 1, 2, 0, 3, 4, 5000, 5]:
+    for number in [0, 1, 2, 0, 3, 1, 4, 5000, 5]:
         offset = slave.received_offset
         slave.receive(
             offset,
@@ -520,6 +558,56 @@ def test_one_odd_number_costs_no_other_record(tmp_path: Path) -> None:
         )
     assert bodies(slave, "A", 0) == [b"0", b"1", b"2", b"3", b"4", b"5"]
     slave.close()
+
+
+def test_a_number_that_waits_goes_with_its_topic(tmp_path: Path) -> None:
+    """5000 is not believed before 5001 follows; meanwhile the topic is dropped."""
+    slave = follower(tmp_path / "slave")
+    for number in [0, 1, 5000]:
+        offset = slave.received_offset
+        slave.receive(
+            offset, encode_record(topic="A", body=b"x", queue_offset=number, commitlog_offset=offset)
+        )
+    assert slave.drop_queues("A")
+    offset = slave.received_offset
+    slave.receive(offset, encode_record(topic="B", body=b"x", commitlog_offset=offset))
+    assert queues_of(slave).keys() == {("B", 0)}
+    slave.close()
+    assert not (tmp_path / "slave" / "consumequeue" / "A").exists()
+
+
+@both_ways
+def test_holes_and_odd_times_within_a_packet(tmp_path: Path) -> None:
+    """A hole is filled with entries that stand for nothing; without a likely time a record has that of the last one."""
+    slave = follower(tmp_path / "slave")
+    data = b""
+    for number, time in [
+        (0, NOON),
+        (1, NOON + 1000),
+        (5, 0),
+        (6, NOON + 9000),
+        (7, 1 << 50),
+        (8, NOON + 9000),
+    ]:
+        text = encode_properties({"KEYS": "k"})
+        data += encode_record(
+            topic="A",
+            body=b"x",
+            properties=text,
+            queue_offset=number,
+            commitlog_offset=len(data),
+            store_timestamp=time,
+        )
+    slave.receive(0, data)
+    queue = slave.queue("A", 0)
+    entries = slave.entries("A", 0, 0, 20)
+    assert (queue.min_offset, queue.max_offset) == (0, 9)
+    assert [number for number, entry in enumerate(entries) if entry[1] == FILLER_SIZE] == [2, 3, 4]
+    slave.close()
+    (file,) = (tmp_path / "slave" / "index").iterdir()
+    header, _, used = index_content(file, 16, 64)
+    assert header[:2] == (NOON, NOON + 9000)
+    assert [entry[2] for entry in used] == [0, 1, 1, 9, 9, 9]
 
 
 # --- trouble of the disk -------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class AccessTable:
 
     Attributes:
         revision: grows with each change.
-        is_copy: the table is a master's, and ``replace`` makes it equal again. A tool tells every broker of a change, so
+        is_copy: the table is a master's, and ``replace`` makes it equal again. Tools tell every broker of a change, so
             one that has come from the master already is none.
         servers_own: name of the SUPER user that servers sign as. No person has its secret at hand, so it does not count
             when the last administrator is about to go.
@@ -76,7 +76,10 @@ class AccessTable:
         self._acls: dict[str, Acl] = {}
         self._entries = 0
         self._has_orphans = False
-        """The file has policies of users who do not exist; it is written before a user can get such a name."""
+        """The file has other policies than the table, such as those of users who do not exist; it is written with the
+        next change, before a user can get such a name."""
+        self._has_others = False
+        """The file has other users than the table; likewise."""
         self._changing = asyncio.Lock()
 
     # -- reading -----------------------------------------------------------------------
@@ -122,11 +125,13 @@ class AccessTable:
 
     async def _replace(self, users: dict[str, User], acls: dict[str, Acl]) -> None:
         same = {name for name, user in users.items() if self._users.get(name) == user}
-        if users != self._users:
+        self._has_orphans = True
+        if users != self._users or self._has_others:
             await self._save_acls({name: acl for name, acl in acls.items() if name in same})
+            self._has_others = True
             await self._save_users(users)
         await self._save_acls(acls)
-        self._has_orphans = False
+        self._has_orphans = self._has_others = False
         self._take(users, acls)
 
     # -- the files ---------------------------------------------------------------------
@@ -160,8 +165,9 @@ class AccessTable:
             await self._save_acls(acls)
             self._has_orphans = False
             self._take(self._users, acls)
-        if users is not self._users:
+        if users is not self._users or self._has_others:
             await self._save_users(users)
+            self._has_others = False
             self._take(users, acls)
 
     async def _save_acls(self, acls: Mapping[str, Acl]) -> None:

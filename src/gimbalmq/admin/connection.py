@@ -82,6 +82,11 @@ class AdminConnection:
             if not found:
                 known = ", ".join(sorted(info.broker_addr_table)) or "none"
                 raise ConfigError("broker", broker, f"no such broker has a master; there is {known}")
+        if not found and info.broker_addr_table:
+            raise ConnectError(
+                f"no broker has a master now, only slaves ({', '.join(sorted(info.broker_addr_table))}): try again "
+                "when one is back, or make a slave the master with `gimbalmq broker promote`"
+            )
         if not found:
             raise ConnectError("no broker is registered with the name server")
         return found

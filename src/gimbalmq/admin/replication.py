@@ -45,8 +45,11 @@ Place = tuple[str, str, int, str]
 
 ASYNC_MASTER, SYNC_MASTER = "ASYNC_MASTER", "SYNC_MASTER"
 
+_USUAL_CLUSTER = "DefaultCluster"
 _LOOK_SECONDS = 0.1
 _TAKES_OVER_SECONDS = 10.0
+_SETTLED = ("", "catching up", "following", "refused")
+"""States that a slave does not leave by itself; a master has none."""
 _CONNECTED = ("catching up", "following")
 """States of a slave whose connection to its master stands."""
 
@@ -124,7 +127,7 @@ class ReplicationAdmin:
 
         Raises:
             ConfigError: there is no such slave.
-            ResponseError: a controller decides who is the master there.
+            ResponseError: a controller decides who is the master there, or the asker may not know about it.
         """
         views = await self.status()
         named = [view for view in views if broker in (view.broker, view.address)]
@@ -132,6 +135,8 @@ class ReplicationAdmin:
         if not slaves:
             raise ConfigError("slave", broker, _no_slave(views, named))
         usable = [view for view in slaves if view.log_end is not None]
+        if not usable and slaves[0].refused:
+            raise NoPermissionError(slaves[0].problem, address=slaves[0].address)
         if not usable:
             raise ConnectError(f"{slaves[0].title} cannot be asked: {slaves[0].problem}")
         slave = max(usable, key=lambda view: (view.log_end or 0, -view.broker_id))
@@ -186,7 +191,7 @@ class ReplicationAdmin:
         return view, found
 
     async def demote(self, master: ReplicaView, broker_id: int) -> ReplicaView:
-        """Makes a running master a slave with that id, and waits until it is one and the name servers say so."""
+        """Makes a running master a slave with that id; returns when it copies, or says why it cannot."""
         await management.update_broker_config(
             self._at.caller, master.address, {"brokerRole": "SLAVE", "brokerId": str(broker_id)}
         )
@@ -208,9 +213,11 @@ class ReplicationAdmin:
         while True:
             now = await self._look(*place)
             listed = place in await self._places()
-            if listed and not now.problem and now.is_slave == (broker_id != MASTER_ID):
+            has_changed = not now.problem and now.is_slave == (broker_id != MASTER_ID)
+            late = loop.time() > deadline
+            if listed and has_changed and (now.state in _SETTLED or late):
                 return now
-            if loop.time() > deadline:
+            if late:
                 what = "name servers do not list it so" if not now.problem else now.problem
                 raise ConnectError(
                     f"{before.address} was told to change its role, and after {_TAKES_OVER_SECONDS:g} s {what}"
@@ -290,9 +297,17 @@ class ReplicationAdmin:
             for name, info in sorted(table.replicas_info_table.items())
         ]
 
-    async def elect(self, controllers: str, broker: str, broker_id: int, *, cluster: str) -> ElectedView:
-        """Has the controller that leads make one replica of the set the master."""
+    async def elect(
+        self, controllers: str, broker: str, broker_id: int, *, cluster: str | None = None
+    ) -> ElectedView:
+        """Has the controller that leads make one replica of the set the master.
+
+        Args:
+            broker_id: the controller's id of the replica.
+            cluster: of the broker; by default what the name servers say.
+        """
         leader = await self._leader(controllers)
+        cluster = cluster or await self._cluster_of(broker)
         reply, body = await calls.elect_master(self._at.caller, leader, cluster, broker, broker_id)
         group = body.broker_member_group
         return ElectedView(
@@ -330,9 +345,15 @@ class ReplicationAdmin:
     ) -> None:
         """Has the controller forget replicas: those with these ids, ``1;2``, or all of the broker."""
         leader = await self._leader(controllers)
+        cluster = cluster or await self._cluster_of(broker)
         await calls.clean_broker_data(
             self._at.caller, leader, broker, cluster=cluster, ids=ids, living=living
         )
+
+    async def _cluster_of(self, broker: str) -> str:
+        """Cluster of a name; the usual one if no broker of that name is registered any more."""
+        found = (cluster for cluster, name, _, _ in await self._places() if name == broker)
+        return next(found, _USUAL_CLUSTER)
 
     async def _leader(self, controllers: str) -> str:
         found = await self.controller(controllers)

@@ -26,6 +26,7 @@ from gimbalmq.broker.handlers.admin_groups import GroupAdminHandlers
 from gimbalmq.broker.handlers.admin_topics import TopicAdminHandlers
 from gimbalmq.broker.handlers.clients import ClientHandlers
 from gimbalmq.broker.handlers.controller import ControllerHandlers
+from gimbalmq.broker.handlers.members import MemberHandlers
 from gimbalmq.broker.handlers.offsets import OffsetHandlers
 from gimbalmq.broker.handlers.pull import PullHandlers
 from gimbalmq.broker.handlers.query import QueryHandlers
@@ -42,6 +43,7 @@ from gimbalmq.broker.metrics import MetricsServer
 from gimbalmq.broker.redelivery import Deliverer
 from gimbalmq.broker.registration import Registrar
 from gimbalmq.broker.replication.acknowledging import Acknowledging
+from gimbalmq.broker.replication.acting import ActingMode
 from gimbalmq.broker.replication.controller_mode import ControllerMode
 from gimbalmq.broker.replication.progress import CopiedProgress
 from gimbalmq.broker.replication.reading import ReadRules
@@ -52,6 +54,7 @@ from gimbalmq.broker.replication.role_file import RoleFile
 from gimbalmq.broker.replication.services import MasterServices
 from gimbalmq.broker.replication.source import HaSource
 from gimbalmq.broker.replication.tables import TableCopies
+from gimbalmq.broker.replication.taking_back import TakingBack
 from gimbalmq.broker.request_modes import RequestModes
 from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
 from gimbalmq.broker.stored import stored_topic
@@ -171,6 +174,8 @@ class Broker:
             await self.replication.start()
             if self.controller_mode is not None:
                 await self.controller_mode.start()
+            if self.acting_mode is not None:
+                await self.acting_mode.start()
         except BaseException:
             await self.close()
             raise
@@ -184,11 +189,11 @@ class Broker:
         self.store = MessageStore(store_config, clock, self._files)
         self.recovery = self.store.load()
         try:
-            role_file = RoleFile(folder, self._files, config)
+            self._tables = TableThread(self._files)
+            role_file = RoleFile(folder, self._files, self._tables, config)
             live.now = config = role_file.load(config)
             self.roles = Roles(Role.configured(config))
             self.stats = Stats(clock, config.max_stats_items)
-            self._tables = TableThread(self._files)
             self.topics = Topics(folder, live, clock, self._tables)
             self.groups = Groups(folder, live, clock, self._tables)
             self.offsets = ConsumerOffsets(folder, self._tables, live, clock)
@@ -228,7 +233,7 @@ class Broker:
                 self.timers,
             ):
                 part.load()
-            if self.roles.is_master:
+            if self.roles.is_master and self.roles.now.online:
                 run_through(services.go_on())
             else:
                 self.store.follow()
@@ -295,6 +300,18 @@ class Broker:
                 self.long_poll,
                 self.address,
                 self.recovery.clean,
+            )
+        self.acting_mode: ActingMode | None = None
+        if config.enable_slave_acting_master and not config.enable_controller_mode:
+            self.acting_mode = ActingMode(
+                self.store,
+                live,
+                self._pool,
+                self.replication,
+                TakingBack(self.offsets, self.delays, self.timers, self._turns, self._pool),
+                self.topics,
+                self.acknowledging,
+                lambda: self.address,
             )
         self.metrics = MetricsServer(
             self.store,
@@ -417,6 +434,7 @@ class Broker:
                 self._watchdog,
             ),
             ControllerHandlers(self.controller_mode),
+            MemberHandlers(self.acting_mode),
         ):
             family.register(self.handlers)
         SlaveRefusals(self.roles, live, lambda: self.replication.master_address).install(self.handlers)
@@ -571,6 +589,8 @@ class Broker:
         await self.copies.close()
         if self.controller_mode is not None:
             await self.controller_mode.close()
+        if self.acting_mode is not None:
+            await self.acting_mode.close()
         await self.replication.close()
         await self._tasks.close()
         await self._pool.close()

@@ -100,6 +100,9 @@ class DelayLevels:
         """
         assert self._rests_from is not None
         start = max(self._rests_from, 0 if promoted else -1)
+        if start > self._store.max_commitlog_offset:
+            # The log was cut: what is noted as delivered may have gone with its end. The log tells.
+            self._offsets, start, promoted = {}, 0, True
         self._delivered.clear()
         self._check_until.clear()
         if start >= 0:

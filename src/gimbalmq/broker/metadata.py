@@ -237,6 +237,8 @@ def _system_topics(config: BrokerConfig) -> list[TopicConfig]:
     ]
     if config.auto_create_topic_enable:
         found.append(topic(names.AUTO_CREATE_TOPIC, config.default_topic_queue_nums, inherit))
+    if config.enable_slave_acting_master:
+        found.append(topic(names.SYNC_MEMBERS_PREFIX + broker, 1, PERM_INHERIT))
     if config.trace_topic_enable:
         found.append(topic(names.TRACE_TOPIC, 1))
     return found

@@ -229,7 +229,11 @@ class Registrar:
                 ha_server_addr=self.ha_address,
                 broker_id=role.broker_id,
                 enable_acting_master=config.enable_slave_acting_master,
-                heartbeat_timeout_millis=config.channel_expired_timeout,
+                heartbeat_timeout_millis=(
+                    config.broker_not_active_timeout_millis
+                    if config.enable_slave_acting_master
+                    else config.channel_expired_timeout
+                ),
             )
             try:
                 reply, order = await nameserver.register_broker(self._pool, address, header, body)

@@ -133,6 +133,11 @@ class Timers:
         check = self._rests
         if check is None and promoted:
             check = TimerCheck(marks_from=0)
+        if check is not None and check.marks_from > self._store.max_commitlog_offset:
+            # The log was cut: what is noted as delivered may have gone with its end. The log tells.
+            self._files.empty()
+            self._pending = 0
+            check = TimerCheck(marks_from=0)
         self._second = self._clock.wall_ms() // 1000
         self._marks_from = self._store.max_commitlog_offset
         self._known.clear()
@@ -213,6 +218,11 @@ class Timers:
         return record if record is not None and record.topic == topics.TIMER_TOPIC else None
 
     # -- replicas ----------------------------------------------------------------------
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether somebody else is the master and delivers."""
+        return self._is_resting
 
     def progress(self) -> TimerCheck:
         """How far timers have come, for a slave; at a slave, how far its master had."""

@@ -105,6 +105,8 @@ async def _of_running(admin: Admin, args: argparse.Namespace) -> Shown:
 
 
 async def _of_folder(admin: Admin, args: argparse.Namespace) -> Shown:
+    from gimbalmq.broker.replication.role_file import forget_role
+
     config = _config(args)
     name = config.broker_name
     master = args.master or await admin.replication.master_of(name)
@@ -114,6 +116,7 @@ async def _of_folder(admin: Admin, args: argparse.Namespace) -> Shown:
         ends = f"The log in {args.store} ends at {tail.end:,}, that of {name}'s master {master} at {tail.master_end:,}."
         start = f"Start it as a slave: {_command(args, config)}"
         if tail.begin == tail.end:
+            forget_role(store.config.root)
             return Shown(f"{ends}\nThe master has all of it: nothing is to be cut.\n{start}", data)
         lost = _lost(tail)
         if not args.cut:
@@ -129,6 +132,7 @@ async def _of_folder(admin: Admin, args: argparse.Namespace) -> Shown:
             return Shown("Nothing was changed.", data, REFUSED)
         store.follow()
         store.cut(tail.begin)
+        forget_role(store.config.root)
     return Shown(f"The log ends at {tail.begin:,} now.\n{start}", data | {"cut": True}, OK)
 
 
@@ -169,14 +173,10 @@ def _config(args: argparse.Namespace) -> BrokerConfig:
     keys |= dict(args.set) | {"storePathRootDir": str(args.store)}
     if args.name is not None:
         keys["brokerName"] = args.name
-    log = args.store.expanduser() / "commitlog"
-    if not log.is_dir():
+    if not (args.store.expanduser() / "commitlog").is_dir():
         raise ConfigError(
             "--store", str(args.store), "there is no folder commitlog in it; name a broker's store"
         )
-    sizes = {path.stat().st_size for path in log.iterdir() if path.name.isdecimal()}
-    if len(sizes) == 1 and "mappedFileSizeCommitLog" not in keys:
-        keys["mappedFileSizeCommitLog"] = str(sizes.pop())
     return broker_config(keys)[0]
 
 

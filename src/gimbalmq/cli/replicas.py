@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from gimbalmq.admin.texts import moment, pairs
 from gimbalmq.cli.asking import (
+    ABSENT,
     FAILED,
     OK,
     REFUSED,
@@ -22,13 +25,25 @@ from gimbalmq.cli.asking import (
 )
 from gimbalmq.cli.rejoin import rejoin_verb
 from gimbalmq.cli.terminal import confirmed, table
-from gimbalmq.errors import ConfigError
+from gimbalmq.errors import ConfigError, ResponseError
+from gimbalmq.protocol.codes import ResponseCode
 
 if TYPE_CHECKING:
     from gimbalmq.admin.admin import Admin
     from gimbalmq.admin.replica_views import EpochsView, ReplicaView, SyncStateView
 
 _LARGEST = (1 << 63) - 1
+_ITS_CLUSTER = "cluster of the broker (default: what the name servers say)"
+_WAITS_FOR_NOBODY = (
+    " Its sends wait for no slave; gimbalmq config set {} brokerRole=SYNC_MASTER has them wait."
+)
+_REMEDIES = {
+    ResponseCode.CONTROLLER_ELECT_MASTER_FAILED: "gimbalmq broker sync-state shows the replicas that can be elected",
+    ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED: "gimbalmq broker sync-state shows the brokers it knows",
+    ResponseCode.CONTROLLER_INVALID_CLEAN_BROKER_METADATA: "stop it first, or say --living",
+    ResponseCode.CONTROLLER_MASTER_STILL_EXIST: "it is the master already",
+}
+"""What a person may do about a controller's refusal."""
 
 REPLICA = Named(
     "broker",
@@ -246,7 +261,7 @@ def _replicas(views: list[ReplicaView]) -> str:
 
 def _state(view: ReplicaView) -> str:
     if view.problem:
-        return "cannot be asked"
+        return "no permission" if view.refused else "cannot be asked"
     if view.is_slave:
         return view.state or "-"
     connected = len(view.slaves)
@@ -321,8 +336,9 @@ async def _promote(admin: Admin, args: argparse.Namespace) -> Shown:
     if not confirmed(question, assume_yes=args.yes):
         return Shown("Nothing was changed.", data | {"promoted": False}, REFUSED)
     now = await admin.replication.promote(found, role=role)
+    waits = "" if args.sync else _WAITS_FOR_NOBODY.format(now.broker)
     return Shown(
-        f"{now.broker} at {now.address} is the master now, as {role}, with the log up to {now.log_end:,}.\n"
+        f"{now.broker} at {now.address} is the master now, as {role}, with the log up to {now.log_end:,}.{waits}\n"
         "The old master must come back as a slave: gimbalmq broker rejoin --help",
         data | {"promoted": True, "now": asdict(now)},
     )
@@ -345,6 +361,18 @@ async def _controllers(admin: Admin, args: argparse.Namespace, broker: str | Non
     return str(args.controller or await admin.replication.controllers(broker))
 
 
+@contextmanager
+def _told() -> Iterator[None]:
+    """Adds to a controller's refusal what to do about it."""
+    try:
+        yield
+    except ResponseError as error:
+        remedy = _REMEDIES.get(ResponseCode(error.code)) if error.code in set(ResponseCode) else None
+        if remedy is None:
+            raise
+        raise ResponseError(f"{error.remark}; {remedy}", code=error.code, address=error.address) from error
+
+
 def _sync_state_options(parser: Parser) -> None:
     parser.add_argument("broker", nargs="?", metavar="BROKER", help="name of the broker (all)")
     parser.add_argument("-b", "--brokerName", dest="broker_flag", metavar="BROKER", help="the same")
@@ -358,7 +386,7 @@ async def _sync_state(admin: Admin, args: argparse.Namespace) -> Shown:
     controllers = await _controllers(admin, args, broker)
     views = await admin.replication.sync_state(controllers, broker, cluster=args.cluster)
     if not views:
-        return Shown("The controller knows no such broker.", [], FAILED)
+        return Shown("The controller knows no such broker.", [], ABSENT)
     return Shown("\n\n".join(map(_set_text, views)), [asdict(view) for view in views])
 
 
@@ -401,8 +429,7 @@ def _epochs_text(view: EpochsView) -> str:
 def _elect_options(parser: Parser, *, ask: bool) -> None:
     _controller_option(parser)
     add = parser.add_argument
-    cluster = ("-c", "--cluster", "--clusterName")
-    add(*cluster, metavar="NAME", default="DefaultCluster", help="cluster of the broker (DefaultCluster)")
+    add("-c", "--cluster", "--clusterName", metavar="NAME", help=_ITS_CLUSTER)
     if ask:
         add("broker", metavar="BROKER", help="name of the broker")
         add("id", type=whole_number(1, _LARGEST), metavar="ID", help="the controller's id of the replica")
@@ -426,7 +453,8 @@ async def _elect(admin: Admin, args: argparse.Namespace) -> Shown:
     question = f"Make replica {args.id} the master of {args.broker}? Sends fail until it is."
     if not confirmed(question, assume_yes=args.yes):
         return Shown("Nothing was changed.", code=REFUSED)
-    view = await admin.replication.elect(controllers, args.broker, args.id, cluster=args.cluster)
+    with _told():
+        view = await admin.replication.elect(controllers, args.broker, args.id, cluster=args.cluster)
     return Shown(
         f"{view.broker}: replica {view.master_id} at {view.master} is the master now, "
         f"epoch {view.master_epoch}, set epoch {view.set_epoch}.",
@@ -507,7 +535,7 @@ def _clean_options(parser: Parser, *, ask: bool) -> None:
         add("-b", "--brokerControllerIdsToClean", dest="ids", metavar="ID[;...]", help="the controller's ids")
         add("-l", "--cleanLivingBroker", dest="living", action="store_true", help="even those that are alive")
         parser.set_defaults(yes=True)
-    add("-c", "--cluster", "--clusterName", metavar="NAME", default="DefaultCluster", help="its cluster")
+    add("-c", "--cluster", "--clusterName", metavar="NAME", help=_ITS_CLUSTER)
 
 
 async def _clean(admin: Admin, args: argparse.Namespace) -> Shown:
@@ -517,9 +545,10 @@ async def _clean(admin: Admin, args: argparse.Namespace) -> Shown:
     which = f"replicas {args.ids}" if args.ids else "all replicas"
     if not confirmed(f"Have the controller forget {which} of {args.broker}?", assume_yes=args.yes):
         return Shown("Nothing was changed.", code=REFUSED)
-    await admin.replication.clean(
-        controllers, args.broker, cluster=args.cluster, ids=args.ids, living=args.living
-    )
+    with _told():
+        await admin.replication.clean(
+            controllers, args.broker, cluster=args.cluster, ids=args.ids, living=args.living
+        )
     return Shown(
         f"The controller has forgotten {which} of {args.broker}.",
         {"broker": args.broker, "ids": args.ids, "living": args.living},

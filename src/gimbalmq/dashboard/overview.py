@@ -88,7 +88,7 @@ def cluster_view(viewer: Viewer) -> None:
             ("id", "Id"),
             ("role", "Role"),
             ("address", "Address"),
-            ("copies", "Copies"),
+            ("copies", "Replication"),
             ("behind", "Behind"),
             ("version", "Version"),
             ("in", "In/s"),

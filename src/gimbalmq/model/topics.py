@@ -17,6 +17,8 @@ TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
 OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
+SYNC_MEMBERS_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
+"""Brokers of one name find each other through the route of such a topic."""
 BENCHMARK_TOPIC = "BenchmarkTest"
 
 FORBIDDEN_TO_SEND = frozenset(

@@ -33,7 +33,7 @@ from gimbalmq._steps import Steps, run_through
 from gimbalmq.errors import InvalidParameterError, NoPermissionError, ResponseError, TableFullError
 from gimbalmq.model.flags import PERM_READ, PERM_WRITE
 from gimbalmq.model.route import MASTER_ID
-from gimbalmq.model.topics import SELF_TEST_TOPIC
+from gimbalmq.model.topics import SELF_TEST_TOPIC, SYNC_MEMBERS_PREFIX
 from gimbalmq.nameserver.registration import MAX_NAME_CHARACTERS, Registration
 from gimbalmq.protocol.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, TopicList, TopicRoute
 from gimbalmq.protocol.codes import ResponseCode
@@ -42,8 +42,6 @@ log = logging.getLogger(__name__)
 
 UNIT = 0x1
 UNIT_SUBSCRIPTION = 0x2
-SYNC_MEMBERS_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
-"""Brokers of one name find each other through such a topic: no stand-ins there."""
 
 
 ROWS_AT_ONCE = 500

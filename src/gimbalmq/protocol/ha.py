@@ -102,3 +102,34 @@ class PacketReader:
                 )
             if not self._left:
                 yield LogPiece(self._offset, view[:0])
+
+
+def join_pieces(pieces: Iterator[LogPiece]) -> Iterator[LogPiece]:
+    """The same bytes in fewer pieces: those that follow each other become one, because a store takes many at less cost.
+
+    An error comes behind the pieces that came before it.
+    """
+    gathered: list[memoryview] = []
+    begin = end = 0
+    try:
+        for piece in pieces:
+            if gathered and (piece.offset != end or not piece.data):
+                yield LogPiece(begin, _joined(gathered))
+                gathered = []
+            if not piece.data:
+                yield piece
+                continue
+            if not gathered:
+                begin = piece.offset
+            gathered.append(piece.data)
+            end = piece.offset + len(piece.data)
+    except RemoteProtocolError:
+        if gathered:
+            yield LogPiece(begin, _joined(gathered))
+        raise
+    if gathered:
+        yield LogPiece(begin, _joined(gathered))
+
+
+def _joined(parts: list[memoryview]) -> memoryview:
+    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))

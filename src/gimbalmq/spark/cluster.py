@@ -176,9 +176,15 @@ class Cluster:
             for broker, replicas in broker_addresses(route).items():
                 if replicas:
                     self._addresses[broker] = replicas.get(MASTER_ID) or replicas[min(replicas)]
-                    self._replicas.discard(broker)
-                    if MASTER_ID not in replicas:
+                    if MASTER_ID in replicas:
+                        self._replicas.discard(broker)
+                    elif broker not in self._replicas:
                         self._replicas.add(broker)
+                        log.warning(
+                            "broker %s has no master now; its slave at %s is read, which may lack the last messages",
+                            broker,
+                            self._addresses[broker],
+                        )
         self._asked_at = self._clock.monotonic()
 
     def _from_any(

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from gimbalmq._clock import SYSTEM_CLOCK
-from gimbalmq.errors import RemoteProtocolError, ResponseError, RocketMQError, TransportError
+from gimbalmq.errors import RemoteProtocolError, ResponseError, RocketMQError, SystemBusyError, TransportError
 from gimbalmq.filter.tags import parse_tags
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
@@ -335,7 +335,8 @@ class PartitionReader:
             if not error.retriable:
                 raise _explained(error, cursor.queue, self._settings) from error
             self._pause(f"pulling {_told(cursor.queue)} at {piece.position}", error)
-            if error.stale_route:
+            # A slave may let nobody read (Apache's 5.x say that they are busy); its master may be back.
+            if error.stale_route or isinstance(error, SystemBusyError):
                 self._look_up()
         self._ask()
 
@@ -360,6 +361,15 @@ class PartitionReader:
         elif moved_on and answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
             piece.position = min(following, piece.stop)
             self._pauses = iter(backoff(self._settings))
+        elif answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
+            # A slave that does not have the offset, and so does not know whether it is lost: only its master can say.
+            behind = ResponseError(
+                f"the slave has offsets {bounds.low} to {bounds.high} of it, and its master is away",
+                code=answer.code,
+                address=address,
+            )
+            self._pause(f"reading {_told(cursor.queue)} at {piece.position}", behind)
+            self._look_up()
         elif not bounds.low <= piece.position <= bounds.high:
             self._lost(cursor, piece, bounds)
         else:

@@ -172,11 +172,13 @@ class Cutting:
         checkpoints.lower(point)
 
     def _cut_queue(self, queue: QueueLog, end: int) -> None:
-        if end < queue.written:
-            self._queue_files.cut(queue, end)
-            return
-        del queue.tail[(end - queue.written) * ENTRY_BYTES :]
+        kept = bytes(queue.tail[: max(0, end - queue.written) * ENTRY_BYTES])
+        low = min(queue.min_offset, end)
+        # Also if only the tail is cut: another thread may have written a copy of it that nobody has heard of yet.
+        self._queue_files.cut(queue, min(end, queue.written))
+        queue.tail += kept
         queue.next_offset = queue.max_offset = end
+        queue.min_offset = low
 
     def _dispatch_again(self, topics: set[str]) -> Steps[None]:
         """Gives the records of topics, whose deletion was cut away, their queue entries again."""

@@ -45,6 +45,7 @@ _BLANK = MAGIC_BLANK.to_bytes(4, "big")
 _PLAIN_HEAD = HEADS[0].unpack_from
 LIKELY_TIMES = (0, 4_102_444_800_000)
 """A store time lies between these (the last is in the year 2100), or it is damaged."""
+_SECTOR = 512
 _SMALL_HOLE = 1024
 _MOST_FILLERS = 100_000
 _NOTES = 20
@@ -114,9 +115,13 @@ class LogScanner:
                     return False
                 found = read_found(view, position, offset)
             position += found.size
-            if offset >= self._durable and _fades_out(found) and not any(view[position : position + 64]):
-                self.reason = "the last record ends in zeros"
-                return False
+            if offset >= self._durable:
+                if _fades_out(found) and not any(view[position : position + 64]):
+                    self.reason = "the last record ends in zeros"
+                    return False
+                if _lacks_sector(view, position, len(found.properties)):
+                    self.reason = f"a sector of the record at {offset} is zeros"
+                    return False
             self.records += 1
             yield found
             self.end = base + position
@@ -163,6 +168,21 @@ def _fades_out(found: Found) -> bool:
     sender ends a property with NUL; if nothing follows either, the rest never reached the disk.
     """
     return found.properties.endswith(b"\0") or found.topic.endswith("\0")
+
+
+def _lacks_sector(view: memoryview, end: int, size: int) -> bool:
+    """Whether a disk's sector was never written that holds some of the properties, which are the record's last bytes.
+
+    The sectors behind it may have been, with further records. Zeros from one sector's begin to its end, or the
+    record's, are no text.
+    """
+    start = -(-(end - size) // _SECTOR) * _SECTOR
+    while start < end:
+        stop = min(start + _SECTOR, end)
+        if not bytes(view[start:stop]).strip(b"\0"):
+            return True
+        start = stop
+    return False
 
 
 def read_plain(view: memoryview, position: int, offset: int) -> Found | None:
@@ -369,9 +389,10 @@ class Dispatcher:
         """Believes records that no other one has followed yet, if their numbers are likely."""
         for queue, place in list(self._parked.items()):
             begins = self.begins_late and not queue.next_offset and place[0] <= place[1] // MIN_RECORD
-            if begins or place[0] - queue.next_offset <= _SMALL_HOLE:
+            if queue.gone or begins or place[0] - queue.next_offset <= _SMALL_HOLE:
                 del self._parked[queue]
-                self._append(queue, place)
+                if not queue.gone:
+                    self._append(queue, place)
 
     def finish(self) -> None:
         """Decides about records that no other one followed; brings everything to the files."""

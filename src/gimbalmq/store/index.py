@@ -368,7 +368,7 @@ class KeyIndex:
     def load(self, notes: list[str]) -> None:
         wanted = IndexFile.size(self._slots, self._entries)
         with translated(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._files.make_folder(self._folder)
             self._files.remove(self._ahead.path)
             for path in sorted(p for p in self._folder.iterdir() if p.name.isdigit()):
                 size = path.stat().st_size
@@ -414,6 +414,7 @@ class KeyIndex:
         done = 0
         if self.files and self.files[-1].is_stale:
             self.files[-1].mend()
+            self.unsynced.append(self.files[-1])
             self._pass_mark()
         while self.pending and (limit is None or done < limit):
             items = self.pending if limit is None else self.pending[: limit - done]
@@ -602,9 +603,7 @@ class KeyIndex:
                 count = file.first_from(log_offset)
                 if count > 1:
                     if count < file.count:
-                        file.keep(count)
-                        file.mend()
-                        self.unsynced.append(file)
+                        file.keep(count)  # ``build`` mends it
                     break
                 file.remove()
                 self.files.pop()

@@ -291,7 +291,7 @@ class LocalCluster:
 
     # -- what tests do to it ---------------------------------------------------------
 
-    def index_of(self, which: Which) -> int:
+    def number_of(self, which: Which) -> int:
         """The number of a broker that is named by its name and the id it was started with."""
         if isinstance(which, int):
             return which
@@ -306,7 +306,7 @@ class LocalCluster:
 
     def find(self, which: Which) -> Broker:
         """A broker that runs."""
-        slot = self._slots[self.index_of(which)]
+        slot = self._slots[self.number_of(which)]
         if slot.broker is None:
             raise StateError(f"{slot.config.broker_name} (id {slot.config.broker_id}) is not running")
         return slot.broker
@@ -344,7 +344,7 @@ class LocalCluster:
 
     async def start_broker(self, index: Which = 0) -> Broker:
         """Starts a broker that is not running, on the port and folder it had."""
-        index = self.index_of(index)
+        index = self.number_of(index)
         slot = self._slots[index]
         if slot.broker is not None:
             raise StateError(f"{slot.config.broker_name} is running")
@@ -366,7 +366,7 @@ class LocalCluster:
 
     async def demote_broker(self, index: Which, broker_id: int) -> None:
         """Makes a master a slave, with this id; one that is down is a slave when it is started again."""
-        slot = self._slots[self.index_of(index)]
+        slot = self._slots[self.number_of(index)]
         if slot.broker is None:
             slot.config = replace(slot.config, broker_role="SLAVE", broker_id=broker_id)
         else:
@@ -378,7 +378,7 @@ class LocalCluster:
 
     async def stop_broker(self, index: Which = 0) -> None:
         """Closes a broker cleanly."""
-        slot = self._slots[self.index_of(index)]
+        slot = self._slots[self.number_of(index)]
         broker, slot.broker = slot.broker, None
         if broker is not None:
             await broker.close()
@@ -386,7 +386,7 @@ class LocalCluster:
 
     def move_broker(self, index: Which = 0) -> None:
         """Has a broker that is down come back elsewhere: at another port, in a MemoryNetwork on another host."""
-        slot = self._slots[self.index_of(index)]
+        slot = self._slots[self.number_of(index)]
         if slot.broker is not None:
             raise StateError(f"{slot.config.broker_name} is running: stop it first")
         slot.free_ports()
@@ -403,7 +403,7 @@ class LocalCluster:
 
     async def kill_broker(self, index: Which = 0) -> None:
         """Ends a broker as a crash would: connections break, nothing is flushed or unregistered."""
-        slot = self._slots[self.index_of(index)]
+        slot = self._slots[self.number_of(index)]
         broker, slot.broker = slot.broker, None
         if broker is not None:
             await broker.abandon()

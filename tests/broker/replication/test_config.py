@@ -41,7 +41,6 @@ def test_defaults_are_apaches() -> None:
         "sendHeartbeatTimeoutMillis": "1000",
         "brokerNotActiveTimeoutMillis": "10000",
         "syncBrokerMemberGroupPeriod": "1000",
-        "lockInStrictMode": "false",
         "enableControllerMode": "false",
         "controllerAddr": "",
         "syncBrokerMetadataPeriod": "5000",

@@ -13,6 +13,7 @@ import pytest
 
 from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.broker.replication.follower import State
+from gimbalmq.broker.replication.plain import PlainCopy
 from gimbalmq.protocol.ha import HEAD_BYTES, encode_head, encode_report
 from gimbalmq.transport.network import AsyncioNetwork
 from tests.broker.replication.scene import MasterEnd, SlaveEnd, assert_same, fill, log_of, until
@@ -114,6 +115,18 @@ def test_packets_begin_where_the_slave_says_and_end_with_a_file(start: int, tmp_
                     assert offset // FILE == (offset + len(data) - 1) // FILE
                     at, got = at + len(data), got + data
                 assert got == log_of(master.store, start, end)
+
+    run(work())
+
+
+def test_slave_that_has_everything_is_told_so_at_once(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with master_end(tmp_path) as master:
+            fill(master.store, 3)
+            end = master.store.max_commitlog_offset
+            async with raw_slave(master) as slave, asyncio.timeout(4):  # sooner than the heartbeats' interval
+                slave.say(encode_report(end))
+                assert await slave.packet() == (end, b"")
 
     run(work())
 
@@ -387,7 +400,8 @@ def test_packet_of_another_place_is_not_taken(
             while int.from_bytes(await reader.readexactly(8), "big") < end:
                 pass
             writer.write(master.packet(*wrong(end)))
-            assert len(await reader.read()) % 8 == 0  # the slave has closed
+            async with asyncio.timeout(10):  # before silence would end it
+                assert len(await reader.read()) % 8 == 0  # the slave has closed
             writer.close()
             again, reader, writer = await master.next_line()
             # What it has of a record that is not whole is given up, and nothing else.
@@ -397,6 +411,28 @@ def test_packet_of_another_place_is_not_taken(
             await until(lambda: slave.store.max_commitlog_offset == again + size)
             assert_same(master.true.store, slave.store)
             writer.close()
+
+    run(work())
+
+
+def test_empty_slave_reports_what_it_has_asked_for_until_it_has_more() -> None:
+    """A report of 0 would say that it has lost something, and ask for the last file only."""
+
+    class Lines:
+        said = b""
+        master_end = 0
+
+        def write(self, data: bytes) -> None:
+            self.said += data
+
+    async def agree() -> int:
+        return FILE
+
+    async def work() -> None:
+        copy, line = PlainCopy(agree), Lines()
+        await copy.open(line)
+        assert line.said == encode_report(FILE) == copy.report(0)
+        assert copy.report(FILE + 1) == encode_report(FILE + 1)
 
     run(work())
 

@@ -1,4 +1,4 @@
-"""Two brokers of one name: the slave is a copy, refuses what a slave must, becomes the master, and the old one comes back.
+"""Two brokers of one name: the slave is a copy, refuses what it must, becomes the master, and the old one comes back.
 
 Everything runs in virtual time, over a network in memory.
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable
 
 import pytest
 
@@ -19,115 +18,11 @@ from gimbalmq.errors import ConfigError, InvalidParameterError
 from gimbalmq.model import properties as prop
 from gimbalmq.model import topics as names
 from gimbalmq.model.flags import TRANSACTION_PREPARED
-from gimbalmq.model.record import decode_record
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
-from gimbalmq.rpc import management, nameserver
-from gimbalmq.testing import LocalCluster, MemoryNetwork
-from gimbalmq.testing.loop import VirtualClock, run_virtual
-from gimbalmq.transport.pool import ChannelPool
+from gimbalmq.rpc import management
 from tests.broker.desk import send_fields
-
-FILE = 32 * 1024
-SMALL = {"mappedFileSizeCommitLog": FILE, "transactionCheckInterval": 1000, "transactionTimeOut": 1000}
-
-Body = Callable[["Pair"], Awaitable[None]]
-
-
-class Pair:
-    """The cluster, and what tests ask."""
-
-    def __init__(self, cluster: LocalCluster, network: MemoryNetwork, clock: VirtualClock) -> None:
-        self.cluster = cluster
-        self.network = network
-        self.clock = clock
-        self.pool = ChannelPool(network=network.host("10.0.0.99"))
-
-    @property
-    def master(self) -> Broker:
-        return self.cluster.find(0)
-
-    @property
-    def slave(self) -> Broker:
-        return self.cluster.find(1)
-
-    async def send(
-        self, *bodies: str, topic: str = "T", to: Broker | None = None, sys_flag: int = 0, **properties: str
-    ) -> RemotingCommand:
-        """Messages to queue 0 of a topic; all of them are taken."""
-        for body in bodies:
-            fields = send_fields(
-                topic,
-                0,
-                {prop.UNIQ_KEY: body[:40], **properties},
-                sysFlag=sys_flag,
-                bornTimestamp=self.clock.wall_ms(),
-            )
-            answer = await self.ask(to or self.master, RequestCode.SEND_MESSAGE_V2, fields, body.encode())
-            assert answer.code == ResponseCode.SUCCESS, answer
-        return answer
-
-    async def copied(self) -> None:
-        """Waits until the slave has all that the master has."""
-        await self.until(lambda: self.slave.store.received_offset == self.master.store.max_commitlog_offset)
-
-    async def until(self, condition: Callable[[], object], seconds: float = 120.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.05)
-
-    async def ask(
-        self, broker: Broker, code: int, ext: dict[str, str] | None = None, body: bytes = b""
-    ) -> RemotingCommand:
-        return await self.pool.call(broker.address, RemotingCommand(code, ext or {}, body), 5.0)
-
-    async def set(self, broker: Broker, **properties: object) -> None:
-        await management.update_broker_config(
-            self.pool, broker.address, {key: str(value) for key, value in properties.items()}
-        )
-
-    async def addresses(self) -> dict[int, str]:
-        info = await nameserver.cluster_info(self.pool, self.cluster.namesrv)
-        return dict(info.broker_addr_table["broker-a"].broker_addrs)
-
-
-def bodies(broker: Broker, topic: str) -> list[str]:
-    """What lies in a topic's queues, in the order of the log."""
-    found = []
-    for queue_id in broker.store.queue_ids(topic):
-        queue = broker.store.find_queue(topic, queue_id)
-        assert queue is not None
-        for offset in range(queue.min_offset, queue.max_offset):
-            raw = broker.store.record_at_queue(topic, queue_id, offset)
-            assert raw is not None
-            found.append(decode_record(raw))
-    return [record.body.decode() for record in sorted(found, key=lambda record: record.commitlog_offset)]
-
-
-def log_of(broker: Broker) -> bytes:
-    store = broker.store
-    return b"".join(
-        bytes(store.log_bytes(offset, FILE))
-        for offset in range(store.min_commitlog_offset, store.max_commitlog_offset, FILE)
-    )
-
-
-def pair(body: Body, *, store: Path | None = None, **properties: object) -> None:
-    """Runs a test with a master and a slave that have found each other."""
-
-    async def main(clock: VirtualClock) -> None:
-        network = MemoryNetwork()
-        async with LocalCluster(
-            replicas=2, properties=SMALL | properties, network=network, clock=clock, store=store
-        ) as cluster:
-            tried = Pair(cluster, network, clock)
-            try:
-                await tried.until(lambda: tried.slave.replication.follower.state is State.FOLLOWING)
-                await body(tried)
-            finally:
-                await tried.pool.close()
-
-    run_virtual(main)
+from tests.broker.replication.pairs import FILE, Pair, bodies, delivered, log_of, pair
 
 
 def test_a_slave_is_a_copy_of_its_master_byte_by_byte() -> None:
@@ -205,17 +100,13 @@ def test_a_promoted_slave_goes_on_where_the_master_stopped() -> None:
             addresses = await pair.addresses()
         assert old != new.address
         answer = await pair.send("after", to=new)
-        assert answer.ext_fields["queueOffset"] == "20"
-        answer = await pair.ask(new, RequestCode.QUERY_CONSUMER_OFFSET, queue)
-        assert answer.ext_fields["offset"] == "7"
+        assert answer["queueOffset"] == "20"
+        asked = await pair.ask(new, RequestCode.QUERY_CONSUMER_OFFSET, queue)
+        assert asked.ext_fields == {"offset": "7"}
         assert bodies(new, "T")[-2:] == ["before 19", "after"]
         assert (await management.broker_config(pair.pool, new.address))["brokerRole"] == "ASYNC_MASTER"
 
     pair(body)
-
-
-def delivered(broker: Broker, topic: str = "T") -> Counter[str]:
-    return Counter(bodies(broker, topic))
 
 
 def test_delayed_messages_and_timers_are_delivered_once_over_a_promotion() -> None:
@@ -224,7 +115,7 @@ def test_delayed_messages_and_timers_are_delivered_once_over_a_promotion() -> No
         for round_number in range(6):
             for kind in ({prop.DELAY: "2"}, {prop.TIMER_DELAY_SEC: "5"}, {prop.TIMER_DELAY_SEC: "12"}):
                 sent.append(f"{round_number} {kind}")
-                await pair.send(sent[-1], **kind)
+                await pair.send(sent[-1], properties=kind)
             await asyncio.sleep(1.0)
         await pair.until(lambda: len(bodies(pair.master, "T")) >= 4)
         # What the master has delivered now is told by marks in the log, not yet by tables.
@@ -242,10 +133,10 @@ def test_delayed_messages_and_timers_are_delivered_once_over_a_promotion() -> No
 
 def test_a_slave_that_never_heard_of_progress_finds_it_in_the_log() -> None:
     async def body(pair: Pair) -> None:
-        await pair.send(*(f"old {number}" for number in range(5)), DELAY="1")
-        await pair.send("timer", **{prop.TIMER_DELAY_SEC: "2"})
+        await pair.send(*(f"old {number}" for number in range(5)), properties={prop.DELAY: "1"})
+        await pair.send("timer", properties={prop.TIMER_DELAY_SEC: "2"})
         await pair.until(lambda: len(bodies(pair.master, "T")) == 6)
-        await pair.send("waits", DELAY="3")
+        await pair.send("waits", properties={prop.DELAY: "3"})
         await pair.copied()
         slave = pair.slave
         slave.copies.aim(None)
@@ -266,12 +157,13 @@ def half(number: int) -> dict[str, str]:
 
 def test_half_messages_are_ended_and_asked_about_after_a_promotion() -> None:
     async def body(pair: Pair) -> None:
-        answers = []
-        for number in range(4):
-            answers.append(await pair.send(f"half {number}", sys_flag=TRANSACTION_PREPARED, **half(number)))
+        answers = [
+            await pair.send(f"half {number}", sys_flag=TRANSACTION_PREPARED, properties=half(number))
+            for number in range(4)
+        ]
 
         def end(broker: Broker, number: int, decision: int) -> Awaitable[RemotingCommand]:
-            sent = answers[number].ext_fields
+            sent = answers[number]
             place = int(sent["msgId"][-16:], 16)
             return pair.ask(
                 broker,
@@ -346,7 +238,7 @@ def test_a_master_that_becomes_a_slave_stops_at_once_and_follows() -> None:
     async def body(pair: Pair) -> None:
         first, second = pair.master, pair.slave
         await pair.send("one")
-        await pair.send("later", DELAY="3")
+        await pair.send("later", properties={prop.DELAY: "3"})
         await pair.copied()
         await pair.set(first, brokerRole="SLAVE", brokerId=1)
         answer = await pair.ask(first, RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"late")
@@ -399,11 +291,12 @@ def test_a_second_master_of_the_name_does_not_start() -> None:
 
 def test_a_role_that_cannot_be_is_refused_and_nothing_changes() -> None:
     async def body(pair: Pair) -> None:
-        for wrong, word in (
+        wrongs: tuple[tuple[dict[str, object], str], ...] = (
             ({"brokerRole": "ASYNC_MASTER"}, "has the id 0"),
             ({"brokerId": 0}, "use 1, 2"),
             ({"brokerRole": "QUEEN", "brokerId": 0}, "ASYNC_MASTER, SYNC_MASTER or SLAVE"),
-        ):
+        )
+        for wrong, word in wrongs:
             with pytest.raises(InvalidParameterError, match=word):
                 await pair.set(pair.slave, **wrong)
         assert pair.slave.roles.now.broker_id == 1 and pair.slave.live.now.broker_role == "SLAVE"

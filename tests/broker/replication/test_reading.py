@@ -59,8 +59,7 @@ def test_suggestion_is_the_groups_if_slaves_may_be_read(
     brokerId; the master without slaveReadEnable. Every way to answer says the same."""
 
     async def work() -> None:
-        options = {"accessMessageInMemoryMaxRatio": ratio, "slaveReadEnable": enabled}
-        async with open_desk(tmp_path, **options) as desk:
+        async with open_desk(tmp_path, accessMessageInMemoryMaxRatio=ratio, slaveReadEnable=enabled) as desk:
             await _set_up(desk, 600)
             for encoding in (JSON_HEADER, BINARY_HEADER):
                 for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):

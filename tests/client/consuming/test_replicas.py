@@ -10,7 +10,7 @@ import pytest
 
 from gimbalmq.client.consuming.handlers import ConsumeResult
 from gimbalmq.client.consuming.offsets import ReadFrom
-from gimbalmq.client.events import LeaseFenced
+from gimbalmq.client.events import LeaseFenced, OffsetReset
 from gimbalmq.client.push_consumer import PushConsumer
 from gimbalmq.errors import QueryNotFoundError
 from gimbalmq.model.message import MessageView
@@ -18,7 +18,7 @@ from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.results import PullStatus
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
-from tests.client.group_peers import GroupBroker, GroupCluster, in_virtual_time
+from tests.client.group_peers import GroupBroker, GroupCluster, Override, in_virtual_time
 
 PULL = RequestCode.PULL_MESSAGE
 QUERY = RequestCode.QUERY_CONSUMER_OFFSET
@@ -82,7 +82,7 @@ def with_pair(scenario: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
     in_virtual_time(work, "broker-a", "slave")
 
 
-def answers(code: int, remark: str = "", *, suggest: int = 0, offset: int | None = None) -> Any:
+def answers(code: int, remark: str = "", *, suggest: int = 0) -> Override:
     """A slave that answers every pull in the same way, at once."""
 
     def answer(request: RemotingCommand) -> RemotingCommand:
@@ -137,6 +137,35 @@ def test_slave_that_cannot_be_read_is_not_asked_for_ever(ends: str) -> None:
         pair.master.put("T", 0, "b")
         await asyncio.sleep(consumer.config.exception_delay + 4)
         assert bodies == ["a", "b"]
+
+    with_pair(scenario)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_master_that_shows_a_message_later_than_its_slave_does_not_set_readers_back(late: bool) -> None:
+    """Seen with 5.5.0: a slave gives a message before the master has it in its queue, and the master then says that
+    there is no such offset. If the master still says so after a while, it is believed."""
+
+    async def scenario(pair: Pair) -> None:
+        pair.put("a")
+        pair.master.suggest_broker_id = 1
+        bodies, told = Bodies(), list[OffsetReset]()
+        consumer = pair.cluster.push()
+        consumer.on_event(lambda event: told.append(event) if isinstance(event, OffsetReset) else None)
+        consumer.subscribe("T", "*", bodies)
+        await pair.cluster.launch(consumer)
+        await asyncio.sleep(0.5)
+        pair.master.suggest_broker_id = 0
+        pair.slave.put("T", 0, "b")
+        await asyncio.sleep(0.7)
+        if late:
+            pair.master.put("T", 0, "b", "c")
+        await asyncio.sleep(20)
+        assert bodies[:2] == ["a", "b"]
+        if late:
+            assert (bodies[2:], told) == (["c"], [])
+        else:
+            assert [event.offset for event in told] == [1]
 
     with_pair(scenario)
 
@@ -232,7 +261,7 @@ def test_no_busy_loop_at_a_slave_that_answers_at_once() -> None:
 
         def as_5x(request: RemotingCommand) -> RemotingCommand | None:
             end = int((request.ext_fields or {})["queueOffset"]) == pair.slave.max_offset("T", 0)
-            return at_the_end(request) if end else None  # type: ignore[no-any-return]
+            return at_the_end(request) if end else None
 
         pair.slave.overrides[PULL] = as_5x
         pair.route(None, pair.slave)
@@ -441,11 +470,31 @@ def test_acting_master_keeps_ordered_consumers_going() -> None:
         await pair.cluster.launch(consumer)
         await asyncio.sleep(1)
         await pair.master.close()
+        pair.cluster.stand_ins_allowed = True
+        pair.cluster.perms["T", "broker-a"] = 4
         pair.cluster.replicas["broker-a"] = {0: pair.slave.address}
-        await asyncio.sleep(60)
+        await asyncio.sleep(61)
         pair.slave.put("T", 0, "b")
-        await asyncio.sleep(6)
+        await asyncio.sleep(5)
         assert bodies == ["a", "b"]
         assert pair.slave.of(LOCK) and pair.slave.committed(Q0) == 2
+
+    with_pair(scenario)
+
+
+def test_master_is_found_soon_behind_a_slave_that_stood_in_for_a_moment() -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.cluster.stand_ins_allowed = True
+        pair.put("a")
+        await pair.reader(Bodies())
+        await asyncio.sleep(1)
+        await pair.kill_master()
+        pair.cluster.perms["T", "broker-a"] = 4
+        pair.cluster.replicas["broker-a"] = {0: pair.slave.address}
+        await asyncio.sleep(3)
+        del pair.cluster.perms["T", "broker-a"]
+        new = await pair.restart_master()
+        await asyncio.sleep(6)
+        assert new.of(RequestCode.HEART_BEAT), "long before the next poll of routes"
 
     with_pair(scenario)

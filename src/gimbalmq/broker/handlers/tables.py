@@ -174,11 +174,13 @@ class TableHandlers:
     def timer_checkpoint(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = GetOffsetTable.from_ext(request.ext_fields)
         check = self._timers.progress()
+        # A slave fills its wheel when it becomes the master, and tells how far its own master had come.
+        offset = max(check.queue_offset, check.fill_until) if self._timers.is_resting else check.queue_offset
         checkpoint = TimerCheckpoint(
             last_read_time_ms=check.read_ms,
             last_timer_log_flush_pos=max(0, check.log_end),
-            last_timer_queue_offset=check.queue_offset,
-            master_timer_queue_offset=check.queue_offset,
+            last_timer_queue_offset=offset,
+            master_timer_queue_offset=offset,
             version=self._timers.version,
         )
         fields = None

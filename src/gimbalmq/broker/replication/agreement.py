@@ -19,6 +19,9 @@ from gimbalmq.rpc.management import runtime_info
 from gimbalmq.store.message_store import MessageStore
 
 _SECONDS = 3.0
+_CUT = (
+    "stop this slave; gimbalmq broker rejoin --store DIR says what would be lost, and cuts it off with --cut"
+)
 _EMPTY_THE_FOLDER = "stop this slave, empty its store folder and start it: it copies everything anew"
 
 
@@ -57,8 +60,8 @@ class Agreement:
         if self.verdict is Verdict.AHEAD:
             return (
                 f"our log ends at {self.ours}, that of the master {master} at {self.end}: it does not have our last "
-                f"{self.ours - self.end} bytes. If they are wanted, promote this broker (gimbalmq broker promote); "
-                "else stop it and cut them off (gimbalmq broker rejoin --store DIR --cut), which says what is lost"
+                f"{self.ours - self.end} bytes. If they are wanted, this broker is the one to be master "
+                f"(gimbalmq broker promote); else {_CUT}"
             )
         if self.verdict is Verdict.BEHIND and self.place is not None:
             return (
@@ -73,9 +76,8 @@ class Agreement:
         if self.verdict is Verdict.DIFFERENT:
             return (
                 f"our log, which ends at {self.ours}, and that of the master {master}, which ends at {self.end}, "
-                f"have different records at {self.place}: they are not copies of each other there. Cut ours at a "
-                "record that both have (stop it, then gimbalmq broker rejoin --store DIR --cut), or "
-                f"{_EMPTY_THE_FOLDER}"
+                f"have different records at {self.place}: from some place before that on they are not copies of each "
+                f"other. To keep what both have, {_CUT}. Or {_EMPTY_THE_FOLDER}"
             )
         return None
 

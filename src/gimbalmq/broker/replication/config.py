@@ -97,7 +97,7 @@ class ReplicationOptions(Configuration):
 
     # Reading.
     slave_read_enable: bool = option(
-        False, "readers that are far behind are sent to a slave, and slaves send nobody away"
+        False, "readers that are far behind are sent to a slave; a slave that is asked answers in any case"
     )
     offset_check_in_slave: bool = option(False, "a slave, too, corrects offsets that are out of range")
     access_message_in_memory_max_ratio: int = option(
@@ -127,9 +127,6 @@ class ReplicationOptions(Configuration):
     )
     sync_broker_member_group_period: int = option(
         1_000, "ms between looks for the other replicas", between=(50, _DAY_MS)
-    )
-    lock_in_strict_mode: bool = option(
-        False, "queues are locked at more than half of `totalReplicas`, not at the master only"
     )
 
     # A controller that elects the master.

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from gimbalmq.broker.replication.dialects import MasterLine, SlaveLine
 from gimbalmq.errors import RemoteProtocolError
-from gimbalmq.protocol.ha import LogPiece, PacketReader, ReportReader, encode_head, encode_report
+from gimbalmq.protocol.ha import LogPiece, PacketReader, ReportReader, encode_head, encode_report, join_pieces
 from gimbalmq.store.message_store import MessageStore
 
 _NO_END = 1 << 62
@@ -56,7 +56,7 @@ class PlainCopy:
         line.write(encode_report(self._first))
 
     def feed(self, data: bytes) -> Iterator[LogPiece]:
-        pieces = self._packets.feed(data)
+        pieces = join_pieces(self._packets.feed(data))
         return pieces if self._begun else self._check_first(pieces)
 
     def _check_first(self, pieces: Iterator[LogPiece]) -> Iterator[LogPiece]:

@@ -32,6 +32,13 @@ _CHANGES = (
     RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN,
 )
 _OFFSETS = (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RequestCode.CLONE_GROUP_OFFSET)
+_TABLES = (
+    RequestCode.GET_ALL_TOPIC_CONFIG,
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+    RequestCode.GET_ALL_CONSUMER_OFFSET,
+    RequestCode.GET_ALL_DELAY_OFFSET,
+    RequestCode.GET_TIMER_CHECK_POINT,
+)
 _LOCKS = (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ)
 
 
@@ -56,6 +63,7 @@ class SlaveRefusals:
             ((RequestCode.CONSUMER_SEND_MSG_BACK,), self._no_send_back),
             ((RequestCode.END_TRANSACTION,), self._no_end),
             (_LOCKS, self._no_lock),
+            (_TABLES, self._no_table),
         ):
             for code in codes:
                 handlers.by_code[code] = self._before(handlers.by_code[code], refusal)
@@ -64,8 +72,9 @@ class SlaveRefusals:
         roles = self._roles
 
         def guarded(channel: Channel, request: RemotingCommand) -> Answer | Awaitable[Answer]:
-            if not roles.is_master:
-                error = refusal(roles.now)
+            role = roles.now
+            if not (role.is_master and role.online):
+                error = refusal(role)
                 if error is not None:
                     raise error
             return handler(channel, request)
@@ -73,6 +82,10 @@ class SlaveRefusals:
         return guarded
 
     def _who(self) -> str:
+        if self._roles.is_master:
+            return (
+                f"{self._live.now.broker_name} at this address is a master that is not online yet: try again"
+            )
         master = self._master()
         where = (
             f"ask its master, {master}" if master else "its master is not known; ask the name servers for it"
@@ -102,6 +115,10 @@ class SlaveRefusals:
         return ResponseError(
             f"a slave ends no transaction. {self._who()}", code=ResponseCode.SLAVE_NOT_AVAILABLE
         )
+
+    def _no_table(self, role: Role) -> ResponseError | None:
+        """A master that is not online yet has to ask its slaves for what they have learned, not they it."""
+        return ResponseError(self._who()) if role.is_master else None
 
     def _no_lock(self, role: Role) -> ResponseError | None:
         """A lock here would be one beside the master's; only a slave that stands in for it gives locks."""

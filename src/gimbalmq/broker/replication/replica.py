@@ -123,7 +123,7 @@ class Replica(asyncio.Protocol):
         if report > end:
             raise ReplicaRefusedError(
                 f"its log ends at {report}, ours at {end}: it has {report - end} bytes that this master does not have. "
-                "Either it is the one to be master, or cut its log (gimbalmq broker rejoin --cut), or empty its folder"
+                "Either it is the one to be master, or its log is to be cut (gimbalmq broker rejoin --store DIR --cut)"
             )
         first = self.acked < 0
         if first:

@@ -23,7 +23,7 @@ from gimbalmq.broker.replication.role import Kind, Role, Roles
 from gimbalmq.broker.replication.role_file import RoleFile
 from gimbalmq.broker.replication.services import MasterServices
 from gimbalmq.broker.replication.source import HaSource
-from gimbalmq.errors import CopyRefusedError, ListenError, RocketMQError, StateError
+from gimbalmq.errors import CopyRefusedError, ListenError, RocketMQError, StateError, StoreError
 from gimbalmq.protocol.headers.nameserver import RegisterBrokerReply
 from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.cutting import CutReport
@@ -178,6 +178,40 @@ class Replication:
             await self._copy()
         self._tasks.every(_SEEK_SECONDS, self._seek, "master", first=0.0)
 
+    async def go_online(self) -> None:
+        """Serves from now on, and has name servers told so; for a broker that has asked the others first."""
+        async with self._changing:
+            role = replace(self.roles.now, online=True)
+            if role.is_master:
+                self._store.lead()
+                await self._turns.run(self._services.go_on(promoted=True))
+            self.roles.change(role)
+            log.info("this broker is online as %s", role)
+            if not role.is_master:
+                await self._copy()
+
+    async def copy(self, master: Master) -> None:
+        """Begins to copy that master, before this slave is online."""
+        async with self._changing:
+            self.aim(master)
+            await self._copy()
+
+    async def act(self, acting: bool) -> None:
+        """Has this slave stand in for its master, which is gone, or lets that be again."""
+        async with self._changing:
+            role = self.roles.now
+            if role.is_master or role.acting == acting:
+                return
+            self.roles.change(replace(role, acting=acting))
+            if acting:
+                log.warning("the master is gone: this slave stands in for it, read only")
+                self._tell(None)  # what a master says that comes back may be older than what we have learned
+            else:
+                log.warning("the master is back: this slave stands in for it no more")
+                self._services.forget_locks()
+                self._long_poll.wake_all()
+                self._tell(self.master_address or None)
+
     async def close(self) -> None:
         await self._tasks.close()
         await self.follower.close()
@@ -220,6 +254,8 @@ class Replication:
         self.follower.aim(None, None)
 
     def _tell(self, master: str | None) -> None:
+        if self.roles.now.acting:
+            master = None
         for hear in self.on_copying:
             hear(master)
 
@@ -299,10 +335,12 @@ class Replication:
             self._topics.new_term(epoch or self._topics.version.state_version + 1)
             self.roles.change(role)
             log.warning("this broker is the %s from now on", role)
+            await self._keep_role()
 
     def _master_role(self, wait: bool | None) -> str:
+        config = self._live.now
         if wait is None:
-            wait = self._live.now.broker_role == SYNC_MASTER
+            wait = config.enable_controller_mode or config.broker_role == SYNC_MASTER
         return SYNC_MASTER if wait else ASYNC_MASTER
 
     async def _take_over(self) -> None:
@@ -310,9 +348,9 @@ class Replication:
         await self.follower.close()
         self._progress.settle()
         self._progress.forget()
-        self._store.lead()
-        self._topics.is_copy = self._groups.is_copy = False
         try:
+            self._store.lead()
+            self._topics.is_copy = self._groups.is_copy = False
             await self._turns.run(self._services.go_on(promoted=True))
         except BaseException:
             self._services.rest()
@@ -349,6 +387,7 @@ class Replication:
             if master is not None:
                 self.aim(master)
             await self._copy()
+            await self._keep_role()
 
     async def _copy(self) -> None:
         """What a slave does: its log and its tables are copies."""
@@ -358,12 +397,20 @@ class Replication:
         self._tell(self.master_address or None)
 
     def _swap(self, broker_id: int, role: str) -> None:
-        config = self._live.now
-        if config.enable_controller_mode or (config.broker_id, config.broker_role) == (broker_id, role):
+        self._live.swap(replace(self._live.now, broker_id=broker_id, broker_role=role))
+
+    async def _keep_role(self) -> None:
+        """A role that was given by hand is kept for the next start; what a controller says is not."""
+        if self._live.now.enable_controller_mode:
             return
-        config = replace(config, broker_id=broker_id, broker_role=role)
-        self._role_file.save(config)
-        self._live.swap(config)
+        try:
+            await self._role_file.save(self._live.now)
+        except StoreError as error:
+            log.error(
+                "the role of this broker cannot be saved: %s; after a restart it would be the old one, so change "
+                "brokerRole and brokerId in its configuration",
+                error,
+            )
 
     # -- a tail that the master does not have ------------------------------------------------
 

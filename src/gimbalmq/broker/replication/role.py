@@ -49,9 +49,11 @@ class Role:
         """The role that a broker starts with; with a controller it waits to be given one."""
         if config.enable_controller_mode:
             return cls(Kind.SLAVE, -1, online=False)
+        # With slaves that may stand in, a broker asks the others first.
+        online = not config.enable_slave_acting_master or config.skip_pre_online
         if config.broker_role == SLAVE:
-            return cls(Kind.SLAVE, config.broker_id)
-        return cls(Kind.MASTER, MASTER_ID)
+            return cls(Kind.SLAVE, config.broker_id, online=online)
+        return cls(Kind.MASTER, MASTER_ID, online=online)
 
 
 class Roles:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gimbalmq.broker.config import BrokerConfig
-from gimbalmq.broker.json_file import JsonFile
+from gimbalmq.broker.json_file import JsonFile, TableThread
 from gimbalmq.errors import ConfigError
 from gimbalmq.store.files import Files
 
@@ -33,8 +33,9 @@ def _read(document: Any) -> tuple[_Pair, _Pair]:
 class RoleFile:
     """The file, and the configuration that the broker was started with."""
 
-    def __init__(self, folder: Path, files: Files, configured: BrokerConfig) -> None:
+    def __init__(self, folder: Path, files: Files, thread: TableThread, configured: BrokerConfig) -> None:
         self._file = JsonFile(folder / "role.json", files)
+        self._thread = thread
         self._configured = (configured.broker_role, configured.broker_id)
 
     def load(self, config: BrokerConfig) -> BrokerConfig:
@@ -61,12 +62,17 @@ class RoleFile:
         )
         return changed
 
-    def save(self, config: BrokerConfig) -> None:
+    async def save(self, config: BrokerConfig) -> None:
         """Keeps the role in force; raises StoreError."""
         role, broker_id = self._configured
-        self._file.save(
-            {
-                "configured": {"brokerId": broker_id, "brokerRole": role},
-                "given": {"brokerId": config.broker_id, "brokerRole": config.broker_role},
-            }
-        )
+        document = {
+            "configured": {"brokerId": broker_id, "brokerRole": role},
+            "given": {"brokerId": config.broker_id, "brokerRole": config.broker_role},
+        }
+        await self._thread.run(lambda: self._file.save(document))
+
+
+def forget_role(store: Path) -> None:
+    """Has the configuration count at the next start of a broker that is stopped, whatever it was while it ran."""
+    for name in ("role.json.bak", "role.json"):
+        (store / "config" / name).unlink(missing_ok=True)

@@ -65,6 +65,10 @@ class MasterServices:
         self._transactions.rest()
         self._locks.forget_all()
 
+    def forget_locks(self) -> None:
+        """Somebody else gives locks from now on."""
+        self._locks.forget_all()
+
     def distrust(self) -> None:
         """While it rests: the log has lost its end, and what is noted may tell of what went with it.
 

@@ -161,9 +161,9 @@ class TableCopies:
             try:
                 await self.round(master, seen)
             except TransportError as error:
-                self._note("master", str(error))
+                self._note("tables", str(error))
             else:
-                self._note("master", None)
+                self._note("tables", None)
             self.rounds += 1
             await asyncio.sleep(_OURS_SECONDS if seen.is_ours is not False else _APACHES_SECONDS)
 

@@ -17,6 +17,9 @@ from gimbalmq.rpc import messages as message_calls
 _UNKNOWN_HERE = (int(ResponseCode.SUBSCRIPTION_NOT_EXIST), int(ResponseCode.SUBSCRIPTION_NOT_LATEST))
 """Answers of a broker that was restarted, or to which our heartbeat did not come through."""
 
+DOUBT_SECONDS = 2.0
+"""For so long after messages came from one replica, another is not believed that its queue ends before them."""
+
 
 class Pulls:
     """Asks brokers for messages of one group's queues (Java: PullAPIWrapper)."""
@@ -26,6 +29,8 @@ class Pulls:
         self._clock = ground.clock
         self._group = ground.group
         self._suggested: dict[MessageQueue, int] = {}
+        self._found: dict[MessageQueue, tuple[str, float]] = {}
+        """Who gave messages of a queue last, and when."""
 
     async def replica(self, queue: MessageQueue) -> BrokerAddress:
         """The replica that the broker last suggested, or one that is there; raises TopicRouteNotFoundError."""
@@ -89,14 +94,23 @@ class Pulls:
             self._suggested.pop(queue, None)
             raise
         self._suggested[queue] = result.suggested_broker_id
-        if result.status is PullStatus.NO_MATCHED_MSG and result.max_offset <= offset == result.next_offset:
-            # Apache's slaves say "once more" at the end of what they have; there is nothing that could match.
-            result.status = PullStatus.NO_NEW_MSG
+        self._look_at_end(found.address, queue, offset, result)
         if data.tags_set and data.expression_type in (None, TAG) and result.messages:
             # The broker compares hashes; different tags may share one.
             wanted = set(data.tags_set)
             result.messages = [message for message in result.messages if message.tags in wanted]
         return result
+
+    def _look_at_end(self, address: str, queue: MessageQueue, offset: int, result: PullResult) -> None:
+        """Replicas need not end at the same offset; what is not there yet is neither passed over nor lost."""
+        now = self._clock.monotonic()
+        if result.status is PullStatus.FOUND:
+            self._found[queue] = (address, now)
+        elif result.status is PullStatus.OFFSET_ILLEGAL and result.next_offset == result.max_offset < offset:
+            giver, when = self._found.get(queue, (address, 0.0))
+            if giver != address and now - when < DOUBT_SECONDS:
+                # Apache's masters may show a message to readers later than their slaves do.
+                result.status, result.next_offset = PullStatus.NO_NEW_MSG, offset
 
     async def _call(
         self, address: str, header: PullMessage, queue: MessageQueue, timeout: float

@@ -1,0 +1,127 @@
+"""A slave that stands in for its master, read only, and the master that comes back (enableSlaveActingMaster)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gimbalmq.model.flags import PERM_WRITE
+from gimbalmq.model.queues import MessageQueue
+from gimbalmq.protocol.codes import RequestCode, ResponseCode
+from gimbalmq.rpc import groups, nameserver
+from tests.broker.desk import send_fields
+from tests.broker.replication.pairs import Body, Pair, pair
+
+QUEUE = MessageQueue("T", "broker-a", 0)
+OFFSET = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
+
+
+def acting_pair(body: Body, **properties: object) -> None:
+    pair(
+        body,
+        namesrv={"supportActingMaster": True},
+        enableSlaveActingMaster=True,
+        slaveReadEnable=True,
+        totalReplicas=2,
+        **properties,
+    )
+
+
+async def commit(pair: Pair, at: int, offset: int) -> None:
+    broker = pair.cluster.find(at)
+    await pair.ask(broker, RequestCode.UPDATE_CONSUMER_OFFSET, OFFSET | {"commitOffset": str(offset)})
+
+
+async def begin(pair: Pair) -> None:
+    """Messages, progress, and a slave that knows of both."""
+    await pair.until(lambda: pair.master.acting_mode is not None and pair.master.acting_mode.living == 2)
+    await pair.send(*(f"{number}" for number in range(10)))
+    await commit(pair, 0, 3)
+    await pair.copied()
+    await pair.until(lambda: pair.slave.offsets.get("g", "T", 0) == 3)
+    await pair.until(lambda: pair.slave.topics.find("T"))
+
+
+@pytest.mark.parametrize("compatible", [True, False])
+def test_the_slave_stands_in_read_only_until_the_master_is_back(compatible: bool) -> None:
+    async def body(pair: Pair) -> None:
+        await begin(pair)
+        slave = pair.slave
+        assert not slave.roles.now.acting
+        with pytest.raises(Exception, match="locks no queues"):
+            await groups.lock_queues(pair.pool, slave.address, "g", "me", [QUEUE])
+        await pair.cluster.kill_broker(0)
+        await pair.until(lambda: slave.roles.now.acting)
+        # It is shown in the master's place, without the right to write.
+        route = await nameserver.route(pair.pool, pair.cluster.namesrv, "T")
+        assert route.broker_datas[0].broker_addrs == {0: slave.address}
+        assert not route.queue_datas[0].perm & PERM_WRITE
+        assert await groups.lock_queues(pair.pool, slave.address, "g", "me", [QUEUE]) == {QUEUE}
+        answer = await pair.ask(slave, RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"body")
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        await commit(pair, 1, 8)
+        # The master comes back with what it had saved, and takes back what the slave has learned.
+        master = await pair.cluster.start_broker(0)
+        await pair.until(lambda: master.roles.now.online)
+        assert master.offsets.get("g", "T", 0) == 8
+        await pair.until(lambda: not slave.roles.now.acting)
+        await pair.send("new")
+        await pair.copied()
+        assert slave.offsets.get("g", "T", 0) == 8
+        with pytest.raises(Exception, match="locks no queues"):
+            await groups.lock_queues(pair.pool, slave.address, "g", "me", [QUEUE])
+        route = await nameserver.route(pair.pool, pair.cluster.namesrv, "T")
+        assert route.broker_datas[0].broker_addrs == {0: master.address, 1: slave.address}
+        assert route.queue_datas[0].perm & PERM_WRITE
+
+    acting_pair(body, compatibleWithOldNameSrv=compatible)
+
+
+def test_a_master_that_is_not_online_takes_nothing_and_gives_no_tables() -> None:
+    async def body(pair: Pair) -> None:
+        await begin(pair)
+        await pair.cluster.kill_broker(0)
+        await pair.until(lambda: pair.slave.roles.now.acting)
+        # It cannot be reached by its master, so that one may not serve.
+        pair.network.cut("10.0.0.11", "10.0.0.12")
+        master = await pair.cluster.start_broker(0)
+        await asyncio.sleep(5.0)
+        assert not master.roles.now.online
+        assert master.acting_mode is not None and master.acting_mode.trouble is not None
+        assert await pair.addresses() == {1: pair.slave.address}
+        answer = await pair.ask(master, RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"body")
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert "not online yet" in (answer.remark or "")
+        for code in (RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_ALL_DELAY_OFFSET):
+            assert (await pair.ask(master, code)).code == ResponseCode.SYSTEM_ERROR
+        pair.network.mend()
+        await pair.until(lambda: master.roles.now.online)
+        await pair.send("new")
+
+    acting_pair(body)
+
+
+def test_skip_pre_online_serves_at_once() -> None:
+    async def body(pair: Pair) -> None:
+        assert pair.master.roles.now.online
+        await pair.send("one")
+        await pair.cluster.kill_broker(0)
+        await pair.until(lambda: pair.slave.roles.now.acting)
+        assert (await pair.cluster.start_broker(0)).roles.now.online
+
+    acting_pair(body, skipPreOnline=True)
+
+
+def test_a_master_counts_the_replicas_that_live() -> None:
+    async def body(pair: Pair) -> None:
+        await begin(pair)
+        await pair.until(lambda: pair.master.acting_mode is not None and pair.master.acting_mode.living == 2)
+        await pair.send("both")
+        await pair.cluster.kill_broker(1)
+        await pair.until(lambda: pair.master.acting_mode is not None and pair.master.acting_mode.living == 1)
+        answer = await pair.ask(pair.master, RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"alone")
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "in-sync replicas not enough" in (answer.remark or "")
+
+    acting_pair(body, brokerRole="SYNC_MASTER", inSyncReplicas=2)

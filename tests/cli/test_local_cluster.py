@@ -1,0 +1,64 @@
+"""``gimbalmq cluster local``: what it starts, and what it says if it cannot; test_docs_typed.py runs a whole one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from gimbalmq.cli import local_cluster
+from gimbalmq.cli.main import build_parser, main
+from tests.cli.commands import gimbalmq
+
+
+def _args(*words: object) -> argparse.Namespace:
+    return build_parser("cluster").parse_args(["cluster", "local", *map(str, words)])
+
+
+def test_every_replica_has_ports_and_a_folder_of_its_own(tmp_path: Path) -> None:
+    args = _args("--brokers", 2, "--replicas", 3, "--sync", "--set", "slaveTimeout=100")
+    nameserver, brokers = local_cluster.children(args, tmp_path)
+    assert nameserver.address == "127.0.0.1:9876"
+    ports = [int(child.address.rpartition(":")[2]) for child in brokers]
+    assert sorted(ports) == [10911, 10921, 10931, 10941, 10951, 10961]
+    assert [child.title for child in brokers][:3] == [
+        "broker-a master",
+        "broker-b master",
+        "broker-a slave 1",
+    ]
+    assert len({word for child in brokers for word in child.words if word.startswith(str(tmp_path))}) == 6
+    for child in brokers:
+        assert ("--slave" in child.words) == ("slave" in child.title)
+        assert ("--sync-master" in child.words) == ("master" in child.title)
+        assert "slaveTimeout=100" in child.words
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--sync", "--replicas", 1), "there is no slave to wait for; use --replicas 2 or more"),
+        (("--port", 65000, "--brokers", 26, "--replicas", 3), "the last port would be 65771; use 64764"),
+        (("--store", "/dev/null/x"), "name a folder that can be made"),
+    ],
+)
+def test_wrong_options_are_told(
+    words: tuple[object, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cluster", "local", *map(str, words)]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_server_that_does_not_start_says_why_and_all_others_end(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:
+        port, namesrv = taken.getsockname()[1], free.getsockname()[1]
+        free.close()
+        words = ("--brokers", 1, "--replicas", 1, "--port", port, "--namesrv-port", namesrv)
+        done = gimbalmq("cluster", "local", *words, "--store", tmp_path)
+    assert done.returncode == 1 and done.stdout == ""
+    assert f"broker-a master='127.0.0.1:{port}' cannot be used" in done.stderr and "in use" in done.stderr
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", namesrv)):
+        pass
+    assert os.listdir(tmp_path)
