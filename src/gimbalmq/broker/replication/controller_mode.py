@@ -123,6 +123,7 @@ class ControllerMode:
     async def close(self) -> None:
         await self.elections.close()
         await self._tasks.close()
+        await self._replication.follower.close()
         await self._settled()
         if self._telling is not None:
             self._telling.cancel()
