@@ -279,3 +279,35 @@ def test_our_commands_see_and_change_the_set(
         replicas.wait_for_set(second)
         told(living)
         assert first.address not in told("broker sync-state commanded")
+
+
+@pytest.mark.soak
+def test_folders_go_from_one_to_the_other(controller: ApacheController, namesrv: str, tmp_path: Path) -> None:
+    """Log, queues, epochs and identity of a replica, opened by a broker of the other kind, which has the same id."""
+    with ControlledSet(tmp_path, "folders", controller, namesrv=namesrv) as replicas:
+        first, second = replicas.member(OURS), replicas.member(OURS)
+        watch(first, second)
+        first.start()
+        second.start()
+        ids = replicas.wait_for_set(first, second)
+        ready(replicas, first, "Folders")
+        Traffic(first.address, "Folders").every_kind()
+        assert replicas.elect(second).code == 0
+        replicas.wait_for_set(first, second)
+        Traffic(second.address, "Folders").plain(20)
+        equal(second, first)
+        first.stop()
+        apache = replicas.member(NEW, store=first.store, port=first.port)
+        watch(apache)
+        apache.start()
+        assert replicas.wait_for_set(apache, second) == ids
+        Traffic(second.address, "Folders").plain(20)
+        equal(second, apache)
+        assert replicas.elect(apache).code == 0
+        replicas.wait_for_set(apache, second)
+        Traffic(apache.address, "Folders").plain(20)
+        apache.stop()
+        replicas.wait_for_master(second)
+        first.start()
+        assert replicas.wait_for_set(first, second) == ids
+        equal(second, first)

@@ -322,6 +322,7 @@ def test_readers_see_what_is_confirmed(tmp_path: Path) -> None:
             sending = asyncio.ensure_future(made.send(first, 1))
             await until(lambda: first.store.max_commitlog_offset > confirmed)
             assert first.store.reader_limit == confirmed
+            assert first.replication.waiting == 1
             assert (
                 sum(
                     first.store.readable_max(queue)

@@ -111,6 +111,7 @@ class ControllerMode:
         replication.source.on_leave.append(self._left)
         replication.on_cut.append(self._was_cut)
         replication.in_set = self._is_in_set
+        replication.unconfirmed = lambda: 0 if self.sync_set is None else self.sync_set.waiting
         replication.election_trouble = lambda: self.elections.trouble
         writer.hold = self._hold
         # Before this broker has a role nobody knows better than the last checkpoint.
