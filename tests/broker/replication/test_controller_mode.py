@@ -225,6 +225,20 @@ def test_the_slave_goes_on_when_the_master_dies(tmp_path: Path) -> None:
     run_virtual(work)
 
 
+def test_a_slave_that_loses_its_master_does_not_wait_for_a_notice(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            made.controller.notify = lambda _: None
+            await asyncio.sleep(5.0)
+            moment = clock.monotonic()
+            await made.kill(1)
+            await until(lambda: made.brokers[2].roles.is_master)
+            assert clock.monotonic() - moment < 2.0
+
+    run_virtual(work)
+
+
 @pytest.mark.parametrize("since", [0, 4], ids=["its log is the longer one", "its log is the shorter one"])
 def test_an_old_master_cuts_what_nobody_else_has(tmp_path: Path, since: int) -> None:
     async def work(clock: VirtualClock) -> None:

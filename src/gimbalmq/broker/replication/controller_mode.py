@@ -46,6 +46,9 @@ _FIND_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Between questions to a new master where its log can be copied; the last one again and again."""
 _TRIM_SECONDS = 10.0
 _TELL_SECONDS = 0.02
+_LOST_SECONDS = 0.5
+_LOST_LOOKS = 10
+"""A slave that has lost its master asks the controller so often in a row, and then as often as ever."""
 
 
 class ControllerMode:
@@ -86,6 +89,7 @@ class ControllerMode:
         self._confirm = store.confirm_offset
         """What a slave knows to be confirmed."""
         self._telling: asyncio.TimerHandle | None = None
+        self._looks = 0
         self._cutting: asyncio.Future[CutReport] | None = None
         self.sync_set: SyncSet | None = None
         self.epochs = Epochs(Path(config.store_path_epoch_file or folder / "epochFileCheckpoint"), files)
@@ -119,6 +123,7 @@ class ControllerMode:
 
     async def start(self) -> None:
         self._tasks.every(_TRIM_SECONDS, self._trim, "old epochs")
+        self._tasks.every(_LOST_SECONDS, self._look_for_master, "a lost master")
         await self.elections.start()
 
     async def close(self) -> None:
@@ -185,6 +190,14 @@ class ControllerMode:
         replication.only_master = standing.master_address
         await replication.become_slave(self.elections.own_id, epoch=standing.master_epoch)
         self._tasks.spawn(self._find_master(standing.master_address), "the master's replication port")
+
+    def _look_for_master(self) -> None:
+        """The controller's notice may not come, or not be let in: a broker that wants signatures gets none from it."""
+        if self._replication.roles.is_master or self._replication.follower.is_connected:
+            self._looks = 0
+        elif self.elections.standing is not None and self._looks < _LOST_LOOKS:
+            self._looks += 1
+            self.elections.notified()
 
     def _step_down(self) -> None:
         """What waits for confirmation by us will not be confirmed by us."""
