@@ -145,6 +145,7 @@ def test_every_change_at_the_master_is_at_the_slave_within_a_second() -> None:
 
 def test_only_changes_travel_and_nothing_if_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: dict[int, list[int]] = {}
+
     async def counted(caller: Any, address: str, code: int, *rest: Any, **more: Any) -> RemotingCommand:
         answer = await ask(caller, address, code, *rest, **more)
         sizes.setdefault(code, []).append(len(answer.body))
