@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -15,11 +16,15 @@ from tests.peers.apache import ApacheController, mqadmin
 from tests.peers.controlled import ControlledSet, Pursuit, epoch_file, epochs
 from tests.peers.folders import Log, same
 from tests.peers.ours import OurNameServer
-from tests.peers.process import Process
+from tests.peers.process import Process, free_port
 from tests.peers.replicas import NEW, OURS, SLOTS, Kind, Replica, caught_up, start_all
 from tests.peers.traffic import Traffic, log_end
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(360)]
+
+
+KILLS = int(os.environ.get("GIMBALMQ_CONTROLLER_KILLS", "6"))
+"""Of masters of three replicas, in the long form."""
 
 
 def watch(*processes: Process) -> None:
@@ -185,7 +190,7 @@ def test_three_replicas_of_both_kinds(controller: ApacheController, namesrv: str
             member.start()
         replicas.wait_for_set(*members)
         ready(replicas, members[0], "Three")
-        for _ in range(6):
+        for _ in range(KILLS):
             with Pursuit("Three", *members) as pursuit:
                 pursuit.wait_for(200)
                 victim = next(
@@ -311,3 +316,34 @@ def test_folders_go_from_one_to_the_other(controller: ApacheController, namesrv:
         first.start()
         assert replicas.wait_for_set(first, second) == ids
         equal(second, first)
+
+
+@pytest.mark.soak
+def test_three_controllers_of_which_the_leader_dies(namesrv: str, tmp_path: Path) -> None:
+    ports = [free_port() for _ in range(3)]
+    controllers = [
+        ApacheController(tmp_path / f"controller-{number}", ports=ports, number=number) for number in range(3)
+    ]
+    watch(*controllers)
+    try:
+        start_all(*controllers)
+        with ControlledSet(tmp_path, "quorum", *controllers, namesrv=namesrv) as replicas:
+            first, second = replicas.member(OURS), replicas.member(OURS)
+            watch(first, second)
+            first.start()
+            second.start()
+            replicas.wait_for_set(first, second)
+            ready(replicas, first, "Quorum")
+            replicas.controller.kill()
+            with Pursuit("Quorum", first, second) as pursuit:
+                pursuit.wait_for(100)
+                assert set(pursuit.codes) == {0}, "no leader, and sends go on"
+            # A new leader elects as the old one did.
+            replicas.wait_for_set(first, second)
+            kill_under_load(replicas, "Quorum", first, second)
+            first.start()
+            replicas.wait_for_set(first, second)
+            equal(second, first)
+    finally:
+        for controller in controllers:
+            controller.kill()
