@@ -260,15 +260,19 @@ def _ready(args: argparse.Namespace, folder: Path, nameserver: Child, brokers: l
         table(("SERVER", "ADDRESS", "PID", "LOG"), rows),
         "",
         "Try, in another terminal:",
-        f"  gimbalmq{asks} topic create orders --queues 4",
-        f"  gimbalmq{asks} message send orders hello",
-        f"  gimbalmq{asks} broker ha-status                      who copies whom, and how far behind",
+    ]
+    tries = [
+        (f"gimbalmq{asks} topic create orders --queues 4", ""),
+        (f"gimbalmq{asks} message send orders hello", ""),
+        (f"gimbalmq{asks} broker ha-status", "who copies whom, and how far behind"),
     ]
     if args.replicas > 1:
-        lines += [
-            f"  kill -9 {master.process.pid:<46} # broker-a's master is gone: its messages can still be read",
-            f"  gimbalmq{asks} message print orders",
-            f"  gimbalmq{asks} broker promote broker-a               its slave becomes the master",
+        tries += [
+            (f"kill -9 {master.process.pid}", "broker-a's master is gone"),
+            (f"gimbalmq{asks} message print orders", "its messages can still be read"),
+            (f"gimbalmq{asks} broker promote broker-a", "its slave becomes the master"),
         ]
+    widest = max(len(command) for command, _ in tries)
+    lines += [f"  {command:<{widest}}   {about and '# ' + about}".rstrip() for command, about in tries]
     lines.append("Ctrl-C ends all servers.")
     return "\n".join(lines)
