@@ -45,7 +45,8 @@ async def pulled(both: Pair, address: str, topic: str, queue: int, offset: int =
         subscription="*",
     )
     answer = await both.pool.call(address, RemotingCommand(11, header.to_ext()), 10.0)
-    assert answer.code in (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND), answer.remark
+    known = (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.TOPIC_NOT_EXIST)
+    assert answer.code in known, answer.remark
     return list(iter_records(bytes(answer.body or b""), check_crc=True))
 
 
@@ -104,12 +105,17 @@ def test_a_topic_made_just_before_the_master_died_is_served(tmp_path: Path) -> N
     run(work(), SECONDS)
 
 
+@pytest.mark.parametrize("topic", [TOPIC, "Fresh"])
 @pytest.mark.parametrize("kind", ["level", "timer"])
-def test_delayed_messages_are_delivered_by_the_new_master(kind: str, tmp_path: Path) -> None:
+def test_delayed_messages_are_delivered_by_the_new_master(kind: str, topic: str, tmp_path: Path) -> None:
+    """Also those for a topic that was made so shortly before that the slave's table does not have it."""
+
     async def work() -> None:
         async with pair(tmp_path, messageDelayLevel="1s 2s") as both:
             assert set(await both.send(4)) == {0}
-            request = send_request(b"later", 0, TOPIC)
+            config = TopicConfig(topic_name="Fresh", read_queue_nums=6, write_queue_nums=6)
+            await management.create_topic(both.pool, both.master.address, config)
+            request = send_request(b"later", 0, topic)
             added = "DELAY\x011\x02" if kind == "level" else "TIMER_DELAY_MS\x011200\x02"
             request.ext_fields = {**(request.ext_fields or {}), "i": (request.ext_fields or {})["i"] + added}
             answer = await both.pool.call(both.master.address, request, 10.0)
@@ -118,7 +124,7 @@ def test_delayed_messages_are_delivered_by_the_new_master(kind: str, tmp_path: P
             new = await promote(both)
 
             async def came() -> bool:
-                found = await pulled(both, new.address, TOPIC, 0)
+                found = await pulled(both, new.address, topic, 0)
                 return b"later" in [record.body for record in found]
 
             await until(came, "the delayed message was delivered")
@@ -128,7 +134,7 @@ def test_delayed_messages_are_delivered_by_the_new_master(kind: str, tmp_path: P
 
 def test_an_open_transaction_is_checked_and_committed_by_the_new_master(tmp_path: Path) -> None:
     async def work() -> None:
-        options = {"transactionCheckInterval": 200, "transactionTimeOut": 300}
+        options = {"transactionCheckInterval": 200, "transactionTimeOut": 300, "transactionCheckMax": 1000}
         async with pair(tmp_path, **options) as both:
 
             async def undecided(message: Message) -> TransactionState:
@@ -146,7 +152,7 @@ def test_an_open_transaction_is_checked_and_committed_by_the_new_master(tmp_path
 
                 async def came() -> bool:
                     bodies = []
-                    for queue in range(QUEUES):
+                    for queue in new.store.queue_ids(TOPIC):
                         bodies += [record.body for record in await pulled(both, new.address, TOPIC, queue)]
                     return b"open" in bodies
 
@@ -185,7 +191,8 @@ def test_an_old_master_with_messages_of_its_own_is_refused(theirs: int, ours: in
             old = await both.start("master", brokerRole="SLAVE", brokerId=2, haMasterAddress=address)
             follower = old.replication.follower
             await happens(lambda: str(follower.state) == "refused", "the old master was refused")
-            assert str(ends[0]) in follower.trouble and str(ends[1]) in follower.trouble, follower.trouble
+            said = follower.trouble or ""
+            assert str(ends[0]) in said and str(ends[1]) in said, said
             await both.stop("master")
             assert Log.read(both.folder("master")).raw(0, ends[0]) == before
             log = Log.read(both.folder("master"))

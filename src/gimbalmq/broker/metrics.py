@@ -202,7 +202,7 @@ class MetricsServer:
         replication = self._replication
         found += [
             Family("gauge", *figure)
-            for figure in figures(replication.status(), replication.source.acks.waiting)
+            for figure in figures(replication.status(), replication.waiting)
         ]
         if (watchdog := self._watchdog) is not None:
             text = "Turns of the event loop that took too long"

@@ -110,6 +110,7 @@ def log_of(broker: Broker) -> bytes:
 def pair(
     body: Body,
     *,
+    brokers: int = 1,
     store: Path | None = None,
     namesrv: Mapping[str, object] | None = None,
     **properties: object,
@@ -119,6 +120,7 @@ def pair(
     async def main(clock: VirtualClock) -> None:
         network = MemoryNetwork()
         async with LocalCluster(
+            brokers=brokers,
             replicas=2,
             properties=SMALL | properties,
             namesrv_properties=namesrv,

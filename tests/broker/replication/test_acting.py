@@ -6,20 +6,22 @@ import asyncio
 
 import pytest
 
+from gimbalmq.model import properties as prop
 from gimbalmq.model.flags import PERM_WRITE
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.rpc import groups, nameserver
 from tests.broker.desk import send_fields
-from tests.broker.replication.pairs import Body, Pair, pair
+from tests.broker.replication.pairs import Body, Pair, delivered, pair
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 OFFSET = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
 
 
-def acting_pair(body: Body, **properties: object) -> None:
+def acting_pair(body: Body, brokers: int = 1, **properties: object) -> None:
     pair(
         body,
+        brokers=brokers,
         namesrv={"supportActingMaster": True},
         enableSlaveActingMaster=True,
         slaveReadEnable=True,
@@ -125,3 +127,47 @@ def test_a_master_counts_the_replicas_that_live() -> None:
         assert "in-sync replicas not enough" in (answer.remark or "")
 
     acting_pair(body, brokerRole="SYNC_MASTER", inSyncReplicas=2)
+
+
+def test_delayed_messages_go_to_another_broker_and_come_once() -> None:
+    async def body(pair: Pair) -> None:
+        other = pair.cluster.find(("broker-b", 0))
+        await pair.until(lambda: other.roles.now.online)
+        await begin(pair)
+        await pair.send("warm", to=other)
+        level, timer = {prop.DELAY: "3"}, {prop.TIMER_DELAY_SEC: "11"}
+        await pair.send(*(f"level {number}" for number in range(40)), properties=level)
+        await pair.send(*(f"timer {number}" for number in range(5)), properties=timer)
+        await pair.send("much later", properties={prop.DELAY: "5"})
+        await pair.copied()
+        await asyncio.sleep(3.0)
+        await pair.cluster.kill_broker(0)
+        await pair.until(lambda: pair.slave.roles.now.acting)
+        await pair.until(lambda: len(delivered(other)) == 46)
+        assert set(delivered(other).values()) == {1}
+        await asyncio.sleep(2.0)
+        assert pair.slave.store.is_following
+        # The master comes back, and delivers none of them once more, but what is due later.
+        master = await pair.cluster.start_broker(0)
+        await pair.until(lambda: delivered(master)["much later"])
+        assert [name for name in delivered(master) if "level" in name or "timer" in name] == []
+        assert set(delivered(other).values()) == {1} and "much later" not in delivered(other)
+
+    acting_pair(body, brokers=2, enableRemoteEscape=True)
+
+
+def test_without_another_broker_delayed_messages_wait_for_the_master() -> None:
+    async def body(pair: Pair) -> None:
+        await begin(pair)
+        await pair.send("waits", properties={prop.DELAY: "2"})
+        await pair.copied()
+        await pair.cluster.kill_broker(0)
+        await pair.until(lambda: pair.slave.roles.now.acting)
+        await asyncio.sleep(20.0)
+        assert not delivered(pair.slave)["waits"]
+        master = await pair.cluster.start_broker(0)
+        await pair.until(lambda: delivered(master)["waits"])
+        await asyncio.sleep(10.0)
+        assert delivered(master)["waits"] == 1
+
+    acting_pair(body, enableRemoteEscape=True)

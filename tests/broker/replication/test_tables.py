@@ -534,6 +534,8 @@ def test_a_master_without_topics_is_not_believed() -> None:
             count = len(slave.topics)
             await round_()
             assert "not even its own" in slave.copies.troubles["topics"]
+            slave.replication.follower.trouble = None
+            assert "the master's topics cannot be copied" in (slave.replication.status().trouble or "")
             assert len(slave.topics) == count and slave.groups.known("a1") is not None
 
     run(work())
