@@ -127,7 +127,7 @@ class Pair(Subject):
                 return time.monotonic() - begun
             if time.monotonic() - begun > seconds:
                 raise PeerError(f"{self.name}: the slave is at {ends[1]}, the master at {ends[0]}")
-            time.sleep(0.01)
+            time.sleep(0.02)
 
     def kill_slave(self) -> None:
         slave = self._children.pop()
@@ -201,6 +201,8 @@ def run(options: Options) -> list[Row]:
                 for name, pair in found.items():
                     load = measure(pair, partial(replicated, pair, body, seconds), options.tries)
                     rows.add(f"async sends, {what}, at both", "1/s", name, load.per_second, (">=", 1.5))
+                    cpu = load.subject_cpu / load.ok * 1e6
+                    rows.add(f"async sends, {what}: CPU of the pair", "us", name, cpu)
         cost(found, rows, seconds)
         catch_up(found, rows, int(options.pick(300, 60)))
     with pairs(names, waits=True) as found:
@@ -213,6 +215,8 @@ def run(options: Options) -> list[Row]:
                     )
                     load = measure(pair, load_of, options.tries)
                     rows.add(f"waiting sends, {what}", "1/s", name, load.per_second, (">=", 1.5))
+                    cpu = load.subject_cpu / load.raw["answered"] * 1e6
+                    rows.add(f"waiting sends, {what}: CPU of the pair", "us", name, cpu)
                     rows.add(f"waiting sends, {what}: other answers", "1/s", name, load.refused / seconds)
             for clients in (1, 32):
                 shape = {**SHAPE, "connections": min(clients, 8), "window": clients}
@@ -280,7 +284,7 @@ def catch_up(found: dict[str, Pair], rows: Rows, megabytes: int) -> None:
                     break
                 if now > deadline:
                     raise PeerError(f"{name}: the slave is at {at}, the master at {end}")
-                time.sleep(0.005)
+                time.sleep(0.05)  # asking costs the slave time, too
             rows.add("catching up", "MB/s", name, (end - first[1]) / max(now - first[0], 0.001) / 1e6)
 
 

@@ -91,6 +91,21 @@ def test_a_message_is_seen_by_those_who_may_read_its_topic(tmp_path: Path) -> No
     run(work())
 
 
+def test_raw_records_are_for_those_who_may_look_at_the_cluster(tmp_path: Path) -> None:
+    """A slave compares its log by them: also by records of topics that were deleted, which nobody has rights to."""
+
+    async def work() -> None:
+        async with house(tmp_path) as at:
+            raw = {"offset": f"{_place(await at.alice.send('alices'))}", "raw": "true"}
+            await at.admin.ok(Code.DELETE_TOPIC_IN_BROKER, {"topic": "alices"})
+            for client in (at.alice, at.mallory):
+                answer = await client.ask(Code.VIEW_MESSAGE_BY_ID, raw)
+                assert (answer.code, len(answer.body)) == (REFUSED, 0)
+            assert (await at.admin.ok(Code.VIEW_MESSAGE_BY_ID, raw)).body
+
+    run(work())
+
+
 def test_nobody_has_anothers_message_sent_back_or_handed_over_to_himself(tmp_path: Path) -> None:
     async def work() -> None:
         async with house(tmp_path) as at:

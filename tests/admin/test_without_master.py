@@ -9,7 +9,9 @@ import pytest
 from gimbalmq import ConsumeFromWhere, Message, MessageQueue, MessageView, Producer, PushConsumer
 from gimbalmq.admin.admin import Admin
 from gimbalmq.errors import ConnectError, QueryNotFoundError, StateError
+from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.testing import LocalCluster
+from tests.client.group_peers import GroupCluster, in_virtual_time
 from tests.support import run, until
 
 
@@ -77,3 +79,24 @@ async def _changes(admin: Admin) -> None:
     # What a reset would do can be seen all the same.
     (planned,) = await admin.groups.plan_reset("readers", "orders", "earliest")
     assert (planned.before, planned.after) == (3, 0)
+
+
+def test_following_a_queue_is_no_busy_loop_where_questions_are_not_kept() -> None:
+    """As a slave may answer: "once more", at once, at the end of what it has."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        (queue,) = cluster.topic("T", 1)
+        ends = {"suggestWhichBrokerId": "0", "nextBeginOffset": "0", "minOffset": "0", "maxOffset": "0"}
+        cluster.broker.overrides[RequestCode.PULL_MESSAGE] = lambda request: request.reply(20, "", ends)
+        assert cluster.network is not None
+        async with Admin(cluster.nameserver.address, network=cluster.network.host("10.9.0.1")) as admin:
+            following = admin.messages.read("T", {queue: (0, None)})
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(20):
+                    await anext(following)
+            await following.aclose()  # type: ignore[attr-defined]
+            assert 15 <= len(cluster.broker.of(RequestCode.PULL_MESSAGE)) <= 25
+            # What is asked for up to an offset ends there.
+            assert [view async for view in admin.messages.read("T", {queue: (0, 5)})] == []
+
+    in_virtual_time(scenario)

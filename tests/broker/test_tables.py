@@ -103,6 +103,10 @@ def test_who_has_a_version_gets_only_what_has_changed_since(tmp_path: Path) -> N
             await desk.client.ok(215, {"topic": "A"})
             only, changed = await _changes(desk, 21, _version(topics))
             assert only and changed["topicConfigTable"].keys() == {"B"} and changed["removed"] == ["A"]
+            await desk.client.ok(215, {"topic": "B"})
+            only, changed = await _changes(desk, 21, _version(changed))
+            assert only and not changed["topicConfigTable"] and changed["removed"] == ["B"]
+            await desk.create("B")
 
             _, groups = await _changes(desk, 201, "")
             await desk.client.ok(200, None, b'{"groupName":"g"}')

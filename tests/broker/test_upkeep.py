@@ -281,7 +281,12 @@ def test_a_queue_written_by_others_meanwhile_is_written_once(tmp_path: Path) -> 
             assert bodies(store, "t", 0) == [b"%d" % n for n in range(30)]
             await upkeep.checkpoint()
             queue = store.queue("t", 0)
-            assert (queue.written, len(queue.tail), store._tails.unwritten, store._tails.dirty) == (30, 0, 0, set())
+            assert (queue.written, len(queue.tail), store._tails.unwritten, store._tails.dirty) == (
+                30,
+                0,
+                0,
+                set(),
+            )
 
     run(work())
 

@@ -18,6 +18,7 @@ from gimbalmq.testing import LocalCluster
 from gimbalmq.testing.cluster import ThreadCluster
 
 OLD, NEW = ("broker-a", 0), ("broker-a", 1)
+FILE_BYTES = 4096
 
 
 def send(cluster: ThreadCluster, topic: str, count: int) -> None:
@@ -35,51 +36,86 @@ def own_log() -> Iterator[None]:
     root.handlers[:], root.level = before
 
 
-@pytest.fixture
-def parted(tmp_path: Path) -> Iterator[ThreadCluster]:
-    """Five messages that both had; three that only the old master took; two that only the new one did."""
-    with LocalCluster.in_thread(replicas=2, store=tmp_path) as cluster:
-        send(cluster, "common", 5)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("parted")
+
+
+@pytest.fixture(scope="module")
+def parted(folder: Path) -> Iterator[ThreadCluster]:
+    """Messages that both had, some that only the old master took, some that only the new one did; in several files.
+
+    The last test mends it.
+    """
+    small = {"mappedFileSizeCommitLog": FILE_BYTES}
+    with LocalCluster.in_thread(replicas=2, store=folder, properties=small) as cluster:
+        send(cluster, "common", 50)
         cluster.in_step()
         cluster.kill_broker(NEW)
-        send(cluster, "lost", 3)
+        send(cluster, "lost", 30)
         cluster.kill_broker(OLD)
         cluster.start_broker(NEW)
         with Admin(cluster.namesrv) as admin:
             admin.replication.promote(admin.replication.promotion("broker-a"))
-        send(cluster, "later", 2)
+        send(cluster, "later", 20)
         yield cluster
 
 
-def test_a_folder_that_was_a_masters_is_compared_and_cut_when_told_to(
-    parted: ThreadCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_compared_is_told(
+    parted: ThreadCluster, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", parted.namesrv)
-    log = tmp_path / "broker-a" / "commitlog" / ("0" * 20)
-    before = log.read_bytes()
-    words = ["broker", "rejoin", "--store", str(tmp_path / "broker-a"), "--id", "2"]
+
+    def told(*words: object, code: int) -> str:
+        assert main(["broker", "rejoin", *map(str, words)]) == code
+        return capsys.readouterr().err
+
+    assert "is open in this process already" in told("--store", folder / "broker-a-1", code=1)  # it runs
+    assert "there is no folder commitlog" in told("--store", folder, code=2)
+    assert "no such broker has a master" in told("--store", folder / "broker-a", "--name", "b", code=2)
+    assert "name the folder" in told(code=2)
+    assert "haCutTailFrom" in told("127.0.0.1:1", "--cut", code=2)
+    address = parted.replica(0, 1).address
+    assert "promote a slave first" in told(address, "--yes", code=2)
+
+
+def test_a_folder_that_was_a_masters_is_compared_and_cut_when_told_to(
+    parted: ThreadCluster, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", parted.namesrv)
+    log = folder / "broker-a" / "commitlog"
+    before = _bytes(log)
+    words = ["broker", "rejoin", "--store", str(folder / "broker-a"), "--id", "2"]
     assert main(words) == 4
     shown = capsys.readouterr().out
-    assert re.search(r"has 3 messages that the master has not", shown), shown
-    assert re.search(r"lost +3 +\d+\n", shown) and "later" not in shown and "common" not in shown
+    assert re.search(r"has 30 messages that the master has not", shown), shown
+    assert re.search(r"lost +30 +\d+\n", shown) and "later" not in shown and "common" not in shown
+    assert "--cut cuts that off for good" in shown
+    assert main([*words, "--yes"]) == 4, "nobody has said --cut"
     assert main([*words, "--cut"]) == 4, "nobody was there to answer"
-    assert log.read_bytes() == before
+    assert _bytes(log) == before
     capsys.readouterr()
     assert main([*words, "--cut", "--yes", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["messages"] == {"lost": 3} and data["cut"] is True
-    assert log.read_bytes()[: data["begin"]] == before[: data["begin"]]
+    assert data["messages"] == {"lost": 30} and data["cut"] is True
+    assert 2 * FILE_BYTES < data["begin"] < data["end"] - FILE_BYTES
+    assert _bytes(log)[: data["begin"]] == before[: data["begin"]]
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert "The master has all of it" in shown
-    assert f"gimbalmq broker --slave 2 --store {tmp_path / 'broker-a'}" in shown
+    assert f"gimbalmq broker --slave 2 --store {folder / 'broker-a'}" in shown
     parted.demote_broker(OLD, 2)
     parted.start_broker(OLD)
     parted.in_step()
     old, new = parted.replica(0, 0).store, parted.replica(0, 1).store
-    assert _messages(old) == _messages(new) == {"common": 5, "later": 2}
+    assert _messages(old) == _messages(new) == {"common": 50, "later": 20}
     end = new.max_commitlog_offset
-    assert bytes(old.log_bytes(0, end)) == bytes(new.log_bytes(0, end))
+    assert old.max_commitlog_offset == end
+    assert _bytes(log)[:end] == _bytes(folder / "broker-a-1" / "commitlog")[:end]
+
+
+def _bytes(log: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(log.iterdir()) if path.name.isdecimal())
 
 
 def _messages(store: MessageStore) -> dict[str, int]:
@@ -92,21 +128,3 @@ def _messages(store: MessageStore) -> dict[str, int]:
         for topic in store.topics()
     }
     return {topic: count for topic, count in counts.items() if count}
-
-
-def test_what_cannot_be_compared_is_told(
-    parted: ThreadCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("NAMESRV_ADDR", parted.namesrv)
-
-    def told(*words: object, code: int) -> str:
-        assert main(["broker", "rejoin", *map(str, words)]) == code
-        return capsys.readouterr().err
-
-    assert "is open in this process already" in told("--store", tmp_path / "broker-a-1", code=1)  # it runs
-    assert "there is no folder commitlog" in told("--store", tmp_path, code=2)
-    assert "no such broker has a master" in told("--store", tmp_path / "broker-a", "--name", "b", code=2)
-    assert "name the folder" in told(code=2)
-    assert "haCutTailFrom" in told("127.0.0.1:1", "--cut", code=2)
-    address = parted.replica(0, 1).address
-    assert "promote a slave first" in told(address, "--yes", code=2)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gimbalmq.cli.main import main
-from gimbalmq.errors import ResponseError
+from gimbalmq.errors import NoPermissionError, ResponseError
 from gimbalmq.protocol import properties_text
 from gimbalmq.protocol.bodies import KvTable
 from gimbalmq.protocol.codes import RequestCode
@@ -93,7 +93,9 @@ def test_brokers_of_4_9_which_do_not_know_the_request_are_asked_otherwise(
     for broker_id, end in ((0, 1000), (1, 900)):
         table = KvTable(table={"commitLogMaxOffset": str(end)}).dump()
         cluster.broker("broker-a", broker_id, {RequestCode.GET_BROKER_RUNTIME_INFO: table})
-    assert re.search(r"slave .* 900 +100 +-", run("broker", "ha-status"))
+    shown = run("broker", "ha-status", "broker-a")
+    assert re.search(r"master .* 1000 +-\n", shown) and re.search(r"slave .* 900 +100 +-\n", shown), shown
+    assert "no slave" not in shown.lower() and "copies from" not in shown, "nobody knows"
 
 
 def test_a_broker_that_does_not_answer_is_named(cluster: ScriptedCluster, run: Run) -> None:
@@ -160,6 +162,12 @@ def test_the_slave_with_the_longest_log_is_promoted(cluster: ScriptedCluster, ru
     assert _asked_to_lead(long) == [{"brokerRole": "SYNC_MASTER", "brokerId": "0"}]
 
 
+def test_of_slaves_with_the_same_log_one_of_ours_is_promoted(cluster: ScriptedCluster, run: Run) -> None:
+    cluster.broker("broker-a", 1, as_slave(900, None))
+    ours = cluster.broker("broker-a", 2, as_slave(900))
+    assert f"slave 2 at {ours.address}" in run("broker", "promote", "broker-a", "--dry-run")
+
+
 def test_a_slave_is_promoted_by_force(cluster: ScriptedCluster, run: Run) -> None:
     """Its master has stopped for good, but nobody can ask the other slave."""
     slave = cluster.broker("broker-a", 1, as_slave(900))
@@ -183,6 +191,13 @@ def test_a_slave_that_still_copies_has_a_master(cluster: ScriptedCluster, run: R
     )
 
 
+def test_what_the_slave_last_heard_of_its_master_counts(cluster: ScriptedCluster, run: Run) -> None:
+    slave = cluster.broker("broker-a", 1, as_slave(900, lag=100))
+    assert re.search(r"900 +100 +seeking", run("broker", "ha-status"))
+    shown = run("broker", "promote", slave.address, "--yes", code=4)
+    assert "the master's log was 100 bytes longer when the slave last heard of it" in shown
+
+
 def test_a_slave_that_cannot_be_asked_may_have_more(cluster: ScriptedCluster, run: Run) -> None:
     slave = cluster.broker("broker-a", 1, as_slave(900))
     cluster.register("broker-a", 2, "127.0.0.1:1")
@@ -203,6 +218,13 @@ def test_apaches_slaves_and_those_of_a_controller_are_not_promoted(
     controlled = properties_text.dumps({"enableControllerMode": "true"})
     slave.answers |= as_slave(900) | {RequestCode.GET_BROKER_CONFIG: controlled}
     run("broker", "promote", slave.address, "--yes", "--force", code=1, error="gimbalmq broker elect")
+
+
+def test_who_may_not_know_is_told_that(cluster: ScriptedCluster, run: Run) -> None:
+    refusal = NoPermissionError("User:shop has no permission to access Cluster:DefaultCluster")
+    slave = cluster.broker("broker-a", 1, {RequestCode.GET_BROKER_HA_STATUS: refusal})
+    assert "no permission" in run("broker", "ha-status", code=1)
+    run("broker", "promote", slave.address, "--yes", code=1, error="User:shop has no permission .*[^e]$")
 
 
 def test_what_is_no_slave_is_named_with_those_there_are(cluster: ScriptedCluster, run: Run) -> None:

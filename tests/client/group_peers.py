@@ -315,6 +315,7 @@ class GroupCluster:
         self.topics: dict[str, dict[str, int]] = {}
         self.perms: dict[tuple[str, str], int] = {}
         self.replicas: dict[str, dict[int, str]] = {}
+        self.stand_ins_allowed = False
         self.consumers: list[PushConsumer | PullConsumer | QueuePullConsumer] = []
         self._hosts = 0
         self._client_hosts: dict[str, str] = {}
@@ -367,6 +368,7 @@ class GroupCluster:
                     broker_addrs=self.replicas.get(name) or {0: self.brokers[name].address},
                     broker_name=name,
                     cluster="C",
+                    enable_acting_master=self.stand_ins_allowed,
                 )
                 for name in counts
             ],

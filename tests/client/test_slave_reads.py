@@ -106,7 +106,7 @@ class Bodies(list[str]):
 Scenario = Callable[[Pair, Producer], Coroutine[Any, Any, None]]
 
 
-def with_pair(scenario: Scenario, **properties: object) -> None:
+def with_pair(scenario: Scenario, namesrv: Mapping[str, object] | None = None, **properties: object) -> None:
     async def main(clock: VirtualClock) -> None:
         network = MemoryNetwork()
         shown: Mapping[str, object] = {
@@ -114,7 +114,9 @@ def with_pair(scenario: Scenario, **properties: object) -> None:
             "defaultTopicQueueNums": QUEUES,
             **properties,
         }
-        async with LocalCluster(replicas=2, properties=shown, network=network, clock=clock) as cluster:
+        async with LocalCluster(
+            replicas=2, properties=shown, namesrv_properties=namesrv, network=network, clock=clock
+        ) as cluster:
             pair = Pair(cluster, network, clock)
             for broker in cluster.brokers:
                 pair.count_pulls(broker)
@@ -299,5 +301,76 @@ def test_ordered_and_leased_consumers_wait_for_the_master() -> None:
             for queue in range(QUEUES):
                 own = [body for body in bodies if int(body) % QUEUES == queue]
                 assert own == sorted(own, key=int) or bodies is leased
+
+    with_pair(scenario)
+
+
+def test_slave_that_stands_in_keeps_order_and_progress() -> None:
+    """Ordered consumers go on at a slave that stands in, and what was committed there the master takes back: a consumer
+    that left meanwhile finds its place."""
+
+    async def scenario(pair: Pair, producer: Producer) -> None:
+        ordered, left = Bodies(), Bodies()
+        await pair.consumer(ordered, group="in-order", ordered=True)
+        leaver = await pair.consumer(left)
+        await until(lambda: len(ordered) == len(left) == 10, 0.1)
+        await asyncio.sleep(12)
+        leaver.suspend()
+        await asyncio.sleep(20)
+        await pair.send(producer, 20)
+        await pair.cluster.in_step()
+        await pair.cluster.kill_broker(0)
+        await until(lambda: pair.slave.roles.now.acting, 0.1)
+        leaver.resume()
+        await asyncio.sleep(60)
+        assert len(ordered) == len(left) == 30
+        assert len(pair.slave.locks) == QUEUES + 1, "the slave gives locks, of the retry topic's queue too"
+        await leaver.close()
+        await pair.restart_master()
+        await until(lambda: pair.cluster.replica(0).roles.now.online, 0.1)
+        await pair.consumer(left)
+        await asyncio.sleep(40)
+        await pair.send(producer, 10)
+        await asyncio.sleep(10)
+        for bodies in (ordered, left):
+            assert set(bodies) == set(pair.sent)
+            assert bodies.again == 0
+        assert len(pair.cluster.replica(0).locks) == QUEUES + 1
+
+    with_pair(
+        scenario,
+        {"supportActingMaster": True},
+        enableSlaveActingMaster=True,
+        totalReplicas=2,
+        slaveReadEnable=True,
+    )
+
+
+def test_all_kinds_of_consumers_follow_a_promoted_slave() -> None:
+    """It has a copy of the offsets, and gives locks from then on: each kind goes on where it was."""
+
+    async def scenario(pair: Pair, producer: Producer) -> None:
+        concurrent, ordered, leased = Bodies(), Bodies(), Bodies()
+        await pair.consumer(concurrent)
+        await pair.consumer(ordered, group="in-order", ordered=True)
+        await pair.consumer(leased, group="leased", handover="lease")
+        await until(lambda: len(concurrent) == len(ordered) == len(leased) == 10, 0.1)
+        await asyncio.sleep(12)
+        await pair.cluster.kill_broker(0)
+        await asyncio.sleep(10)
+        await pair.cluster.promote_broker(("broker-a", 1))
+        promoted, before = pair.clock.monotonic(), len(pair.sent)
+        while len(pair.sent) == before:
+            with contextlib.suppress(RocketMQError):
+                await pair.send(producer, 1)
+            await asyncio.sleep(0.1)
+        seconds = pair.clock.monotonic() - promoted
+        assert seconds < 5
+        await pair.send(producer, 19)
+        await asyncio.sleep(60)
+        for bodies in (concurrent, ordered, leased):
+            assert set(bodies) == set(pair.sent)
+            assert bodies.again == 0
+        assert len(pair.slave.locks) == 2 * (QUEUES + 1)
 
     with_pair(scenario)

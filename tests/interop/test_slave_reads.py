@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
 TOPIC = "Reads"
 QUEUES = 2
-WATCH_SECONDS = 5.0
+WATCH_SECONDS = 3.0
 """How long consumers that have nothing to read are watched for the questions they ask."""
 
 
@@ -100,7 +100,13 @@ def test_our_consumer_reads_on_at_an_apache_slave(
     async def work() -> None:
         inbox, sent = Inbox(), list[str]()
         consumer = PushConsumer(
-            "ours", namesrv, consume_from_where=ConsumeFromWhere.FIRST_OFFSET, pull_batch_size=2
+            "ours",
+            namesrv,
+            consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+            pull_batch_size=2,
+            # The way back to the master is to take seconds.
+            broker_suspend=3.0,
+            poll_namesrv_interval=3.0,
         )
         consumer.subscribe(TOPIC, "*", inbox)
         async with Producer("senders", namesrv, send_timeout=SEND_SECONDS) as producer:
@@ -130,11 +136,11 @@ def test_our_consumer_reads_on_at_an_apache_slave(
 
 async def _quiet(asked: list[str]) -> None:
     """Nothing is to be read, and few questions are asked."""
-    await off(time.sleep, 4.0)  # the pauses have grown by then
+    await off(time.sleep, 2.0)  # the pauses have grown by then
     asked.clear()
     await off(time.sleep, WATCH_SECONDS)
-    topics = QUEUES + 1  # the retry topic has one queue
-    assert len(asked) <= topics * (WATCH_SECONDS + 1), asked
+    queues = QUEUES + 1  # the retry topic has one
+    assert len(asked) <= queues * (WATCH_SECONDS + 1), asked
     asked.clear()
 
 
@@ -215,7 +221,7 @@ def test_java_consumers_read_on_at_our_slave(both: list[JavaClient]) -> None:
             print(f"Java: read on {time.monotonic() - killed:.1f} s after the kill")
             for java in both:
                 eventually(partial(pulls.of, staying(java), 1), bool, "who stays asks the slave")
-            time.sleep(4)
+            time.sleep(2)
             pulls.seen.clear()
             time.sleep(WATCH_SECONDS)
             assert max(pulls.seen.values(), default=0) <= 2 * (QUEUES + 1), pulls.seen

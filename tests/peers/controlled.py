@@ -17,7 +17,7 @@ from tests.peers.frames import Answer, Frame, _read, one
 from tests.peers.replicas import Kind, Replica, ReplicaSet
 from tests.peers.traffic import configure, send_frame
 
-_SYNC_STATE_DATA, _ELECT_MASTER, _EPOCHS = 1006, 1002, 1007
+_SYNC_STATE_DATA, _ELECT_MASTER, _EPOCHS, _METADATA = 1006, 1002, 1007, 1005
 _NOT_LEADER = 2007
 _NUDGE_SECONDS = 1.0
 """An Apache slave learns where to copy from when it registers. Told its permission, it does so at once."""
@@ -40,13 +40,28 @@ class ControlledSet(ReplicaSet):
         folder: Path,
         name: str,
         controller: ApacheController,
-        *,
+        *others: ApacheController,
         namesrv: str,
         extra: Mapping[str, object] | None = None,
     ) -> None:
-        settings = {**_QUICK, "controllerAddr": controller.address, **(extra or {})}
+        addresses = ";".join(each.address for each in (controller, *others))
+        settings = {**_QUICK, "controllerAddr": addresses, **(extra or {})}
         super().__init__(folder, name, namesrv=namesrv, extra=settings)
-        self.controller = controller
+        self.controllers = [controller, *others]
+
+    @property
+    def controller(self) -> ApacheController:
+        """The one that leads."""
+        deadline = time.monotonic() + 60.0
+        while len(self.controllers) > 1:
+            for each in self.controllers:
+                if each.running:
+                    told = one(each.address, Frame(_METADATA)).fields
+                    if told.get("controllerLeaderAddress") == each.address and told.get("isLeader") == "true":
+                        return each
+            assert time.monotonic() < deadline, "no controller leads"
+            time.sleep(0.1)
+        return self.controllers[0]
 
     def member(self, kind: Kind, *, store: Path | None = None, port: int | None = None) -> Replica:
         """One that is not started yet."""
@@ -119,7 +134,7 @@ class Pursuit:
     Apache's broker works on the messages of one connection in any order, so a queue has one on its way at a time.
 
     Attributes:
-        accepted: number, queue and time of every message that was answered 0.
+        accepted: number, queue, time and broker of every message that was answered 0.
         codes: how often each code came.
     """
 
@@ -130,7 +145,7 @@ class Pursuit:
         self.addresses = [replica.address for replica in replicas]
         self.size = size
         self.queues = queues
-        self.accepted: list[tuple[int, int, float]] = []
+        self.accepted: list[tuple[int, int, float, str]] = []
         self.codes: dict[int, int] = {}
         self.error: BaseException | None = None
         self._stopping = threading.Event()
@@ -158,10 +173,18 @@ class Pursuit:
             )
             time.sleep(0.005)
 
-    def first_after(self, moment: float, seconds: float = 60.0) -> float:
-        """Seconds from a moment (time.monotonic) to the first message that was sent and accepted after it."""
-        self.wait_for(1, seconds)
-        return next(when for _, _, when in self.accepted if when > moment) - moment
+    def first_at(self, replica: Replica, moment: float, seconds: float = 60.0) -> float:
+        """Seconds from a moment (time.monotonic) to the first message that this broker took after it."""
+        deadline = time.monotonic() + seconds
+        while True:
+            for _, _, when, address in reversed(self.accepted[:]):
+                if when < moment:
+                    break
+                if address == replica.address:
+                    found = [when for _, _, when, at in self.accepted if at == address and when >= moment]
+                    return found[0] - moment
+            assert time.monotonic() < deadline, f"{replica.address} takes no messages: {self.codes}"
+            time.sleep(0.005)
 
     def _run(self) -> None:
         try:
@@ -195,7 +218,7 @@ class Pursuit:
                 queue = flying.pop(number)
                 self.codes[answer.code] = self.codes.get(answer.code, 0) + 1
                 if answer.code == 0:
-                    self.accepted.append((number, queue, time.monotonic()))
+                    self.accepted.append((number, queue, time.monotonic(), address))
                 elif answer.code in (2, 14, 16, 17):  # a slave, or not known here yet
                     return
 
@@ -203,7 +226,7 @@ class Pursuit:
         """Every accepted message is there, once, in the order of its queue."""
         for queue in range(self.queues):
             stored = [int(body[1:10]) for body in bodies.get(queue, []) if body.startswith(b"#")]
-            sent = [number for number, where, _ in self.accepted if where == queue]
+            sent = [number for number, where, *_ in self.accepted if where == queue]
             lost = sorted(set(sent) - set(stored))
             assert not lost, (
                 f"queue {queue}: {len(lost)} of {len(sent)} accepted messages are lost: {lost[:20]}"

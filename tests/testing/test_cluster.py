@@ -232,3 +232,36 @@ def test_equal_seeds_give_equal_cluster_runs(tmp_path: Path) -> None:
     first = _run(21, tmp_path / "a")
     assert first == _run(21, tmp_path / "b")
     assert first != _run(22, tmp_path / "c")
+
+
+def test_slaves_have_what_their_masters_have_when_they_are_in_step() -> None:
+    async def main() -> None:
+        async with LocalCluster(brokers=2, replicas=2) as cluster:
+            assert [broker.live.now.broker_id for broker in cluster.brokers] == [0, 1, 0, 1]
+            pool = ChannelPool()
+            for index in (0, 1):
+                await _send(pool, cluster.replica(index).address, "T", b"hello")
+            await cluster.in_step()
+            for index in (0, 1):
+                master, slave = cluster.replica(index), cluster.replica(index, 1)
+                assert master.live.now.broker_name == slave.live.now.broker_name
+                end = master.store.max_commitlog_offset
+                assert slave.store.max_commitlog_offset == end > 0
+                assert slave.store_path.name == f"{master.store_path.name}-1"
+            with pytest.raises(ConfigError, match="use one of broker-a, broker-b with an id of 0 to 1"):
+                await cluster.kill_broker(("broker-c", 0))
+            await cluster.kill_broker(("broker-b", 1))
+            await _send(pool, cluster.replica(1).address, "T", b"alone")
+            await cluster.in_step()  # one that is down is not waited for
+            with pytest.raises(StateError, match="is not running"):
+                cluster.replica(1, 1)
+            await cluster.start_broker(("broker-b", 1))
+            await cluster.in_step()
+            slave = cluster.replica(1, 1)
+            slave.store.receive = lambda offset, data: []  # type: ignore[method-assign]
+            await _send(pool, cluster.replica(1).address, "T", b"not taken")
+            with pytest.raises(TimeoutError, match="broker-b, slave 1 has its log up to"):
+                await cluster.in_step(0.2)
+            await pool.close()
+
+    asyncio.run(main())

@@ -50,6 +50,14 @@ def test_secure(gimbalmq_secure_server):
     assert gimbalmq_secure_server.client_options("shop")["access_key"] == "shop"
 
 
+def test_replicas(gimbalmq_replicated_cluster):
+    gimbalmq_replicated_cluster.in_step()
+    assert [broker.roles.now.broker_id for broker in gimbalmq_replicated_cluster.brokers] == [0, 1]
+    gimbalmq_replicated_cluster.kill_broker()
+    gimbalmq_replicated_cluster.promote_broker(("broker-a", 1))
+    assert gimbalmq_replicated_cluster.broker.roles.is_master
+
+
 def test_own(gimbalmq_cluster, gimbalmq_server):
     assert gimbalmq_cluster.namesrv != gimbalmq_server.namesrv
     gimbalmq_cluster.kill_broker()
@@ -81,7 +89,7 @@ def _pytest(folder: Path, text: str) -> str:
 
 
 def test_fixtures_serve_a_foreign_suite(tmp_path: Path) -> None:
-    assert "4 passed" in _pytest(tmp_path, _SUITE)
+    assert "5 passed" in _pytest(tmp_path, _SUITE)
 
 
 def test_plugin_imports_nothing_until_asked(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Which servers a change of users or policies reaches, and what each of them said.
 
-Nothing of it is copied from server to server, as with Apache's brokers, so every broker is told, master and slave, and
-every name server that keeps users. The first server that is told decides whether the change can be made at all; what
-later ones say against it is gathered, because the change has then begun.
+Slaves here copy it from their masters, but Apache's do not, and nothing else is copied from server to server. So every
+broker is told, master and slave, and every name server that keeps users. The first server that is told decides whether
+the change can be made at all; what later ones say against it is gathered, because the change has then begun.
 """
 
 from __future__ import annotations

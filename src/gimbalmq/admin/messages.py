@@ -25,6 +25,8 @@ SENDER_GROUP = "GIMBALMQ_TOOLS"
 _FOREVER = 0x7FFFFFFFFFFFFFFF
 _READ_BYTES = 2 * 1024 * 1024
 _READ_COUNT = 1024
+_VAIN_SECONDS = 1.0
+"""What a pull that brings nothing new takes at least."""
 
 
 class MessageAdmin:
@@ -247,7 +249,9 @@ class MessageAdmin:
         self, queue: MessageQueue, address: str, first: int, end: int | None, tags: str
     ) -> AsyncIterator[list[MessageView]]:
         accepts = parse_tags(tags).accepts
+        loop = asyncio.get_running_loop()
         while end is None or first < end:
+            begun = loop.time()
             wanted = _READ_COUNT if end is None else min(_READ_COUNT, end - first)
             result = await self._pull(queue, address, first, count=wanted, tags=tags, wait=end is None)
             if result.status is PullStatus.OFFSET_ILLEGAL and result.next_offset < first:
@@ -264,6 +268,9 @@ class MessageAdmin:
                 yield views
             if result.status is PullStatus.NO_NEW_MSG and end is not None:
                 return  # retention took the rest meanwhile
+            if not result.messages and result.next_offset == first:
+                # A broker that keeps the question for a while is asked again at once; some slaves do not.
+                await asyncio.sleep(max(0.0, begun + _VAIN_SECONDS - loop.time()))
             first = result.next_offset
 
     async def _pull(

@@ -106,7 +106,8 @@ class ReplicationAdmin:
                 )
             except RequestCodeNotSupportedError:  # a broker of 4.9
                 runtime = await management.runtime_info(self._at.caller, address)
-                return ReplicaView(cluster, name, broker_id, address, said, log_end=_log_end(runtime))
+                end = _log_end(runtime)
+                return ReplicaView(cluster, name, broker_id, address, said, log_end=end, tells_copies=False)
         except NoPermissionError as error:
             return ReplicaView(cluster, name, broker_id, address, said, problem=error.remark, refused=True)
         except RocketMQError as error:
@@ -127,7 +128,7 @@ class ReplicationAdmin:
 
         Raises:
             ConfigError: there is no such slave.
-            ResponseError: a controller decides who is the master there.
+            ResponseError: a controller decides who is the master there, or the asker may not know about it.
         """
         views = await self.status()
         named = [view for view in views if broker in (view.broker, view.address)]
@@ -135,9 +136,12 @@ class ReplicationAdmin:
         if not slaves:
             raise ConfigError("slave", broker, _no_slave(views, named))
         usable = [view for view in slaves if view.log_end is not None]
+        if not usable and slaves[0].refused:
+            raise NoPermissionError(slaves[0].problem, address=slaves[0].address)
         if not usable:
             raise ConnectError(f"{slaves[0].title} cannot be asked: {slaves[0].problem}")
-        slave = max(usable, key=lambda view: (view.log_end or 0, -view.broker_id))
+        # Of those that have the same, one of ours: Apache's cannot be promoted while they run.
+        slave = max(usable, key=lambda view: (view.log_end or 0, bool(view.state), -view.broker_id))
         config = await management.broker_config(self._at.caller, slave.address)
         if config.get("enableControllerMode") == "true":
             raise ResponseError(

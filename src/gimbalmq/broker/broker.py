@@ -45,6 +45,7 @@ from gimbalmq.broker.registration import Registrar
 from gimbalmq.broker.replication.acknowledging import Acknowledging
 from gimbalmq.broker.replication.acting import ActingMode
 from gimbalmq.broker.replication.controller_mode import ControllerMode
+from gimbalmq.broker.replication.escape import Escape
 from gimbalmq.broker.replication.progress import CopiedProgress
 from gimbalmq.broker.replication.reading import ReadRules
 from gimbalmq.broker.replication.refusals import SlaveRefusals
@@ -220,6 +221,7 @@ class Broker:
                 self.topics,
                 self.offsets,
                 self.locks,
+                deliverer,
                 self.delays,
                 self.timers,
                 self.transactions,
@@ -252,6 +254,7 @@ class Broker:
         self._pool = ChannelPool(network=self._network, tls=self._tls.client, signer=signer)
         self._registration = Registrar(self._pool, self.topics, live, self._tasks, self.roles)
         progress = CopiedProgress(self.store, self.offsets, self.delays, self.timers)
+        escape = Escape(live, self._pool, clock)
         self.replication = Replication(
             self.store,
             live,
@@ -268,6 +271,7 @@ class Broker:
             self.groups,
             self.long_poll,
             self.source,
+            escape,
             self.writer.arrived,
         )
         self.copies = TableCopies(
@@ -285,6 +289,7 @@ class Broker:
             clock,
         )
         self.replication.on_copying.append(self.copies.aim)
+        self.replication.table_trouble = lambda: self.copies.trouble
         self.controller_mode: ControllerMode | None = None
         if config.enable_controller_mode:
             self.controller_mode = ControllerMode(
@@ -368,6 +373,7 @@ class Broker:
                 live,
                 self.stats,
                 store_host,
+                self.acknowledging,
                 clock,
             ),
             PullHandlers(

@@ -170,7 +170,9 @@ class Timers:
                 self._files.ended(done)
 
     def _go_on_from(self, check: TimerCheck) -> Steps[None]:
-        self._second = check.read_ms // 1000
+        if self._log.end or self._pending:
+            self._second = check.read_ms // 1000
+        # Else the wheel is empty, and nothing lies between then and now.
         self._queue_offset = check.queue_offset
         self._moved_below = check.moved_below
         self._fill_until, self._filled_from = check.fill_until, check.filled_from_ms
@@ -218,6 +220,11 @@ class Timers:
         return record if record is not None and record.topic == topics.TIMER_TOPIC else None
 
     # -- replicas ----------------------------------------------------------------------
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether somebody else is the master and delivers."""
+        return self._is_resting
 
     def progress(self) -> TimerCheck:
         """How far timers have come, for a slave; at a slave, how far its master had."""

@@ -173,14 +173,10 @@ def _config(args: argparse.Namespace) -> BrokerConfig:
     keys |= dict(args.set) | {"storePathRootDir": str(args.store)}
     if args.name is not None:
         keys["brokerName"] = args.name
-    log = args.store.expanduser() / "commitlog"
-    if not log.is_dir():
+    if not (args.store.expanduser() / "commitlog").is_dir():
         raise ConfigError(
             "--store", str(args.store), "there is no folder commitlog in it; name a broker's store"
         )
-    sizes = {path.stat().st_size for path in log.iterdir() if path.name.isdecimal()}
-    if len(sizes) == 1 and "mappedFileSizeCommitLog" not in keys:
-        keys["mappedFileSizeCommitLog"] = str(sizes.pop())
     return broker_config(keys)[0]
 
 

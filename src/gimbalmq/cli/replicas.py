@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 _LARGEST = (1 << 63) - 1
 _ITS_CLUSTER = "cluster of the broker (default: what the name servers say)"
+_WAITS_FOR_NOBODY = (
+    " Its sends wait for no slave; gimbalmq config set {} brokerRole=SYNC_MASTER has them wait."
+)
 _REMEDIES = {
     ResponseCode.CONTROLLER_ELECT_MASTER_FAILED: "gimbalmq broker sync-state shows the replicas that can be elected",
     ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED: "gimbalmq broker sync-state shows the brokers it knows",
@@ -258,15 +261,17 @@ def _replicas(views: list[ReplicaView]) -> str:
 
 def _state(view: ReplicaView) -> str:
     if view.problem:
-        return "cannot be asked"
+        return "no permission" if view.refused else "cannot be asked"
     if view.is_slave:
         return view.state or "-"
+    if not view.tells_copies:
+        return "-"
     connected = len(view.slaves)
     return f"{view.in_sync_slaves} of {connected} in sync" if connected else "no slave"
 
 
 def _details(view: ReplicaView) -> str:
-    if view.problem:
+    if view.problem or not view.tells_copies:
         return ""
     if not view.is_slave:
         head = ("SLAVE OF " + view.broker.upper(), "HAS UP TO", "BEHIND", "SENT UP TO", "BYTES/S", "IN SYNC")
@@ -333,8 +338,9 @@ async def _promote(admin: Admin, args: argparse.Namespace) -> Shown:
     if not confirmed(question, assume_yes=args.yes):
         return Shown("Nothing was changed.", data | {"promoted": False}, REFUSED)
     now = await admin.replication.promote(found, role=role)
+    waits = "" if args.sync else _WAITS_FOR_NOBODY.format(now.broker)
     return Shown(
-        f"{now.broker} at {now.address} is the master now, as {role}, with the log up to {now.log_end:,}.\n"
+        f"{now.broker} at {now.address} is the master now, as {role}, with the log up to {now.log_end:,}.{waits}\n"
         "The old master must come back as a slave: gimbalmq broker rejoin --help",
         data | {"promoted": True, "now": asdict(now)},
     )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from gimbalmq.client.config import ClientConfig
 from gimbalmq.client.members import ConsumerMember, ProducerMember
 from gimbalmq.errors import ConnectError, RequestTimeoutError, RocketMQError, TopicRouteNotFoundError
+from gimbalmq.model.flags import PERM_WRITE
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.route import MASTER_ID, broker_addresses, same_route, subscribe_queues
 from gimbalmq.protocol.bodies import BrokerData, QueueData, TopicRoute
@@ -61,6 +62,8 @@ class Routes(ABC):
         self._unreachable: set[str] = set()
         """Addresses of replicas that did not accept a connection, and have accepted none since."""
         self._looked_at = -math.inf
+        self._masterless: set[str] = set()
+        """Brokers whose last route named no master, or a slave that stands in for it."""
         self._masterless_watch: asyncio.Task[None] | None = None
 
     @abstractmethod
@@ -181,7 +184,7 @@ class Routes(ABC):
         self._routes[topic] = route
         self._subscribe.pop(topic, None)
         self._brokers.update(broker_addresses(route))
-        self._watch_masterless()
+        self._note_masters(route)
         log.info("route of %s: %s", topic, ", ".join(_told(route)) or "no queues")
         for consumer in list(self.consumers.values()):
             consumer.route_changed(topic, route)
@@ -237,22 +240,25 @@ class Routes(ABC):
             self._looked_at = now
             self._spawn(self._refresh_routes_of(names), "routes of a broker that lost a replica")
 
-    def _masterless(self) -> set[str]:
-        return {name for name, replicas in self._brokers.items() if replicas and MASTER_ID not in replicas}
-
-    def _watch_masterless(self) -> None:
+    def _note_masters(self, route: TopicRoute) -> None:
+        writable = {data.broker_name for data in route.queue_datas if data.perm & PERM_WRITE}
+        for data in route.broker_datas:
+            stands_in = data.enable_acting_master and data.broker_name not in writable
+            if data.broker_addrs and (stands_in or MASTER_ID not in data.broker_addrs):
+                self._masterless.add(data.broker_name)
+            else:
+                self._masterless.discard(data.broker_name)
         watch = self._masterless_watch
-        if self._masterless() and (watch is None or watch.done()):
+        if self._masterless and (watch is None or watch.done()):
             self._masterless_watch = self._spawn(self._until_masters_are_back(), "routes without a master")
 
     async def _until_masters_are_back(self) -> None:
         """A master that is back is to be found soon, above all if it was away for a moment only."""
         for pause in _MASTERLESS_PAUSES:
             await asyncio.sleep(min(pause, self.config.poll_namesrv_interval))
-            names = self._masterless()
-            if not names:
+            if not self._masterless:
                 return
-            await self._refresh_routes_of(names)
+            await self._refresh_routes_of(frozenset(self._masterless))
 
     async def _refresh_routes_of(self, names: Collection[str]) -> None:
         """Asks for the routes that name one of these brokers."""
@@ -371,6 +377,7 @@ class Routes(ABC):
             else:
                 log.info("broker %s is in no route any more", name)
                 del self._brokers[name]
+                self._masterless.discard(name)
         self._unreachable &= named
 
 

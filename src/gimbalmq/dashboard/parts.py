@@ -143,7 +143,7 @@ def _entry(text: str, link: str, icon: str, *, active: bool) -> None:
 
 def ask_by_name(kind: str, label: str) -> None:
     """A way to a page for those who may not see the whole list."""
-    # The browser goes there by itself: an event for the server would be lost if the page's connection does not stand yet.
+    # The browser goes there by itself: an event for the server would be lost if the page is not connected yet.
     name = ui.input(label).props("dense outlined").classes("w-full sm:w-64")
     name.on("keydown.enter", js_handler=_GO_TO % kind)
 

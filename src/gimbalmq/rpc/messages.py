@@ -59,7 +59,12 @@ async def pull(
     """
     code = RequestCode.LITE_PULL_MESSAGE if header.sys_flag & PULL_LITE else RequestCode.PULL_MESSAGE
     answer = await ask(caller, address, code, header, timeout=timeout, accept=PULL_ANSWERS)
-    return pull_result(answer, queue)
+    result = pull_result(answer, queue)
+    at_end = result.max_offset <= header.queue_offset == result.next_offset
+    if result.status is PullStatus.NO_MATCHED_MSG and at_end:
+        # Slaves say "once more" behind the end of what they have; there is nothing that could match.
+        result.status = PullStatus.NO_NEW_MSG
+    return result
 
 
 def pull_result(answer: RemotingCommand, queue: MessageQueue) -> PullResult:

@@ -389,9 +389,10 @@ class Dispatcher:
         """Believes records that no other one has followed yet, if their numbers are likely."""
         for queue, place in list(self._parked.items()):
             begins = self.begins_late and not queue.next_offset and place[0] <= place[1] // MIN_RECORD
-            if begins or place[0] - queue.next_offset <= _SMALL_HOLE:
+            if queue.gone or begins or place[0] - queue.next_offset <= _SMALL_HOLE:
                 del self._parked[queue]
-                self._append(queue, place)
+                if not queue.gone:
+                    self._append(queue, place)
 
     def finish(self) -> None:
         """Decides about records that no other one followed; brings everything to the files."""

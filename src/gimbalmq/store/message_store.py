@@ -17,7 +17,6 @@ What is where, from a message's point of view:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 from gimbalmq._clock import Clock
 from gimbalmq._steps import Steps, run_through
@@ -42,12 +41,11 @@ from gimbalmq.store.files import (
 )
 from gimbalmq.store.following import Following, LiveDispatcher
 from gimbalmq.store.index import KeyIndex
-from gimbalmq.store.marks import marks_since
 from gimbalmq.store.open_mark import OpenMark
-from gimbalmq.store.query import KeyQuery, begin_of
 from gimbalmq.store.reader import Reader
+from gimbalmq.store.reading import StoreReading
 from gimbalmq.store.recovery import Recovery
-from gimbalmq.store.results import CleanReport, GetResult, QueryResult, RecoveryReport
+from gimbalmq.store.results import CleanReport, QueryResult, RecoveryReport
 from gimbalmq.store.retention import files_to_drop
 from gimbalmq.store.tails import QueueTails
 from gimbalmq.store.trouble import Trouble
@@ -60,7 +58,7 @@ _MOST_INDEX_BATCHES = 16
 """A commit that finds so many times ``index_pending_limit`` records waiting indexes them, whatever it takes."""
 
 
-class MessageStore:
+class MessageStore(StoreReading):
     """Messages of all topics in one folder.
 
     Args:
@@ -229,11 +227,6 @@ class MessageStore:
             queue = QueueLog(topic, queue_id, next(iter(queues.values()), None))
             self._topics.setdefault(topic, queues)[queue_id] = queue
         return queue
-
-    def find_queue(self, topic: str, queue_id: int) -> QueueLog | None:
-        """The queue, or None if it was never written to or asked for."""
-        queues = self._topics.get(topic)
-        return None if queues is None else queues.get(queue_id)
 
     def group(self, *, making_room: bool = False) -> AppendGroup:
         """Begins a group; only one at a time.
@@ -495,6 +488,15 @@ class MessageStore:
             self.trouble.write_failed(failure)
             raise failure from error
 
+    def query_by_key(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> QueryResult:
+        """Records of the topic with this key (KEYS or UNIQ_KEY) stored in [begin, end], newest first."""
+        self.build_index()
+        query = run_through(self.query(topic, key, max_num, begin_ms, end_ms))
+        while not query.done:
+            query.search()
+            run_through(query.check())
+        return self.answered(query)
+
     @property
     def queues_in_memory(self) -> int:
         """How many queues have entries that are only in memory."""
@@ -654,127 +656,10 @@ class MessageStore:
         """Removes files of deleted topics; raises StoreError. Any thread, one at a time."""
         self._queue_files.empty_trash()
 
-    # --- reading -----------------------------------------------------------------------------
-
-    def get(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        max_bytes: int | None = None,
-        tags: frozenset[int] | None = None,
-        predicate: Callable[[memoryview], bool] | None = None,
-    ) -> GetResult:
-        """Records of a queue from ``offset`` on; at least one, if there is any.
-
-        Args:
-            max_count: at most so many records.
-            max_bytes: at most so many bytes, and then ``max_count`` is the only other limit; None puts the
-                configured limits for memory and disk in force, which are Apache's.
-            tags: only entries with one of these tags codes; None takes all.
-            predicate: asked about each whole record that the tags let through.
-        """
-        queues = self._topics.get(topic)
-        queue = None if queues is None else queues.get(queue_id)
-        return self._reader.get(queue, offset, max_count, max_bytes, tags, predicate)
-
-    def readable_max(self, queue: QueueLog) -> int:
-        """First offset of a queue that ``get`` does not show; with SYNC_FLUSH what is not on the disk is not shown."""
-        return self._reader.readable_max(queue)
-
-    def record_at(self, commitlog_offset: int) -> bytes | None:
-        """The record that starts there, checked; None if none does."""
-        return self.log.record_at(commitlog_offset)
-
-    def marks_since(self, commitlog_offset: int) -> Iterator[tuple[bytes, int] | None]:
-        """Records from there on that were stored in place of another: (topic, offset of the other)."""
-        return marks_since(self.log, commitlog_offset)
-
-    def record_at_queue(self, topic: str, queue_id: int, queue_offset: int) -> bytes | None:
-        return self._reader.record_at_queue(self.find_queue(topic, queue_id), queue_offset)
-
-    def entries(self, topic: str, queue_id: int, start: int, count: int) -> list[tuple[int, int, int]]:
-        """(commit-log offset, size, tags code) of queue offsets from ``start`` (or the first left) on."""
-        return self._reader.entries(self.find_queue(topic, queue_id), start, count)
-
-    def store_time(self, commitlog_offset: int) -> int:
-        """Store time of the record that starts there, -1 if it is gone."""
-        return self._reader.store_time(commitlog_offset)
-
-    def search_offset(
-        self, topic: str, queue_id: int, timestamp_ms: int, boundary: Literal["lower", "upper"] = "lower"
-    ) -> int:
-        """Queue offset by time.
-
-        ``lower``: the first message stored at or after the time, else the queue's max offset.
-        ``upper``: the last one stored at or before it, else the queue's min offset.
-        """
-        return self._reader.search_offset(self.find_queue(topic, queue_id), timestamp_ms, boundary)
-
-    def earliest_store_time(self, topic: str, queue_id: int) -> int:
-        """Store time of the queue's first message, -1 if it has none."""
-        return self._reader.earliest_store_time(self.find_queue(topic, queue_id))
-
-    def earliest_message_time(self) -> int:
-        """Store time of the oldest record in the log, -1 if it is empty."""
-        return self._reader.store_time(self.log.min_offset)
-
-    def query_by_key(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> QueryResult:
-        """Records of the topic with this key (KEYS or UNIQ_KEY) stored in [begin, end], newest first."""
-        self.build_index()
-        query = run_through(self.query(topic, key, max_num, begin_ms, end_ms))
-        while not query.done:
-            query.search()
-            run_through(query.check())
-        return self.answered(query)
-
-    def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> Steps[KeyQuery]:
-        """The same in turns; records that wait for the index are not found."""
-        limit = min(max_num, self.config.max_query_records) if self._index is not None else 0
-        queues = self._topics.get(topic, {}).values()
-        floor = (yield from begin_of(queues, self._queue_files, self.log.position)) if limit > 0 else 0
-        found = self._index.search(topic, key, begin_ms, end_ms) if self._index is not None else ()
-        return KeyQuery(found, self._reader, topic, key, limit, begin_ms, end_ms, floor)
-
-    def answered(self, query: KeyQuery) -> QueryResult:
-        """What a query found, and how far the index reaches."""
-        if self._index is None:
-            return QueryResult([], 0, 0)
-        return QueryResult(query.records, self._index.end_ms, max(self._index.end_offset, 0))
-
-    def is_in_memory(self, commitlog_offset: int) -> bool:
-        """Whether the record there is near enough to the log's end to be in the page cache."""
-        return self._reader.is_in_memory(commitlog_offset)
-
-    def topics(self) -> list[str]:
-        return list(self._topics)
-
-    def queue_ids(self, topic: str) -> list[int]:
-        return sorted(self._topics.get(topic, ()))
-
     @property
     def files(self) -> Files:
         """The file system, for what else is kept in the folder."""
         return self._files
-
-    @property
-    def min_commitlog_offset(self) -> int:
-        return self.log.min_offset
-
-    @property
-    def max_commitlog_offset(self) -> int:
-        return self.log.position
-
-    @property
-    def flushed_offset(self) -> int:
-        return self.log.flushed
-
-    @property
-    def dispatch_behind_bytes(self) -> int:
-        """How much of the log waits to be indexed; queue entries never wait."""
-        pending = self._index.pending if self._index is not None else None
-        return self.log.position - pending[0][2] if pending else 0
 
     def _all_queues(self) -> Iterator[QueueLog]:
         for queues in self._topics.values():

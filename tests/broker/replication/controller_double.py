@@ -110,10 +110,19 @@ class ControllerDouble:
         self.notify(name)
         return True
 
+    def missed(self, name: str, number: int) -> None:
+        """A broker's heartbeats have not come for long."""
+        for channel, who in list(self._channels.items()):
+            if who == (name, number):
+                del self._channels[channel]
+        self._died(name, number)
+
     def _closed(self, channel: Channel) -> None:
         name, number = self._channels.pop(channel, ("", 0))
-        if not name:
-            return
+        if name:
+            self._died(name, number)
+
+    def _died(self, name: str, number: int) -> None:
         self.alive[name].pop(number, None)
         if self.replicas.get(name, Replicas()).master == number:
             self.elect(name)

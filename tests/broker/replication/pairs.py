@@ -110,17 +110,19 @@ def log_of(broker: Broker) -> bytes:
 def pair(
     body: Body,
     *,
+    brokers: int = 1,
     store: Path | None = None,
     namesrv: Mapping[str, object] | None = None,
-    **properties: object,
+    properties: Mapping[str, object] | None = None,
 ) -> None:
     """Runs a test with a master and a slave that have found each other."""
 
     async def main(clock: VirtualClock) -> None:
         network = MemoryNetwork()
         async with LocalCluster(
+            brokers=brokers,
             replicas=2,
-            properties=SMALL | properties,
+            properties=SMALL | dict(properties or {}),
             namesrv_properties=namesrv,
             network=network,
             clock=clock,

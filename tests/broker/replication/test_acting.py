@@ -6,25 +6,30 @@ import asyncio
 
 import pytest
 
+from gimbalmq.broker.replication.masters import Master
+from gimbalmq.model import properties as prop
 from gimbalmq.model.flags import PERM_WRITE
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.rpc import groups, nameserver
 from tests.broker.desk import send_fields
-from tests.broker.replication.pairs import Body, Pair, pair
+from tests.broker.replication.pairs import Body, Pair, delivered, pair
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 OFFSET = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
 
 
-def acting_pair(body: Body, **properties: object) -> None:
+def acting_pair(body: Body, brokers: int = 1, **properties: object) -> None:
     pair(
         body,
+        brokers=brokers,
         namesrv={"supportActingMaster": True},
-        enableSlaveActingMaster=True,
-        slaveReadEnable=True,
-        totalReplicas=2,
-        **properties,
+        properties={
+            "enableSlaveActingMaster": True,
+            "slaveReadEnable": True,
+            "totalReplicas": 2,
+            **properties,
+        },
     )
 
 
@@ -61,6 +66,9 @@ def test_the_slave_stands_in_read_only_until_the_master_is_back(compatible: bool
         answer = await pair.ask(slave, RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"body")
         assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
         await commit(pair, 1, 8)
+        # Whoever says now that it is the master: its tables may be older than ours.
+        slave.replication.aim(Master("10.0.0.77:1", "10.0.0.77:2"))
+        assert slave.copies.master is None
         # The master comes back with what it had saved, and takes back what the slave has learned.
         master = await pair.cluster.start_broker(0)
         await pair.until(lambda: master.roles.now.online)
@@ -125,3 +133,47 @@ def test_a_master_counts_the_replicas_that_live() -> None:
         assert "in-sync replicas not enough" in (answer.remark or "")
 
     acting_pair(body, brokerRole="SYNC_MASTER", inSyncReplicas=2)
+
+
+def test_delayed_messages_go_to_another_broker_and_come_once() -> None:
+    async def body(pair: Pair) -> None:
+        other = pair.cluster.find(("broker-b", 0))
+        await pair.until(lambda: other.roles.now.online)
+        await begin(pair)
+        await pair.send("warm", to=other)
+        level, timer = {prop.DELAY: "3"}, {prop.TIMER_DELAY_SEC: "11"}
+        await pair.send(*(f"level {number}" for number in range(40)), properties=level)
+        await pair.send(*(f"timer {number}" for number in range(5)), properties=timer)
+        await pair.send("much later", properties={prop.DELAY: "5"})
+        await pair.copied()
+        await asyncio.sleep(3.0)
+        await pair.cluster.kill_broker(0)
+        await pair.until(lambda: pair.slave.roles.now.acting)
+        await pair.until(lambda: len(delivered(other)) == 46)
+        assert set(delivered(other).values()) == {1}
+        await asyncio.sleep(2.0)
+        assert pair.slave.store.is_following
+        # The master comes back, and delivers none of them once more, but what is due later.
+        master = await pair.cluster.start_broker(0)
+        await pair.until(lambda: delivered(master)["much later"])
+        assert [name for name in delivered(master) if "level" in name or "timer" in name] == []
+        assert set(delivered(other).values()) == {1} and "much later" not in delivered(other)
+
+    acting_pair(body, brokers=2, enableRemoteEscape=True)
+
+
+def test_without_another_broker_delayed_messages_wait_for_the_master() -> None:
+    async def body(pair: Pair) -> None:
+        await begin(pair)
+        await pair.send("waits", properties={prop.DELAY: "2"})
+        await pair.copied()
+        await pair.cluster.kill_broker(0)
+        await pair.until(lambda: pair.slave.roles.now.acting)
+        await asyncio.sleep(20.0)
+        assert not delivered(pair.slave)["waits"]
+        master = await pair.cluster.start_broker(0)
+        await pair.until(lambda: delivered(master)["waits"])
+        await asyncio.sleep(10.0)
+        assert delivered(master)["waits"] == 1
+
+    acting_pair(body, enableRemoteEscape=True)

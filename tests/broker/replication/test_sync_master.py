@@ -192,6 +192,31 @@ def test_deleted_topic_is_answered_without_slaves_after_a_while(tmp_path: Path) 
     run(work())
 
 
+def test_message_that_comes_back_is_answered_when_the_slave_has_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with sync_master(tmp_path, slaveTimeout=60_000) as desk, slave_of(desk) as slave:
+            stored = await desk.client.send(properties={"WAIT": "false"})
+            place = int(fields(stored)["msgId"][16:], 16)
+            back = {"offset": str(place), "group": "g", "delayLevel": "0"}
+            returning = asyncio.ensure_future(desk.client.ok(RequestCode.CONSUMER_SEND_MSG_BACK, back))
+            await until(lambda: desk.broker.source.acks.waiting)
+            assert not returning.done()
+            confirm(desk, slave)
+            await returning
+            # Apache's rules do not wait for it.
+            await desk.client.ok(RequestCode.UPDATE_BROKER_CONFIG, None, b"replicaRule=4.9\n")
+            await desk.client.ok(RequestCode.CONSUMER_SEND_MSG_BACK, back)
+        # A slave that is not there is not waited for, and the answer is the same.
+        async with sync_master(tmp_path / "alone") as desk:
+            stored = await desk.client.send(properties={"WAIT": "false"})
+            place = int(fields(stored)["msgId"][16:], 16)
+            await desk.client.ok(
+                RequestCode.CONSUMER_SEND_MSG_BACK, {"offset": str(place), "group": "g", "delayLevel": "0"}
+            )
+
+    run(work())
+
+
 def test_rule_changes_at_run_time(tmp_path: Path) -> None:
     async def work() -> None:
         async with sync_master(tmp_path) as desk:

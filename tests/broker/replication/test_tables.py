@@ -19,14 +19,16 @@ from gimbalmq.broker.json_file import TableThread
 from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.broker.pairs import Pairs
 from gimbalmq.broker.replication import tables as tables_module
+from gimbalmq.errors import StateError
 from gimbalmq.model import topics as names
 from gimbalmq.protocol.access_bodies import UserBody
 from gimbalmq.protocol.bodies import DataVersion, GroupConfig, TopicConfig
 from gimbalmq.protocol.codes import RequestCode as Code
 from gimbalmq.protocol.command import RemotingCommand
-from gimbalmq.protocol.replication_bodies import HaStatus
+from gimbalmq.protocol.replication_bodies import HaStatus, TimerCheckpoint
 from gimbalmq.protocol.signing import Signer
 from gimbalmq.rpc import access as rpc
+from gimbalmq.rpc.call import ask
 from gimbalmq.store.timer_files import TimerCheck
 from gimbalmq.testing import LocalCluster, RecordedDisk
 from gimbalmq.transport.pool import ChannelPool
@@ -122,6 +124,9 @@ def test_every_change_at_the_master_is_at_the_slave_within_a_second() -> None:
                 assert answer.code == 0, answer
                 await two.told(15, _commit("g", "T", number + 1))
             await _within(lambda: slave.offsets.get("g", "T", 0) == 3)
+            later = {"TIMER_DELIVER_MS": f"{SYSTEM_CLOCK.wall_ms() + 3_600_000}"}
+            assert (await two.ask(master, 310, send_fields("T", properties=later), b"body")).code == 0
+            await until(lambda: len(master.timers) == 1)
             await two.told(207, {"groupName": "g", "cleanOffset": "true"})
             await _within(lambda: slave.groups.known("g") is None and slave.offsets.get("g", "T", 0) == -1)
             # A deleted topic disappears, with its queues: the log tells of those.
@@ -130,20 +135,24 @@ def test_every_change_at_the_master_is_at_the_slave_within_a_second() -> None:
             await _within(lambda: "T" not in slave.topics and not slave.store.queue_ids("T"))
             await two.same()
             assert slave.copies.rounds > 3
+            # A master that comes back is told by a slave how far timers had come (60), from its last question on.
+            await until(lambda: slave.timers.progress().read_ms)
+            checkpoint = TimerCheckpoint.decode((await two.ask(slave, 60)).body)
+            assert checkpoint.last_timer_queue_offset == slave.timers.progress().fill_until
+            assert slave.timers.progress().queue_offset == 0
 
     run(work())
 
 
 def test_only_changes_travel_and_nothing_if_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: dict[int, list[int]] = {}
-    ask = tables_module.ask
 
     async def counted(caller: Any, address: str, code: int, *rest: Any, **more: Any) -> RemotingCommand:
         answer = await ask(caller, address, code, *rest, **more)
         sizes.setdefault(code, []).append(len(answer.body))
         return answer
 
-    monkeypatch.setattr(tables_module, "ask", counted)
+    monkeypatch.setattr(f"{tables_module.__name__}.ask", counted)
 
     async def work() -> None:
         async with pair() as two:
@@ -511,6 +520,8 @@ def test_queues_of_topics_that_apache_deleted_are_dropped() -> None:
             assert not slave.store.queue_ids("gone") and slave.store.queue_ids("new")
             await slave.copies._drop_queues(last + 1)
             assert not slave.store.queue_ids("new")
+            with pytest.raises(StateError, match="by a record of its log"):
+                two.master.store.drop_queues("new")
             assert slave.store.queue_ids(names.OP_HALF_TOPIC) == two.master.store.queue_ids(
                 names.OP_HALF_TOPIC
             )
@@ -526,6 +537,8 @@ def test_a_master_without_topics_is_not_believed() -> None:
             count = len(slave.topics)
             await round_()
             assert "not even its own" in slave.copies.troubles["topics"]
+            slave.replication.follower.trouble = None
+            assert "the master's topics cannot be copied" in (slave.replication.status().trouble or "")
             assert len(slave.topics) == count and slave.groups.known("a1") is not None
 
     run(work())

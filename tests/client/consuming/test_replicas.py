@@ -338,6 +338,23 @@ def test_progress_goes_to_the_slave_and_to_the_master_as_soon_as_it_is_back() ->
     with_pair(scenario)
 
 
+def test_who_was_cut_off_itself_tells_the_master_nothing_at_once() -> None:
+    """Others may have its queue by now, and be further."""
+
+    async def scenario(pair: Pair) -> None:
+        pair.put("a")
+        await pair.reader(Bodies(), persist_interval=40.0)
+        await asyncio.sleep(1)
+        network = pair.cluster.network
+        assert network is not None
+        network.reset(pair.master.address.partition(":")[0])
+        await asyncio.sleep(20)
+        assert len(pair.master.of(RequestCode.HEART_BEAT)) > 1, "it is back"
+        assert not pair.master.of(UPDATE)
+
+    with_pair(scenario)
+
+
 def test_who_joins_while_the_master_is_dead_goes_on_from_the_slaves_offset() -> None:
     """S2-05, S2-34: members and offset from any replica."""
 
@@ -470,11 +487,31 @@ def test_acting_master_keeps_ordered_consumers_going() -> None:
         await pair.cluster.launch(consumer)
         await asyncio.sleep(1)
         await pair.master.close()
+        pair.cluster.stand_ins_allowed = True
+        pair.cluster.perms["T", "broker-a"] = 4
         pair.cluster.replicas["broker-a"] = {0: pair.slave.address}
-        await asyncio.sleep(60)
+        await asyncio.sleep(61)
         pair.slave.put("T", 0, "b")
-        await asyncio.sleep(6)
+        await asyncio.sleep(5)
         assert bodies == ["a", "b"]
         assert pair.slave.of(LOCK) and pair.slave.committed(Q0) == 2
+
+    with_pair(scenario)
+
+
+def test_master_is_found_soon_behind_a_slave_that_stood_in_for_a_moment() -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.cluster.stand_ins_allowed = True
+        pair.put("a")
+        await pair.reader(Bodies())
+        await asyncio.sleep(1)
+        await pair.kill_master()
+        pair.cluster.perms["T", "broker-a"] = 4
+        pair.cluster.replicas["broker-a"] = {0: pair.slave.address}
+        await asyncio.sleep(3)
+        del pair.cluster.perms["T", "broker-a"]
+        new = await pair.restart_master()
+        await asyncio.sleep(6)
+        assert new.of(RequestCode.HEART_BEAT), "long before the next poll of routes"
 
     with_pair(scenario)

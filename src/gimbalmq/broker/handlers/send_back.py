@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable
 
 from gimbalmq._clock import Clock
 from gimbalmq.broker.clients import Producers
@@ -12,6 +13,7 @@ from gimbalmq.broker.creations import Creations
 from gimbalmq.broker.handlers.send import send_header, trace_fields
 from gimbalmq.broker.metadata import Topics
 from gimbalmq.broker.redelivery import copied
+from gimbalmq.broker.replication.acknowledging import Acknowledging
 from gimbalmq.broker.stats import Stats
 from gimbalmq.broker.stored import stored_record
 from gimbalmq.broker.writer import Writer
@@ -44,6 +46,7 @@ class SendBackHandlers:
         live: LiveConfig,
         stats: Stats,
         store_host: bytes,
+        acknowledging: Acknowledging,
         clock: Clock,
     ) -> None:
         self._store = store
@@ -54,6 +57,7 @@ class SendBackHandlers:
         self._live = live
         self._stats = stats
         self._store_host = "{}:{}".format(*unpack_host(store_host))
+        self._acknowledging = acknowledging
         self._clock = clock
 
     def register(self, handlers: Handlers) -> None:
@@ -102,7 +106,7 @@ class SendBackHandlers:
         header = SendMessageReply(msg_id="", queue_id=0, queue_offset=0)
         return request.reply(answer.code, answer.remark, header.to_ext() | trace_fields(self._live.now))
 
-    def send_back(self, channel: Channel, request: RemotingCommand) -> Answer:
+    def send_back(self, channel: Channel, request: RemotingCommand) -> Answer | asyncio.Future[Answer]:
         """A consumer failed: store the message for its group again, later, or give it up."""
         header = SendBack.from_ext(request.ext_fields)
         config = self._live.now
@@ -138,10 +142,16 @@ class SendBackHandlers:
             properties[prop.DELAY] = str(header.delay_level or 3 + record.reconsume_times)
         draft = copied(record, topic, queue_id, properties)
         draft.reconsume_times += 1
-        self._writer.put(draft)
+        place = self._writer.put(draft)[0]
         original = properties[prop.RETRY_TOPIC]
         if original not in self._topics:
             # The client may have written anything there; statistics are of topics.
             original = record.topic
         self._stats.item("SNDBCK_PUT_NUMS", f"{original}@{header.group}").add()
-        return request.reply()
+        settled = self._acknowledging.settle_silently(place.end)
+        return request.reply() if settled is None else asyncio.ensure_future(_reply_when(settled, request))
+
+
+async def _reply_when(settled: Awaitable[object], request: RemotingCommand) -> Answer:
+    await settled
+    return request.reply()

@@ -76,8 +76,8 @@ class TableHandlers:
 
     async def topics(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = GetTopicTable.from_ext(request.ext_fields)
-        version, total, known = self._topics.version, len(self._topics), version_of(header.data_version)
-        reply = TopicTableReply(total_topic_num=total)
+        version, known = self._topics.version, version_of(header.data_version)
+        reply = TopicTableReply(total_topic_num=None if header.topic_seq is None else len(self._topics))
         if header.changes_only:
             changes = None if known is None else self._topics.history.since(known, version)
             reply.changes_only = changes is not None
@@ -102,8 +102,8 @@ class TableHandlers:
 
     async def groups(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = GetGroupTable.from_ext(request.ext_fields)
-        version, total, known = self._groups.version, len(self._groups), version_of(header.data_version)
-        reply = GroupTableReply(total_group_num=total)
+        version, known = self._groups.version, version_of(header.data_version)
+        reply = GroupTableReply(total_group_num=None if header.group_seq is None else len(self._groups))
         if header.changes_only:
             changes = None if known is None else self._groups.history.since(known, version)
             reply.changes_only = changes is not None
@@ -174,11 +174,13 @@ class TableHandlers:
     def timer_checkpoint(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = GetOffsetTable.from_ext(request.ext_fields)
         check = self._timers.progress()
+        # A slave fills its wheel when it becomes the master, and tells how far its own master had come.
+        offset = max(check.queue_offset, check.fill_until) if self._timers.is_resting else check.queue_offset
         checkpoint = TimerCheckpoint(
             last_read_time_ms=check.read_ms,
             last_timer_log_flush_pos=max(0, check.log_end),
-            last_timer_queue_offset=check.queue_offset,
-            master_timer_queue_offset=check.queue_offset,
+            last_timer_queue_offset=offset,
+            master_timer_queue_offset=offset,
             version=self._timers.version,
         )
         fields = None

@@ -89,6 +89,18 @@ class Acknowledging:
             wait.add_done_callback(partial(_settle, answer, disk, copies))
         return answer
 
+    def settle_silently(self, end: int) -> asyncio.Future[ResponseCode] | None:
+        """The wait for a record that says WAIT=false and that somebody goes on behind: what a consumer sends back.
+
+        Apache's brokers answer at once. If then the master is lost, so is the message: its group has passed it, and no
+        slave has it for the retry. The code of such an answer is always 0, because a consumer that is told another
+        sends the message once more.
+        """
+        if self._live.now.replica_rule != "safe" or not self.waits:
+            return None
+        settled = self.settle(end)
+        return None if isinstance(settled, ResponseCode) else settled
+
     def _copied(self, end: int, config: BrokerConfig) -> ResponseCode | asyncio.Future[bool]:
         if not self._waits_for_slaves(config):
             return ResponseCode.SUCCESS

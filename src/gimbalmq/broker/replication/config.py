@@ -112,7 +112,7 @@ class ReplicationOptions(Configuration):
         False, "the smallest slave stands in for a dead master, read only", fixed=True
     )
     enable_remote_escape: bool = option(
-        False, "with that: delayed and undecided messages go on at other brokers meanwhile"
+        False, "with that: delayed messages that fall due meanwhile go to other brokers; transactions wait"
     )
     skip_pre_online: bool = option(
         False, "with that: serve at once after the start, without asking the other replicas", fixed=True

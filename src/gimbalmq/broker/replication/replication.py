@@ -14,6 +14,7 @@ from gimbalmq.broker.metadata import Groups, Topics
 from gimbalmq.broker.registration import Registrar
 from gimbalmq.broker.replication import agreement
 from gimbalmq.broker.replication.config import ASYNC_MASTER, MASTER_ID, SLAVE, SYNC_MASTER
+from gimbalmq.broker.replication.escape import Escape
 from gimbalmq.broker.replication.follower import Follower, State
 from gimbalmq.broker.replication.masters import Master, NamedMasters, require_no_other
 from gimbalmq.broker.replication.progress import CopiedProgress
@@ -93,7 +94,9 @@ class Replication:
         follower: copies the master's log while this broker is a slave.
         only_master: with a controller, the ordinary address of the master that it has named; no other one is copied.
         in_set: with a controller, whether a slave is in its set of replicas in sync.
+        unconfirmed: with a controller, how many sends wait until all of the set have what they stored.
         election_trouble: with a controller, why this broker has no part in elections just now, if it has none.
+        table_trouble: at a slave, why a table of its master is not copied, if one is not.
         on_cut: told of the offset at which our log has been cut.
         on_copying: told when this broker begins to copy a master (its ordinary address), and with None when it stops.
     """
@@ -115,6 +118,7 @@ class Replication:
         groups: Groups,
         long_poll: LongPoll,
         source: HaSource,
+        escape: Escape,
         arrived: Callable[[Sequence[QueueLog]], None],
     ) -> None:
         self._store = store
@@ -137,10 +141,13 @@ class Replication:
         self._listens = False
         self.roles = roles
         self.source = source
+        self._escape = escape
         self.follower = Follower(store, live, network, pool, clock, arrived)
         self.only_master: str | None = None
         self.in_set: Callable[[Replica], bool] | None = None
+        self.unconfirmed: Callable[[], int] = lambda: 0
         self.election_trouble: Callable[[], str | None] = lambda: None
+        self.table_trouble: Callable[[], str | None] = lambda: None
         self.on_cut: list[Callable[[int], None]] = []
         self.on_copying: list[Callable[[str | None], None]] = []
         registration.answered = self._answered
@@ -206,14 +213,24 @@ class Replication:
             if acting:
                 log.warning("the master is gone: this slave stands in for it, read only")
                 self._tell(None)  # what a master says that comes back may be older than what we have learned
+                self._progress.settle()
+                self._progress.forget()
+                if self._live.now.enable_remote_escape:
+                    await self._turns.run(self._services.stand_in(self._escape.put))
             else:
                 log.warning("the master is back: this slave stands in for it no more")
+                await self._stop_standing_in()
                 self._services.forget_locks()
                 self._long_poll.wake_all()
                 self._tell(self.master_address or None)
 
+    async def _stop_standing_in(self) -> None:
+        self._services.stop_standing_in()
+        await self._escape.close()
+
     async def close(self) -> None:
         await self._tasks.close()
+        await self._escape.close()
         await self.follower.close()
         await self.source.close()
 
@@ -345,6 +362,7 @@ class Replication:
 
     async def _take_over(self) -> None:
         self._tell(None)
+        await self._stop_standing_in()
         await self.follower.close()
         self._progress.settle()
         self._progress.forget()
@@ -469,6 +487,11 @@ class Replication:
             hear(offset)
         return report
 
+    @property
+    def waiting(self) -> int:
+        """Sends that wait for slaves."""
+        return self.source.acks.waiting + self.unconfirmed()
+
     # -- for tools ---------------------------------------------------------------------------
 
     def status(self) -> ReplicationStatus:
@@ -502,7 +525,7 @@ class Replication:
             master=self.master_address,
             master_ha="" if target is None else target.ha_address,
             state=str(follower.state),
-            trouble=follower.trouble or self.election_trouble(),
+            trouble=follower.trouble or self.election_trouble() or self.table_trouble(),
             lag=follower.lag,
             bytes_per_second=follower.bytes_per_second,
             last_read_ms=follower.last_read_ms,

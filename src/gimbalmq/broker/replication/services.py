@@ -7,13 +7,16 @@ does a broker that starts as a master from the folder of a slave.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from gimbalmq._steps import Steps
 from gimbalmq.broker.delay_levels import DelayLevels
 from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.metadata import ConsumerOffsets, Topics
+from gimbalmq.broker.redelivery import Deliverer
 from gimbalmq.broker.timers import Timers
 from gimbalmq.broker.transactions import Transactions
+from gimbalmq.broker.writer import Draft
 from gimbalmq.model import properties as prop
 from gimbalmq.model import topics as topic_names
 from gimbalmq.model.record import decode_record
@@ -41,6 +44,7 @@ class MasterServices:
         topics: Topics,
         offsets: ConsumerOffsets,
         locks: QueueLocks,
+        deliverer: Deliverer,
         delays: DelayLevels,
         timers: Timers,
         transactions: Transactions,
@@ -49,6 +53,7 @@ class MasterServices:
         self._topics = topics
         self._offsets = offsets
         self._locks = locks
+        self._deliverer = deliverer
         self._delays = delays
         self._timers = timers
         self._transactions = transactions
@@ -68,10 +73,20 @@ class MasterServices:
 
     def rest(self) -> None:
         """Somebody else is the master from now on."""
-        self._delays.rest()
-        self._timers.rest()
+        self.stop_standing_in()
         self._transactions.rest()
         self._locks.forget_all()
+
+    def stand_in(self, elsewhere: Callable[[list[Draft]], int]) -> Steps[None]:
+        """While the rest rests: delayed messages and timers that fall due go elsewhere, to other brokers."""
+        self._deliverer.elsewhere = elsewhere
+        yield from self._delays.go_on(promoted=True)
+        yield from self._timers.go_on(promoted=True)
+
+    def stop_standing_in(self) -> None:
+        self._delays.rest()
+        self._timers.rest()
+        self._deliverer.elsewhere = None
 
     def forget_locks(self) -> None:
         """Somebody else gives locks from now on."""

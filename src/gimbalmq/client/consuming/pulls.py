@@ -106,10 +106,6 @@ class Pulls:
         now = self._clock.monotonic()
         if result.status is PullStatus.FOUND:
             self._found[queue] = (address, now)
-        elif result.status is PullStatus.NO_MATCHED_MSG:
-            if result.max_offset <= offset == result.next_offset:
-                # Apache's slaves say "once more" behind the end of what they have; there is nothing that could match.
-                result.status = PullStatus.NO_NEW_MSG
         elif result.status is PullStatus.OFFSET_ILLEGAL and result.next_offset == result.max_offset < offset:
             giver, when = self._found.get(queue, (address, 0.0))
             if giver != address and now - when < DOUBT_SECONDS:
