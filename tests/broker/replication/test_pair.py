@@ -95,7 +95,7 @@ def test_a_promoted_slave_goes_on_where_the_master_stopped() -> None:
         new = pair.slave
         await pair.until(lambda: new.roles.is_master)
         async with asyncio.timeout(2.0):  # long before it registers by the clock
-            while await pair.addresses() != {0: new.address}:
+            while await pair.addresses() != {0: new.address}:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert old != new.address
         answer = await pair.send("after", to=new)
