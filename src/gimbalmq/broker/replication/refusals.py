@@ -67,6 +67,13 @@ class SlaveRefusals:
         ):
             for code in codes:
                 handlers.by_code[code] = self._before(handlers.by_code[code], refusal)
+        # A slave that is becoming the master has a store that takes messages before anybody may send any.
+        for code in _SENDS:
+            handlers.take_batches_if(code, self._is_serving)
+
+    def _is_serving(self) -> bool:
+        role = self._roles.now
+        return role.is_master and role.online
 
     def _before(self, handler: Handler, refusal: Callable[[Role], ResponseError | None]) -> Handler:
         roles = self._roles
