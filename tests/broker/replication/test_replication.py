@@ -6,11 +6,16 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from gimbalmq.broker.replication import replication
 from gimbalmq.broker.replication.follower import State
 from gimbalmq.model import properties as prop
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
+from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.ha import encode_report
 from gimbalmq.transport.network import split_address
+from gimbalmq.transport.pool import ChannelPool
 from tests.broker.desk import send_fields
 from tests.broker.replication.pairs import Pair, bodies, pair
 
@@ -32,9 +37,9 @@ class RawSlave(asyncio.Protocol):
         self.transport.write(encode_report(end))
 
 
-async def raw_slave(pair: Pair, ha_address: str) -> RawSlave:
+async def raw_slave(pair: Pair, ha_address: str, own: str = "10.0.0.77") -> RawSlave:
     host, port = split_address(ha_address)
-    found = await pair.network.host("10.0.0.77").connect(RawSlave, host, port, 1.0)
+    found = await pair.network.host(own).connect(RawSlave, host, port, 1.0)
     assert isinstance(found, RawSlave)
     return found
 
@@ -111,5 +116,58 @@ def test_whoever_copies_a_slave_that_is_cut_has_to_begin_anew() -> None:
         await slave.replication.cut(last[0])
         await pair.until(lambda: chained.is_lost, 5.0)
         assert not slave.source.replicas
+
+    pair(body)
+
+
+def test_nothing_is_taken_before_it_is_known_whether_there_is_another_master(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(pair: Pair) -> None:
+        await pair.send("one")
+        await pair.copied()
+        await pair.cluster.kill_broker(0)
+        answers: list[RemotingCommand] = []
+
+        async def send_meanwhile(caller: object, config: object, own_address: str) -> None:
+            fields = send_fields("T", 0, {prop.UNIQ_KEY: "early"})
+            pool = ChannelPool(network=pair.network.host("10.0.0.98"))
+            for code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
+                answers.append(await pool.call(own_address, RemotingCommand(code, fields, b"early"), 5.0))
+            await pool.close()
+
+        monkeypatch.setattr(replication, "require_no_other", send_meanwhile)
+        again = await pair.cluster.start_broker(0)
+        assert [answer.code for answer in answers] == [ResponseCode.SERVICE_NOT_AVAILABLE] * 2
+        await pair.pool.close()
+        pair.pool = ChannelPool(network=pair.network.host("10.0.0.98"))
+        await pair.send("two", to=again)
+        assert bodies(again, "T") == ["one", "two"]
+
+    pair(body)
+
+
+def test_a_slave_that_comes_again_is_not_two() -> None:
+    async def body(pair: Pair) -> None:
+        master = pair.master
+        await pair.send("one")
+        await pair.cluster.stop_broker(1)
+        await pair.set(master, brokerRole="SYNC_MASTER", inSyncReplicas=3, slaveTimeout=600_000)
+        first = await raw_slave(pair, master.replication.ha_address)
+        first.report(master.store.max_commitlog_offset)
+        await pair.until(lambda: master.source.acks.connected == 1)
+        sending = asyncio.ensure_future(pair.send("two"))
+        await pair.until(lambda: master.source.acks.waiting)
+        end = master.store.max_commitlog_offset
+        first.report(end)
+        await pair.until(lambda: master.source.replicas[0].acked == end)
+        again = await raw_slave(pair, master.replication.ha_address)
+        again.report(end)
+        await pair.until(lambda: [slave.acked for slave in master.source.replicas] == [end, end])
+        await asyncio.sleep(1.0)
+        assert not sending.done()
+        # Who reports again lives: then there are two, on one machine.
+        first.report(end)
+        await sending
 
     pair(body)

@@ -178,6 +178,7 @@ class Replication:
         """Raises ConfigError if this broker is to be the master, and there is another one."""
         if self.roles.is_master:
             await require_no_other(self._pool, self._live.now, own_address)
+        self.roles.has_place = True
 
     async def start(self) -> None:
         """Goes about its role; the name servers have been told of it."""
