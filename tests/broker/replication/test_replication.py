@@ -132,8 +132,11 @@ def test_nothing_is_taken_before_it_is_known_whether_there_is_another_master(
         async def send_meanwhile(caller: object, config: object, own_address: str) -> None:
             fields = send_fields("T", 0, {prop.UNIQ_KEY: "early"})
             pool = ChannelPool(network=pair.network.host("10.0.0.98"))
-            for code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
-                answers.append(await pool.call(own_address, RemotingCommand(code, fields, b"early"), 5.0))
+            requests = (
+                RemotingCommand(RequestCode.SEND_MESSAGE_V2, fields, b"early"),
+                RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, fields, b"early"),
+            )
+            answers.extend([await pool.call(own_address, request, 5.0) for request in requests])
             await pool.close()
 
         monkeypatch.setattr(replication, "require_no_other", send_meanwhile)

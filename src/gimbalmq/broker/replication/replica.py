@@ -35,8 +35,8 @@ class Replica(asyncio.Protocol):
         slave_id: which broker it is, if its dialect tells.
         acked: where the slave's log ends, as it reported; -1 before its first report.
         sent: what is sent next begins there; -1 before that is known.
-        is_sure: False after another connection from the same host, until this one reports again. A slave that comes again
-            after a cut of the network leaves a connection behind, which must not count as a second slave.
+        is_sure: False after another connection from the same host, until this one reports again. A slave that comes
+            again after a cut of the network leaves a connection behind, which must not count as a second slave.
         caught_up_at: when it last had all that we had, in the clock's seconds.
     """
 
