@@ -75,6 +75,19 @@ def test_newcomers_are_told_of_the_modules_there_are(package: str) -> None:
     assert set(re.findall(r"`(\w+)/?`", first_cells)) - modules - packages == set()
 
 
+def test_refusals_in_the_page_of_replication_are_what_servers_say() -> None:
+    """Each part of a quoted message, between what varies, stands in the code, whose strings go over several lines."""
+    code = "".join(path.read_text() for path in sorted((ROOT / "src" / "gimbalmq").rglob("*.py")))
+    code = re.sub(r'"\s*\n\s*f?"', "", code)
+    page = (ROOT / "docs" / "replication.md").read_text()
+    table = page.partition("## When something is refused")[2].partition("\n## ")[0]
+    quoted = re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)
+    assert len(quoted) > 7
+    for message in quoted:
+        for part in re.split(r"\b[XY]\b|ADDRESS|broker-a|\.\.\.", message):
+            assert part.strip() in code, message
+
+
 def test_make_targets_named_in_pages_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:

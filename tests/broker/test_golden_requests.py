@@ -34,8 +34,6 @@ MISSING_FIELDS = {
     # Flags of a topic and a group that only Apache's proxy reads.
     11: {"groupSysFlag", "topicSysFlag"},
     361: {"groupSysFlag", "topicSysFlag"},
-    # The number of groups announces pages; without it the asker takes the body as complete, and it is.
-    201: {"totalGroupNum"},
 }
 """Ext-fields of Java's answers that ours do not have, by request code, with the reason."""
 

@@ -122,8 +122,8 @@ def test_group_shut_out_of_one_topic(tmp_path: Path) -> None:
 def test_outcome_by_offset(tmp_path: Path, code: int) -> None:
     """S3-17: the broker checks the offset against the queue's min and max and answers accordingly.
 
-    S3-18: every answer, whatever its outcome, carries suggestWhichBrokerId. Only that it is there
-    and names the master (0) is shown: this broker has no replica to suggest.
+    S3-18: every answer, whatever its outcome, carries suggestWhichBrokerId: the master (0) unless slaves may be read,
+    of which tests/broker/replication/test_reading.py tells.
     """
 
     async def work() -> None:

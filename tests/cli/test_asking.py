@@ -115,7 +115,7 @@ def test_a_wrong_client_file_is_a_wrong_option(tmp_path: Path, capsys: pytest.Ca
     assert "cannot be read" in capsys.readouterr().err
 
 
-_ASK_NOBODY = ("balance simulate", "cert", "completion", "server", "broker", "namesrv")
+_ASK_NOBODY = ("balance simulate", "cert", "cluster local", "completion", "server", "broker", "namesrv")
 
 
 def test_every_command_that_asks_a_cluster_takes_a_client_file() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import socket
 from pathlib import Path
@@ -34,6 +35,23 @@ def test_every_replica_has_ports_and_a_folder_of_its_own(tmp_path: Path) -> None
         assert ("--slave" in child.words) == ("slave" in child.title)
         assert ("--sync-master" in child.words) == ("master" in child.title)
         assert "slaveTimeout=100" in child.words
+
+
+def test_who_was_promoted_in_a_kept_folder_is_the_master(tmp_path: Path) -> None:
+    """It has the configuration of a slave still, which it knows better; its old master takes its id."""
+    for replica, given in ((1, "SLAVE"), (2, "ASYNC_MASTER")):
+        config = tmp_path / f"broker-a-{replica}" / "config"
+        config.mkdir(parents=True)
+        (config / "role.json").write_text(json.dumps({"given": {"brokerRole": given, "brokerId": 0}}))
+    _, brokers = local_cluster.children(_args("--brokers", 1, "--replicas", 3, "--sync"), tmp_path)
+    assert [(child.title, child.address[-5:], child.words[-2:]) for child in brokers] == [
+        ("broker-a master", "10931", ["--slave", "2"]),
+        ("broker-a slave 2", "10911", ["--slave", "2"]),
+        ("broker-a slave 1", "10921", ["--slave", "1"]),
+    ]
+    (tmp_path / "broker-a-2" / "config" / "role.json").write_text("{")
+    _, brokers = local_cluster.children(_args("--brokers", 1, "--replicas", 3), tmp_path)
+    assert (brokers[0].title, brokers[0].address) == ("broker-a master", "127.0.0.1:10911")
 
 
 @pytest.mark.parametrize(

@@ -36,11 +36,19 @@ def own_log() -> Iterator[None]:
     root.handlers[:], root.level = before
 
 
-@pytest.fixture
-def parted(tmp_path: Path) -> Iterator[ThreadCluster]:
-    """Messages that both had, some that only the old master took, some that only the new one did; in several files."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("parted")
+
+
+@pytest.fixture(scope="module")
+def parted(folder: Path) -> Iterator[ThreadCluster]:
+    """Messages that both had, some that only the old master took, some that only the new one did; in several files.
+
+    The last test mends it.
+    """
     small = {"mappedFileSizeCommitLog": FILE_BYTES}
-    with LocalCluster.in_thread(replicas=2, store=tmp_path, properties=small) as cluster:
+    with LocalCluster.in_thread(replicas=2, store=folder, properties=small) as cluster:
         send(cluster, "common", 50)
         cluster.in_step()
         cluster.kill_broker(NEW)
@@ -53,13 +61,31 @@ def parted(tmp_path: Path) -> Iterator[ThreadCluster]:
         yield cluster
 
 
-def test_a_folder_that_was_a_masters_is_compared_and_cut_when_told_to(
-    parted: ThreadCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_compared_is_told(
+    parted: ThreadCluster, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", parted.namesrv)
-    log = tmp_path / "broker-a" / "commitlog"
+
+    def told(*words: object, code: int) -> str:
+        assert main(["broker", "rejoin", *map(str, words)]) == code
+        return capsys.readouterr().err
+
+    assert "is open in this process already" in told("--store", folder / "broker-a-1", code=1)  # it runs
+    assert "there is no folder commitlog" in told("--store", folder, code=2)
+    assert "no such broker has a master" in told("--store", folder / "broker-a", "--name", "b", code=2)
+    assert "name the folder" in told(code=2)
+    assert "haCutTailFrom" in told("127.0.0.1:1", "--cut", code=2)
+    address = parted.replica(0, 1).address
+    assert "promote a slave first" in told(address, "--yes", code=2)
+
+
+def test_a_folder_that_was_a_masters_is_compared_and_cut_when_told_to(
+    parted: ThreadCluster, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", parted.namesrv)
+    log = folder / "broker-a" / "commitlog"
     before = _bytes(log)
-    words = ["broker", "rejoin", "--store", str(tmp_path / "broker-a"), "--id", "2"]
+    words = ["broker", "rejoin", "--store", str(folder / "broker-a"), "--id", "2"]
     assert main(words) == 4
     shown = capsys.readouterr().out
     assert re.search(r"has 30 messages that the master has not", shown), shown
@@ -77,7 +103,7 @@ def test_a_folder_that_was_a_masters_is_compared_and_cut_when_told_to(
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert "The master has all of it" in shown
-    assert f"gimbalmq broker --slave 2 --store {tmp_path / 'broker-a'}" in shown
+    assert f"gimbalmq broker --slave 2 --store {folder / 'broker-a'}" in shown
     parted.demote_broker(OLD, 2)
     parted.start_broker(OLD)
     parted.in_step()
@@ -85,7 +111,7 @@ def test_a_folder_that_was_a_masters_is_compared_and_cut_when_told_to(
     assert _messages(old) == _messages(new) == {"common": 50, "later": 20}
     end = new.max_commitlog_offset
     assert old.max_commitlog_offset == end
-    assert _bytes(log)[:end] == _bytes(tmp_path / "broker-a-1" / "commitlog")[:end]
+    assert _bytes(log)[:end] == _bytes(folder / "broker-a-1" / "commitlog")[:end]
 
 
 def _bytes(log: Path) -> bytes:
@@ -102,21 +128,3 @@ def _messages(store: MessageStore) -> dict[str, int]:
         for topic in store.topics()
     }
     return {topic: count for topic, count in counts.items() if count}
-
-
-def test_what_cannot_be_compared_is_told(
-    parted: ThreadCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("NAMESRV_ADDR", parted.namesrv)
-
-    def told(*words: object, code: int) -> str:
-        assert main(["broker", "rejoin", *map(str, words)]) == code
-        return capsys.readouterr().err
-
-    assert "is open in this process already" in told("--store", tmp_path / "broker-a-1", code=1)  # it runs
-    assert "there is no folder commitlog" in told("--store", tmp_path, code=2)
-    assert "no such broker has a master" in told("--store", tmp_path / "broker-a", "--name", "b", code=2)
-    assert "name the folder" in told(code=2)
-    assert "haCutTailFrom" in told("127.0.0.1:1", "--cut", code=2)
-    address = parted.replica(0, 1).address
-    assert "promote a slave first" in told(address, "--yes", code=2)

@@ -93,7 +93,9 @@ def test_brokers_of_4_9_which_do_not_know_the_request_are_asked_otherwise(
     for broker_id, end in ((0, 1000), (1, 900)):
         table = KvTable(table={"commitLogMaxOffset": str(end)}).dump()
         cluster.broker("broker-a", broker_id, {RequestCode.GET_BROKER_RUNTIME_INFO: table})
-    assert re.search(r"slave .* 900 +100 +-", run("broker", "ha-status"))
+    shown = run("broker", "ha-status", "broker-a")
+    assert re.search(r"master .* 1000 +-\n", shown) and re.search(r"slave .* 900 +100 +-\n", shown), shown
+    assert "no slave" not in shown.lower() and "copies from" not in shown, "nobody knows"
 
 
 def test_a_broker_that_does_not_answer_is_named(cluster: ScriptedCluster, run: Run) -> None:
@@ -158,6 +160,12 @@ def test_the_slave_with_the_longest_log_is_promoted(cluster: ScriptedCluster, ru
         "broker", "promote", "broker-a", "--sync", "--yes"
     )
     assert _asked_to_lead(long) == [{"brokerRole": "SYNC_MASTER", "brokerId": "0"}]
+
+
+def test_of_slaves_with_the_same_log_one_of_ours_is_promoted(cluster: ScriptedCluster, run: Run) -> None:
+    cluster.broker("broker-a", 1, as_slave(900, None))
+    ours = cluster.broker("broker-a", 2, as_slave(900))
+    assert f"slave 2 at {ours.address}" in run("broker", "promote", "broker-a", "--dry-run")
 
 
 def test_a_slave_is_promoted_by_force(cluster: ScriptedCluster, run: Run) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +17,15 @@ from tests.peers.apache import ApacheController, mqadmin
 from tests.peers.controlled import ControlledSet, Pursuit, epoch_file, epochs
 from tests.peers.folders import Log, same
 from tests.peers.ours import OurNameServer
-from tests.peers.process import Process
-from tests.peers.replicas import NEW, OURS, SLOTS, Kind, Replica, caught_up, start_all
+from tests.peers.process import Process, free_port
+from tests.peers.replicas import NEW, OURS, SLOTS, Kind, Replica, caught_up, paused, start_all
 from tests.peers.traffic import Traffic, log_end
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(360)]
+
+
+KILLS = int(os.environ.get("GIMBALMQ_CONTROLLER_KILLS", "6"))
+"""Of masters of three replicas, in the long form."""
 
 
 def watch(*processes: Process) -> None:
@@ -125,32 +131,27 @@ def test_our_brokers_alone(controller: ApacheController, namesrv: str, tmp_path:
         replicas.wait_for_set(first, second)
 
 
-@pytest.mark.parametrize("apache_first", [True, False], ids=["Apache begins", "ours begins"])
-def test_one_set_with_apaches_broker(
-    controller: ApacheController, namesrv: str, tmp_path: Path, apache_first: bool
-) -> None:
-    name = f"mixed-{apache_first}"
-    with ControlledSet(tmp_path, name, controller, namesrv=namesrv) as replicas:
-        kinds: list[Kind] = [NEW, OURS] if apache_first else [OURS, NEW]
-        first, second = (replicas.member(kind) for kind in kinds)
-        watch(first, second)
-        first.start()
-        second.start()
-        replicas.wait_for_set(first, second)
-        ready(replicas, first, "Mixed")
-        Traffic(first.address, "Mixed").every_kind()
-        equal(first, second)
-        assert replicas.elect(second).code == 0
-        replicas.wait_for_set(first, second)
-        Traffic(second.address, "Mixed").plain(20)
-        assert replicas.elect(first).code == 0
-        replicas.wait_for_set(first, second)
+def test_one_set_with_apaches_broker(controller: ApacheController, namesrv: str, tmp_path: Path) -> None:
+    with ControlledSet(tmp_path, "mixed", controller, namesrv=namesrv) as replicas:
+        apache, ours = replicas.member(NEW), replicas.member(OURS)
+        watch(apache, ours)
+        apache.start()
+        ours.start()
+        replicas.wait_for_set(apache, ours)
+        ready(replicas, apache, "Mixed")
+        Traffic(apache.address, "Mixed").every_kind()
+        equal(apache, ours)
+        assert replicas.elect(ours).code == 0
+        replicas.wait_for_set(apache, ours)
+        Traffic(ours.address, "Mixed").plain(20)
+        assert replicas.elect(apache).code == 0
 
-        seconds = kill_under_load(replicas, "Mixed", first, second)
-        print(f"kill of {kinds[0]} to first accepted send at {kinds[1]}: {seconds:.3f} s")
-        first.start()
-        replicas.wait_for_set(first, second)
-        equal(second, first)
+        for victim, heir in ((apache, ours), (ours, apache)):
+            seconds = kill_under_load(replicas, "Mixed", victim, heir)
+            print(f"kill of {victim.name} to first accepted send at {heir.name}: {seconds:.3f} s")
+            victim.start()
+            replicas.wait_for_set(apache, ours)
+            equal(heir, victim)
 
 
 @pytest.mark.soak
@@ -190,7 +191,7 @@ def test_three_replicas_of_both_kinds(controller: ApacheController, namesrv: str
             member.start()
         replicas.wait_for_set(*members)
         ready(replicas, members[0], "Three")
-        for _ in range(6):
+        for _ in range(KILLS):
             with Pursuit("Three", *members) as pursuit:
                 pursuit.wait_for(200)
                 victim = next(
@@ -284,3 +285,92 @@ def test_our_commands_see_and_change_the_set(
         replicas.wait_for_set(second)
         told(living)
         assert first.address not in told("broker sync-state commanded")
+
+
+@pytest.mark.soak
+def test_folders_go_from_one_to_the_other(controller: ApacheController, namesrv: str, tmp_path: Path) -> None:
+    """Log, queues, epochs and identity of a replica, opened by a broker of the other kind, which has the same id."""
+    with ControlledSet(tmp_path, "folders", controller, namesrv=namesrv) as replicas:
+        first, second = replicas.member(OURS), replicas.member(OURS)
+        watch(first, second)
+        first.start()
+        second.start()
+        ids = replicas.wait_for_set(first, second)
+        ready(replicas, first, "Folders")
+        Traffic(first.address, "Folders").every_kind()
+        assert replicas.elect(second).code == 0
+        replicas.wait_for_set(first, second)
+        Traffic(second.address, "Folders").plain(20)
+        equal(second, first)
+        first.stop()
+        apache = replicas.member(NEW, store=first.store, port=first.port)
+        watch(apache)
+        apache.start()
+        assert replicas.wait_for_set(apache, second) == ids
+        Traffic(second.address, "Folders").plain(20)
+        equal(second, apache)
+        assert replicas.elect(apache).code == 0
+        replicas.wait_for_set(apache, second)
+        Traffic(apache.address, "Folders").plain(20)
+        apache.stop()
+        replicas.wait_for_master(second)
+        first.start()
+        assert replicas.wait_for_set(first, second) == ids
+        equal(second, first)
+
+
+@pytest.mark.soak
+def test_three_controllers_of_which_the_leader_dies(namesrv: str, tmp_path: Path) -> None:
+    ports = [free_port() for _ in range(3)]
+    controllers = [
+        ApacheController(tmp_path / f"controller-{number}", ports=ports, number=number) for number in range(3)
+    ]
+    watch(*controllers)
+    try:
+        start_all(*controllers)
+        with ControlledSet(tmp_path, "quorum", *controllers, namesrv=namesrv) as replicas:
+            first, second = replicas.member(OURS), replicas.member(OURS)
+            watch(first, second)
+            first.start()
+            second.start()
+            replicas.wait_for_set(first, second)
+            ready(replicas, first, "Quorum")
+            replicas.controller.kill()
+            with Pursuit("Quorum", first, second) as pursuit:
+                pursuit.wait_for(100)
+                assert set(pursuit.codes) == {0}, "no leader, and sends go on"
+            # A new leader elects as the old one did.
+            replicas.wait_for_set(first, second)
+            kill_under_load(replicas, "Quorum", first, second)
+            first.start()
+            replicas.wait_for_set(first, second)
+            equal(second, first)
+    finally:
+        for controller in controllers:
+            controller.kill()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", [OURS, NEW])
+def test_a_master_that_was_away_takes_nothing_more(
+    controller: ApacheController, namesrv: str, tmp_path: Path, kind: Kind
+) -> None:
+    """It stood still while its slave was elected, and does not know that when it goes on."""
+    with ControlledSet(tmp_path, f"away-{kind}", controller, namesrv=namesrv) as replicas:
+        first, second = replicas.member(OURS), replicas.member(kind)
+        watch(first, second)
+        first.start()
+        second.start()
+        replicas.wait_for_set(first, second)
+        ready(replicas, first, "Away")
+        with Pursuit("Away", first, second) as pursuit:
+            pursuit.wait_for(100)
+            with paused(first):
+                replicas.wait_for_master(second)
+                with Pursuit("Away", first) as late:
+                    pursuit.first_at(second, time.monotonic())
+                    os.kill(first.pid, signal.SIGCONT)
+                    replicas.wait_for_set(first, second)
+        equal(second, first)
+        pursuit.check(bodies(second, "Away"))
+        late.check(bodies(second, "Away"))

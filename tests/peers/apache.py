@@ -16,7 +16,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -194,24 +194,27 @@ class ApacheNameServer(Process):
 
 
 class ApacheController(Process):
-    """Apache's controller, one process that is its own majority; `address` is what brokers are given."""
+    """Apache's controller; `address` is what brokers are given. Without `ports` it is alone, else number `number` of
+    those at these ports."""
 
     def __init__(
         self,
         folder: Path,
         *,
         version: str = "5.5.0",
-        port: int | None = None,
+        ports: Sequence[int] = (),
+        number: int = 0,
         extra: Mapping[str, object] | None = None,
         heap: str = "256m",
     ) -> None:
-        self.port = port or free_port()
+        ports = ports or (free_port(),)
+        self.port = ports[number]
         self.address = f"{HOST}:{self.port}"
         home = prepare_home(folder)
         properties = {
             "controllerDLegerGroup": "group1",
-            "controllerDLegerPeers": f"n0-{self.address}",
-            "controllerDLegerSelfId": "n0",
+            "controllerDLegerPeers": ";".join(f"n{each}-{HOST}:{port}" for each, port in enumerate(ports)),
+            "controllerDLegerSelfId": f"n{number}",
             "controllerStorePath": folder / "controller",
             "mappedFileSize": 1 << 20,
             **(extra or {}),

@@ -17,7 +17,7 @@ from tests.peers.frames import Answer, Frame, _read, one
 from tests.peers.replicas import Kind, Replica, ReplicaSet
 from tests.peers.traffic import configure, send_frame
 
-_SYNC_STATE_DATA, _ELECT_MASTER, _EPOCHS = 1006, 1002, 1007
+_SYNC_STATE_DATA, _ELECT_MASTER, _EPOCHS, _METADATA = 1006, 1002, 1007, 1005
 _NOT_LEADER = 2007
 _NUDGE_SECONDS = 1.0
 """An Apache slave learns where to copy from when it registers. Told its permission, it does so at once."""
@@ -40,13 +40,28 @@ class ControlledSet(ReplicaSet):
         folder: Path,
         name: str,
         controller: ApacheController,
-        *,
+        *others: ApacheController,
         namesrv: str,
         extra: Mapping[str, object] | None = None,
     ) -> None:
-        settings = {**_QUICK, "controllerAddr": controller.address, **(extra or {})}
+        addresses = ";".join(each.address for each in (controller, *others))
+        settings = {**_QUICK, "controllerAddr": addresses, **(extra or {})}
         super().__init__(folder, name, namesrv=namesrv, extra=settings)
-        self.controller = controller
+        self.controllers = [controller, *others]
+
+    @property
+    def controller(self) -> ApacheController:
+        """The one that leads."""
+        deadline = time.monotonic() + 60.0
+        while len(self.controllers) > 1:
+            for each in self.controllers:
+                if each.running:
+                    told = one(each.address, Frame(_METADATA)).fields
+                    if told.get("controllerLeaderAddress") == each.address and told.get("isLeader") == "true":
+                        return each
+            assert time.monotonic() < deadline, "no controller leads"
+            time.sleep(0.1)
+        return self.controllers[0]
 
     def member(self, kind: Kind, *, store: Path | None = None, port: int | None = None) -> Replica:
         """One that is not started yet."""

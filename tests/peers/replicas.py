@@ -123,7 +123,7 @@ class ReplicaSet:
         return made
 
 
-def start_all(*replicas: Replica) -> None:
+def start_all(*replicas: Process) -> None:
     """Side by side: a JVM's start is mostly waiting."""
     with ThreadPoolExecutor(len(replicas)) as pool:
         for each in [pool.submit(replica.start) for replica in replicas]:

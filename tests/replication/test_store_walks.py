@@ -132,7 +132,7 @@ class Walk:
         """Both are level, and stopped: cleanly, or as a crash leaves them."""
         self.catch_up()
         for _ in range(2):
-            before = self._seen()
+            before = self.seen()
             for store in self.stores:
                 if self.chance.random() < 0.5:
                     store.close()
@@ -140,7 +140,7 @@ class Walk:
                     store.abandon()
             for which in range(2):
                 self._again(which)
-            assert self._seen() == before
+            assert self.seen() == before
         for store in self.stores:
             store.close()
         master, slave = self.folders[self.leader], self.folders[1 - self.leader]
@@ -149,7 +149,7 @@ class Walk:
         for which in range(2):
             self._again(which)
 
-    def _seen(self) -> list[object]:
+    def seen(self) -> list[object]:
         """What readers of either store see."""
         return [
             {
@@ -173,7 +173,8 @@ def stroll(folder: Path, seed: int, stops: int) -> None:
     try:
         for _ in range(stops):
             walk.walk(STEPS)
-            seen = (walk.done.append("catch_up"), walk.catch_up(), walk._seen())[2]
+            walk.catch_up()
+            seen = walk.seen()
             assert seen[0] == seen[1]
             walk.stop()
     except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import random
 import shutil
@@ -487,6 +488,16 @@ def test_other_sizes_of_files_are_noticed(tmp_path: Path, ours: int, theirs: int
     master.abandon()
 
 
+def test_a_large_record_is_looked_at_when_it_begins(tmp_path: Path) -> None:
+    """Not when its last byte has come: megabytes would wait in memory for that."""
+    slave = follower(tmp_path / "slave")
+    record = encode_record(topic="A", body=b"x" * 2000, commitlog_offset=17)
+    with pytest.raises(DamagedCopyError, match="lies at 17"):
+        slave.receive(0, record[:100])
+    assert slave.received_offset == 0
+    slave.close()
+
+
 def test_fewer_bytes_than_a_blank_mark_at_a_files_end(tmp_path: Path) -> None:
     """No broker leaves them; who sends such a log has files of another size."""
     slave = follower(tmp_path / "slave")
@@ -584,10 +595,11 @@ def test_holes_and_odd_times_within_a_packet(tmp_path: Path) -> None:
     for number, time in [
         (0, NOON),
         (1, NOON + 1000),
-        (5, 0),
-        (6, NOON + 9000),
-        (7, 1 << 50),
-        (8, NOON + 9000),
+        (5, NOON + 2000),
+        (6, 0),
+        (7, NOON + 9000),
+        (8, 1 << 50),
+        (9, NOON + 9000),
     ]:
         text = encode_properties({"KEYS": "k"})
         data += encode_record(
@@ -601,13 +613,13 @@ def test_holes_and_odd_times_within_a_packet(tmp_path: Path) -> None:
     slave.receive(0, data)
     queue = slave.queue("A", 0)
     entries = slave.entries("A", 0, 0, 20)
-    assert (queue.min_offset, queue.max_offset) == (0, 9)
+    assert (queue.min_offset, queue.max_offset) == (0, 10)
     assert [number for number, entry in enumerate(entries) if entry[1] == FILLER_SIZE] == [2, 3, 4]
     slave.close()
     (file,) = (tmp_path / "slave" / "index").iterdir()
     header, _, used = index_content(file, 16, 64)
     assert header[:2] == (NOON, NOON + 9000)
-    assert [entry[2] for entry in used] == [0, 1, 1, 9, 9, 9]
+    assert [entry[2] for entry in used] == [0, 1, 2, 2, 9, 9, 9]
 
 
 # --- trouble of the disk -------------------------------------------------------------------------
@@ -638,13 +650,27 @@ def test_a_full_disk_stops_the_copy_until_there_is_room(
     slave.close()
 
 
-def test_a_full_disk_at_the_first_byte_leaves_an_empty_store(filled: MessageStore, tmp_path: Path) -> None:
-    files = FailingFiles()
-    slave = follower(tmp_path / "slave", files)
-    files.room = 0
+class NoNewFiles(FailingFiles):
+    """A disk that, while it is full, gives a new file no size either."""
+
+    def truncate(self, fd: int, size: int) -> None:
+        if self.room == 0 and size:
+            raise OSError(errno.ENOSPC, "injected")
+        super().truncate(fd, size)
+
+
+@pytest.mark.parametrize("files", [FailingFiles, NoNewFiles])
+def test_a_full_disk_at_the_first_byte(
+    filled: MessageStore, tmp_path: Path, files: type[FailingFiles]
+) -> None:
+    disk = files()
+    slave = follower(tmp_path / "slave", disk)
+    disk.room = 0
     with pytest.raises(DiskFullError):
         slave.receive(LOG_FILE, filled.log_bytes(LOG_FILE, 1000))
-    files.room = None
+    # a file that was made stays, and is empty: then the log has begun
+    assert slave.received_offset == (0 if files is NoNewFiles else LOG_FILE)
+    disk.room = None
     assert slave.probe_writable()
     send(slave, filled, always(700))
     assert slave.max_commitlog_offset == filled.max_commitlog_offset

@@ -41,6 +41,7 @@ class ReplicaView:
         trouble: why a slave does not copy.
         problem: why the broker could not be asked.
         refused: it answered that the asker may not know.
+        tells_copies: it says who copies whom; brokers of 4.9 do not.
     """
 
     cluster: str
@@ -61,6 +62,7 @@ class ReplicaView:
     trouble: str = ""
     problem: str = ""
     refused: bool = False
+    tells_copies: bool = True
 
     @property
     def is_slave(self) -> bool:

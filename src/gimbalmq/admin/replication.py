@@ -106,7 +106,8 @@ class ReplicationAdmin:
                 )
             except RequestCodeNotSupportedError:  # a broker of 4.9
                 runtime = await management.runtime_info(self._at.caller, address)
-                return ReplicaView(cluster, name, broker_id, address, said, log_end=_log_end(runtime))
+                end = _log_end(runtime)
+                return ReplicaView(cluster, name, broker_id, address, said, log_end=end, tells_copies=False)
         except NoPermissionError as error:
             return ReplicaView(cluster, name, broker_id, address, said, problem=error.remark, refused=True)
         except RocketMQError as error:
@@ -139,7 +140,8 @@ class ReplicationAdmin:
             raise NoPermissionError(slaves[0].problem, address=slaves[0].address)
         if not usable:
             raise ConnectError(f"{slaves[0].title} cannot be asked: {slaves[0].problem}")
-        slave = max(usable, key=lambda view: (view.log_end or 0, -view.broker_id))
+        # Of those that have the same, one of ours: Apache's cannot be promoted while they run.
+        slave = max(usable, key=lambda view: (view.log_end or 0, bool(view.state), -view.broker_id))
         config = await management.broker_config(self._at.caller, slave.address)
         if config.get("enableControllerMode") == "true":
             raise ResponseError(

@@ -289,6 +289,7 @@ class Broker:
             clock,
         )
         self.replication.on_copying.append(self.copies.aim)
+        self.replication.table_trouble = lambda: self.copies.trouble
         self.controller_mode: ControllerMode | None = None
         if config.enable_controller_mode:
             self.controller_mode = ControllerMode(

@@ -200,10 +200,7 @@ class MetricsServer:
         gauge("storage_dispatch_behind_bytes", "Bytes not yet indexed", store.dispatch_behind_bytes)
         gauge("storage_read_only", "1 while the store refuses writes", store.read_only_reason is not None)
         replication = self._replication
-        found += [
-            Family("gauge", *figure)
-            for figure in figures(replication.status(), replication.source.acks.waiting)
-        ]
+        found += [Family("gauge", *figure) for figure in figures(replication.status(), replication.waiting)]
         if (watchdog := self._watchdog) is not None:
             text = "Turns of the event loop that took too long"
             found.append(Family("counter", "loop_pauses", text, (), [((), watchdog.pauses)]))

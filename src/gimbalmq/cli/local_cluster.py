@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import shlex
 import shutil
 import signal
@@ -176,23 +177,40 @@ def children(args: argparse.Namespace, folder: Path) -> tuple[Child, list[Child]
     namesrv = f"{HOST}:{args.namesrv_port}"
     words = ["namesrv", "--port", str(args.namesrv_port), "--data", str(folder / "namesrv")]
     first = Child("name server", words, folder / "namesrv.log", namesrv)
-    brokers = []
-    for replica in range(args.replicas):
-        for index in range(args.brokers):
-            name = f"broker-{chr(ord('a') + index)}"
+    masters: list[Child] = []
+    slaves: list[Child] = []
+    for index in range(args.brokers):
+        name = f"broker-{chr(ord('a') + index)}"
+        leads = _promoted(folder, name, args.replicas)
+        for replica in range(args.replicas):
             place = f"{name}-{replica}"
             port = args.port + _PORT_STEP * (index * args.replicas + replica)
             words = ["broker", "--name", name, "--port", str(port), "--namesrv", namesrv]
             words += ["--store", str(folder / place)]
-            if replica:
-                words += ["--slave", str(replica)]
+            # One that was promoted remembers that, and leaves its id to the master that was.
+            broker_id = replica or leads
+            if broker_id:
+                words += ["--slave", str(broker_id)]
             elif args.sync:
                 words.append("--sync-master")
             for key, value in args.set:
                 words += ["--set", f"{key}={value}"]
-            role = f"slave {replica}" if replica else "master"
-            brokers.append(Child(f"{name} {role}", words, folder / f"{place}.log", f"{HOST}:{port}"))
-    return first, brokers
+            role = "master" if replica == leads else f"slave {broker_id}"
+            made = Child(f"{name} {role}", words, folder / f"{place}.log", f"{HOST}:{port}")
+            (masters if replica == leads else slaves).append(made)
+    return first, masters + slaves
+
+
+def _promoted(folder: Path, name: str, replicas: int) -> int:
+    """Which replica of a kept folder is the master: the first, unless another one was promoted."""
+    for replica in range(1, replicas):
+        try:
+            given = json.loads((folder / f"{name}-{replica}" / "config" / "role.json").read_bytes())["given"]
+            if given["brokerRole"] != "SLAVE":
+                return replica
+        except (OSError, ValueError, LookupError, TypeError):
+            continue  # it was given no role
+    return 0
 
 
 async def _until_signal(args: argparse.Namespace, folder: Path) -> int:
@@ -260,15 +278,19 @@ def _ready(args: argparse.Namespace, folder: Path, nameserver: Child, brokers: l
         table(("SERVER", "ADDRESS", "PID", "LOG"), rows),
         "",
         "Try, in another terminal:",
-        f"  gimbalmq{asks} topic create orders --queues 4",
-        f"  gimbalmq{asks} message send orders hello",
-        f"  gimbalmq{asks} broker ha-status                      who copies whom, and how far behind",
+    ]
+    tries = [
+        (f"gimbalmq{asks} topic create orders --queues 4", ""),
+        (f"gimbalmq{asks} message send orders hello", ""),
+        (f"gimbalmq{asks} broker ha-status", "who copies whom, and how far behind"),
     ]
     if args.replicas > 1:
-        lines += [
-            f"  kill -9 {master.process.pid:<46} # broker-a's master is gone: its messages can still be read",
-            f"  gimbalmq{asks} message print orders",
-            f"  gimbalmq{asks} broker promote broker-a               its slave becomes the master",
+        tries += [
+            (f"kill -9 {master.process.pid}", "broker-a's master is gone"),
+            (f"gimbalmq{asks} message print orders", "its messages can still be read"),
+            (f"gimbalmq{asks} broker promote broker-a", "its slave becomes the master"),
         ]
+    widest = max(len(command) for command, _ in tries)
+    lines += [f"  {command:<{widest}}   {about and '# ' + about}".rstrip() for command, about in tries]
     lines.append("Ctrl-C ends all servers.")
     return "\n".join(lines)

@@ -264,12 +264,14 @@ def _state(view: ReplicaView) -> str:
         return "no permission" if view.refused else "cannot be asked"
     if view.is_slave:
         return view.state or "-"
+    if not view.tells_copies:
+        return "-"
     connected = len(view.slaves)
     return f"{view.in_sync_slaves} of {connected} in sync" if connected else "no slave"
 
 
 def _details(view: ReplicaView) -> str:
-    if view.problem:
+    if view.problem or not view.tells_copies:
         return ""
     if not view.is_slave:
         head = ("SLAVE OF " + view.broker.upper(), "HAS UP TO", "BEHIND", "SENT UP TO", "BYTES/S", "IN SYNC")

@@ -354,7 +354,7 @@ class Producer:
     # -- what its instance asks -------------------------------------------------------
 
     def publish_topics(self) -> Iterable[str]:
-        return list(self._publish)
+        return [*self._publish, *self.sending.targets.unwritable]
 
     async def check_transaction(
         self, address: str, message: MessageView, header: CheckTransactionState

@@ -109,7 +109,7 @@ def _role(view: ReplicaView | None) -> str:
 
 def _copies(view: ReplicaView | None) -> str:
     """What a slave does; of a master, how many slaves have what it has."""
-    if view is None or view.problem:
+    if view is None or view.problem or not view.tells_copies:
         return "-"
     if view.is_slave:
         return view.state or "-"

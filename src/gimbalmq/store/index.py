@@ -607,7 +607,6 @@ class KeyIndex:
                     break
                 file.remove()
                 self.files.pop()
-            sync_names(self._files, self._folder)
         self._pass_mark()
 
     def forget_behind(self, log_end: int) -> None:

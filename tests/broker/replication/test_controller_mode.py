@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from gimbalmq.broker.broker import Broker
 from gimbalmq.broker.config import BrokerConfig
 from gimbalmq.broker.replication.follower import State
@@ -223,7 +225,22 @@ def test_the_slave_goes_on_when_the_master_dies(tmp_path: Path) -> None:
     run_virtual(work)
 
 
-def test_an_old_master_cuts_what_nobody_else_has(tmp_path: Path) -> None:
+def test_a_slave_that_loses_its_master_does_not_wait_for_a_notice(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            made.controller.notify = lambda _: None
+            await asyncio.sleep(5.0)
+            moment = clock.monotonic()
+            await made.kill(1)
+            await until(lambda: made.brokers[2].roles.is_master)
+            assert clock.monotonic() - moment < 2.0
+
+    run_virtual(work)
+
+
+@pytest.mark.parametrize("since", [0, 4], ids=["its log is the longer one", "its log is the shorter one"])
+def test_an_old_master_cuts_what_nobody_else_has(tmp_path: Path, since: int) -> None:
     async def work(clock: VirtualClock) -> None:
         async with replicas(tmp_path, clock, 1, 2) as made:
             await made.in_sync(1, 2)
@@ -240,7 +257,7 @@ def test_an_old_master_cuts_what_nobody_else_has(tmp_path: Path) -> None:
             await made.kill(1)
             await until(lambda: second.roles.is_master)
             made.accepted = [body for body in made.accepted if body in b"".join(stored(second))]
-            await made.send(second, 4)
+            await made.send(second, since)
             first = await made.start(1)
             await made.in_sync(1, 2)
             assert log_of(first) == log_of(second)
@@ -319,6 +336,7 @@ def test_readers_see_what_is_confirmed(tmp_path: Path) -> None:
             sending = asyncio.ensure_future(made.send(first, 1))
             await until(lambda: first.store.max_commitlog_offset > confirmed)
             assert first.store.reader_limit == confirmed
+            assert first.replication.waiting == 1
             assert (
                 sum(
                     first.store.readable_max(queue)

@@ -253,8 +253,10 @@ def test_questions_go_to_the_controller_that_leads(tmp_path: Path) -> None:
                 other.replicas, other.leads, other.leader_address = leader.replicas, True, other.address
                 leader.leads, leader.leader_address = False, other.address
                 asked = other.count(RequestCode.CONTROLLER_GET_REPLICA_INFO)
+                refused = leader.count(RequestCode.CONTROLLER_GET_REPLICA_INFO)
                 first.elections.notified()
                 await until(lambda: other.count(RequestCode.CONTROLLER_GET_REPLICA_INFO) > asked)
+                assert leader.count(RequestCode.CONTROLLER_GET_REPLICA_INFO) == refused + 1
                 await until(lambda: first.elections.trouble is None)
 
     run(work())

@@ -338,6 +338,23 @@ def test_progress_goes_to_the_slave_and_to_the_master_as_soon_as_it_is_back() ->
     with_pair(scenario)
 
 
+def test_who_was_cut_off_itself_tells_the_master_nothing_at_once() -> None:
+    """Others may have its queue by now, and be further."""
+
+    async def scenario(pair: Pair) -> None:
+        pair.put("a")
+        await pair.reader(Bodies(), persist_interval=40.0)
+        await asyncio.sleep(1)
+        network = pair.cluster.network
+        assert network is not None
+        network.reset(pair.master.address.partition(":")[0])
+        await asyncio.sleep(20)
+        assert len(pair.master.of(RequestCode.HEART_BEAT)) > 1, "it is back"
+        assert not pair.master.of(UPDATE)
+
+    with_pair(scenario)
+
+
 def test_who_joins_while_the_master_is_dead_goes_on_from_the_slaves_offset() -> None:
     """S2-05, S2-34: members and offset from any replica."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gimbalmq.broker.config import LiveConfig
+from gimbalmq.broker.replication.follower import State
 from gimbalmq.broker.replication.masters import Master
 from gimbalmq.broker.replication.replication import Replication
 from gimbalmq.errors import ConfigError, InvalidParameterError, ResponseError
@@ -98,7 +99,7 @@ class ReplicationHandlers:
             )
         else:
             client = HaClient(
-                activated=now.trouble is None and bool(now.last_read_ms),
+                activated=now.state in (State.CATCHING_UP, State.FOLLOWING),
                 lag=now.lag,
                 last_read_timestamp=now.last_read_ms,
                 last_write_timestamp=now.last_write_ms,

@@ -76,8 +76,8 @@ class TableHandlers:
 
     async def topics(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = GetTopicTable.from_ext(request.ext_fields)
-        version, total, known = self._topics.version, len(self._topics), version_of(header.data_version)
-        reply = TopicTableReply(total_topic_num=total)
+        version, known = self._topics.version, version_of(header.data_version)
+        reply = TopicTableReply(total_topic_num=None if header.topic_seq is None else len(self._topics))
         if header.changes_only:
             changes = None if known is None else self._topics.history.since(known, version)
             reply.changes_only = changes is not None
@@ -102,8 +102,8 @@ class TableHandlers:
 
     async def groups(self, channel: Channel, request: RemotingCommand) -> Answer:
         header = GetGroupTable.from_ext(request.ext_fields)
-        version, total, known = self._groups.version, len(self._groups), version_of(header.data_version)
-        reply = GroupTableReply(total_group_num=total)
+        version, known = self._groups.version, version_of(header.data_version)
+        reply = GroupTableReply(total_group_num=None if header.group_seq is None else len(self._groups))
         if header.changes_only:
             changes = None if known is None else self._groups.history.since(known, version)
             reply.changes_only = changes is not None

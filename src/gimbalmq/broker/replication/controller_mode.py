@@ -35,6 +35,7 @@ from gimbalmq.protocol.replication_bodies import EpochEntry, EpochTable
 from gimbalmq.rpc.call import Caller, ask
 from gimbalmq.rpc.controller import Standing
 from gimbalmq.store.consumequeue import QueueLog
+from gimbalmq.store.cutting import CutReport
 from gimbalmq.store.files import Files
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.tasks import Tasks
@@ -45,6 +46,9 @@ _FIND_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Between questions to a new master where its log can be copied; the last one again and again."""
 _TRIM_SECONDS = 10.0
 _TELL_SECONDS = 0.02
+_LOST_SECONDS = 0.5
+_LOST_LOOKS = 10
+"""A slave that has lost its master asks the controller so often in a row, and then as often as ever."""
 
 
 class ControllerMode:
@@ -85,6 +89,8 @@ class ControllerMode:
         self._confirm = store.confirm_offset
         """What a slave knows to be confirmed."""
         self._telling: asyncio.TimerHandle | None = None
+        self._looks = 0
+        self._cutting: asyncio.Future[CutReport] | None = None
         self.sync_set: SyncSet | None = None
         self.epochs = Epochs(Path(config.store_path_epoch_file or folder / "epochFileCheckpoint"), files)
         self.epochs.load(store.max_commitlog_offset)
@@ -109,6 +115,7 @@ class ControllerMode:
         replication.source.on_leave.append(self._left)
         replication.on_cut.append(self._was_cut)
         replication.in_set = self._is_in_set
+        replication.unconfirmed = lambda: 0 if self.sync_set is None else self.sync_set.waiting
         replication.election_trouble = lambda: self.elections.trouble
         writer.hold = self._hold
         # Before this broker has a role nobody knows better than the last checkpoint.
@@ -116,11 +123,14 @@ class ControllerMode:
 
     async def start(self) -> None:
         self._tasks.every(_TRIM_SECONDS, self._trim, "old epochs")
+        self._tasks.every(_LOST_SECONDS, self._look_for_master, "a lost master")
         await self.elections.start()
 
     async def close(self) -> None:
         await self.elections.close()
         await self._tasks.close()
+        await self._replication.follower.close()
+        await self._settled()
         if self._telling is not None:
             self._telling.cancel()
         if self.sync_set is not None:
@@ -146,6 +156,7 @@ class ControllerMode:
             await replication.become_master(epoch=epoch, wait=True)
             return
         await replication.follower.close()
+        await self._settled()
         # Nothing comes any more; what is not a whole record the store gives up when it leads.
         end = store.max_commitlog_offset
         self.epochs.cut(end + 1)
@@ -179,6 +190,14 @@ class ControllerMode:
         replication.only_master = standing.master_address
         await replication.become_slave(self.elections.own_id, epoch=standing.master_epoch)
         self._tasks.spawn(self._find_master(standing.master_address), "the master's replication port")
+
+    def _look_for_master(self) -> None:
+        """The controller's notice may not come, or not be let in: a broker that wants signatures gets none from it."""
+        if self._replication.roles.is_master or self._replication.follower.is_connected:
+            self._looks = 0
+        elif self.elections.standing is not None and self._looks < _LOST_LOOKS:
+            self._looks += 1
+            self.elections.notified()
 
     def _step_down(self) -> None:
         """What waits for confirmation by us will not be confirmed by us."""
@@ -230,11 +249,21 @@ class ControllerMode:
             self._live,
             self._caller,
             lambda: self._replication.master_address,
-            cut=self._replication.cut,
+            settled=self._settled,
+            cut=self._cut,
             last_common=self._replication.last_common,
             confirmed=self._told_confirm,
             noted=self._noted,
         )
+
+    async def _cut(self, offset: int) -> CutReport:
+        """A cut that has begun is finished, whatever becomes of the connection that wanted it."""
+        self._cutting = asyncio.ensure_future(self._replication.cut(offset))
+        return await asyncio.shield(self._cutting)
+
+    async def _settled(self) -> None:
+        if self._cutting is not None and not self._cutting.done():
+            await asyncio.wait([self._cutting])
 
     def _reported(self, slave: Replica) -> None:
         if self.sync_set is not None and _may_join(slave):

@@ -94,7 +94,9 @@ class Replication:
         follower: copies the master's log while this broker is a slave.
         only_master: with a controller, the ordinary address of the master that it has named; no other one is copied.
         in_set: with a controller, whether a slave is in its set of replicas in sync.
+        unconfirmed: with a controller, how many sends wait until all of the set have what they stored.
         election_trouble: with a controller, why this broker has no part in elections just now, if it has none.
+        table_trouble: at a slave, why a table of its master is not copied, if one is not.
         on_cut: told of the offset at which our log has been cut.
         on_copying: told when this broker begins to copy a master (its ordinary address), and with None when it stops.
     """
@@ -143,7 +145,9 @@ class Replication:
         self.follower = Follower(store, live, network, pool, clock, arrived)
         self.only_master: str | None = None
         self.in_set: Callable[[Replica], bool] | None = None
+        self.unconfirmed: Callable[[], int] = lambda: 0
         self.election_trouble: Callable[[], str | None] = lambda: None
+        self.table_trouble: Callable[[], str | None] = lambda: None
         self.on_cut: list[Callable[[int], None]] = []
         self.on_copying: list[Callable[[str | None], None]] = []
         registration.answered = self._answered
@@ -483,6 +487,11 @@ class Replication:
             hear(offset)
         return report
 
+    @property
+    def waiting(self) -> int:
+        """Sends that wait for slaves."""
+        return self.source.acks.waiting + self.unconfirmed()
+
     # -- for tools ---------------------------------------------------------------------------
 
     def status(self) -> ReplicationStatus:
@@ -516,7 +525,7 @@ class Replication:
             master=self.master_address,
             master_ha="" if target is None else target.ha_address,
             state=str(follower.state),
-            trouble=follower.trouble or self.election_trouble(),
+            trouble=follower.trouble or self.election_trouble() or self.table_trouble(),
             lag=follower.lag,
             bytes_per_second=follower.bytes_per_second,
             last_read_ms=follower.last_read_ms,

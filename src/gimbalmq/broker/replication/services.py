@@ -17,7 +17,9 @@ from gimbalmq.broker.redelivery import Deliverer
 from gimbalmq.broker.timers import Timers
 from gimbalmq.broker.transactions import Transactions
 from gimbalmq.broker.writer import Draft
+from gimbalmq.model import properties as prop
 from gimbalmq.model import topics as topic_names
+from gimbalmq.model.record import decode_record
 from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.store.consumequeue import MAX_QUEUES
 from gimbalmq.store.message_store import MessageStore
@@ -26,6 +28,11 @@ from gimbalmq.store.timer_files import TimerCheck
 log = logging.getLogger(__name__)
 
 _TOPICS_AT_ONCE = 64
+_RECORDS_AT_ONCE = 64
+_TABLES_LATE_MS = 120_000
+"""So much older than the log a table that was copied may be."""
+_MOST_LOOKED_AT = 4096
+"""Of a queue's newest messages."""
 
 
 class MasterServices:
@@ -58,6 +65,7 @@ class MasterServices:
             promoted: this broker was a slave until now.
         """
         yield from self._adopt_orphans()
+        yield from self._adopt_awaited()
         yield from self._offsets.clamp(self._end_of)
         yield from self._delays.go_on(promoted=promoted)
         yield from self._timers.go_on(promoted=promoted)
@@ -106,10 +114,48 @@ class MasterServices:
         """
         for number, topic in enumerate(self._store.topics(), 1):
             if topic not in self._topics:
-                count = min(max(self._store.queue_ids(topic), default=0) + 1, MAX_QUEUES)
-                log.warning("topic %s has messages but no configuration; given %d queues", topic, count)
-                self._topics.adopt(
-                    TopicConfig(topic_name=topic, read_queue_nums=count, write_queue_nums=count)
-                )
+                self._adopt(topic, max(self._store.queue_ids(topic), default=0) + 1)
             if number % _TOPICS_AT_ONCE == 0:
                 yield
+
+    def _adopt_awaited(self) -> Steps[None]:
+        """So does a topic that delayed or undecided messages are for, if they were stored a moment ago.
+
+        None of its messages need be in the log yet, and without it those would be passed over. Older messages are for
+        topics that were deleted: tables are copied every second, Apache's every minute.
+        """
+        last = self._store.last_record()
+        if last is None:
+            return
+        since = decode_record(last[1]).store_timestamp - _TABLES_LATE_MS
+        awaited: dict[str, int] = {}
+        for holder in (topic_names.SCHEDULE_TOPIC, topic_names.TIMER_TOPIC, topic_names.HALF_TOPIC):
+            for queue_id in self._store.queue_ids(holder):
+                yield from self._look_back(holder, queue_id, since, awaited)
+        for topic, count in awaited.items():
+            self._adopt(topic, count)
+
+    def _look_back(self, holder: str, queue_id: int, since_ms: int, awaited: dict[str, int]) -> Steps[None]:
+        """Notes how many queues each unknown topic needs, from a queue's newest messages."""
+        queue = self._store.find_queue(holder, queue_id)
+        if queue is None:
+            return
+        least = max(queue.min_offset, queue.max_offset - _MOST_LOOKED_AT)
+        for offset in range(queue.max_offset - 1, least - 1, -1):
+            raw = self._store.record_at_queue(holder, queue_id, offset)
+            if raw is None:
+                continue
+            record = decode_record(raw)
+            if record.store_timestamp < since_ms:
+                return
+            topic = record.properties.get(prop.REAL_TOPIC, "")
+            number = record.properties.get(prop.REAL_QUEUE_ID, "")
+            if topic not in self._topics and topic_names.topic_problem(topic) is None and number.isdecimal():
+                awaited[topic] = max(awaited.get(topic, 0), int(number) + 1)
+            if offset % _RECORDS_AT_ONCE == 0:
+                yield
+
+    def _adopt(self, topic: str, count: int) -> None:
+        count = min(count, MAX_QUEUES)
+        log.warning("topic %s has messages but no configuration; given %d queues", topic, count)
+        self._topics.adopt(TopicConfig(topic_name=topic, read_queue_nums=count, write_queue_nums=count))

@@ -135,6 +135,7 @@ class EpochCopy:
 
     Args:
         master: the ordinary address of the master that is copied.
+        settled: returns when a cut that an earlier connection has begun is done.
         cut: cuts the store's log and says what is lost.
         last_common: finds the end of the last record that our log has in common with a master's.
         confirmed: called with what the master says is confirmed, when we have the bytes that came with it.
@@ -150,6 +151,7 @@ class EpochCopy:
         caller: Caller,
         master: Callable[[], str],
         *,
+        settled: Callable[[], Awaitable[None]],
         cut: Callable[[int], Awaitable[CutReport]],
         last_common: Callable[[str], Awaitable[int]],
         confirmed: Callable[[int], None],
@@ -161,6 +163,7 @@ class EpochCopy:
         self._live = live
         self._caller = caller
         self._master = master
+        self._settled = settled
         self._cut = cut
         self._last_common = last_common
         self._confirmed = confirmed
@@ -214,6 +217,7 @@ class EpochCopy:
             TransportError, ResponseError: the master could not be asked.
         """
         store, epochs = self._store, self._epochs
+        await self._settled()
         if store.last_record() is None and store.received_offset == 0:
             epochs.cut(0)
             return

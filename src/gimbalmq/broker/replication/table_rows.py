@@ -63,9 +63,9 @@ def _quoted(text: bytes) -> Steps[bytes]:
     pieces: list[bytes] = []
     start = 0
     while start < len(text):
-        # A piece ends behind a row, so that no number is cut in two.
+        # A piece ends behind a row, so that no number is cut in two, or from what stands before it.
         end = text.find(b"}", start + _PIECE_BYTES) + 1 or len(text)
-        pieces.append(_BARE_NUMBER.sub(rb'"\1"', text[max(0, start - 1) : end])[1 if start else 0 :])
+        pieces.append(_BARE_NUMBER.sub(rb'"\1"', text[start:end]))
         start = end
         yield
     return b"".join(pieces)

@@ -153,6 +153,13 @@ class TableCopies:
     async def close(self) -> None:
         await self._tasks.close()
 
+    @property
+    def trouble(self) -> str | None:
+        """Why a table is not copied now; None if all of them are."""
+        for what, why in self.troubles.items():
+            return f"the master's {what} cannot be copied: {why}"
+        return None
+
     # -- rounds ------------------------------------------------------------------------
 
     async def _follow(self, master: str) -> None:

@@ -11,6 +11,7 @@ from gimbalmq.client import events
 from gimbalmq.client.consuming.engine import Engine
 from gimbalmq.client.consuming.group_check import FIRST_LOOK, GroupCheck
 from gimbalmq.client.consuming.held_queue import HeldQueue
+from gimbalmq.client.consuming.offsets import RemoteOffsets
 from gimbalmq.client.consuming.report import row_of, running_properties, stacks
 from gimbalmq.client.rates import SAMPLE_SECONDS
 from gimbalmq.errors import RocketMQError
@@ -227,9 +228,8 @@ class Member:
             return
         if self.leases is not None:
             self.ground.tasks.spawn(self.leases.connection_back(broker_name), "renew leases at once")
-        else:
-            # Progress made while it was away it has not heard of, and others may soon ask it for that.
-            self.ground.tasks.spawn(self.holdings.persist(), "commit at once")
+        elif isinstance(self.ground.offsets, RemoteOffsets):
+            self.ground.tasks.spawn(self.ground.offsets.tell_master(broker_name), "progress for a master")
 
     def expelled(self, broker_name: str) -> None:
         """Others were told that we are gone, and may have our queues of this broker: we begin anew with them."""

@@ -104,6 +104,8 @@ class RemoteOffsets(_Table):
         self._as_read: set[MessageQueue] = set()
         """Queues of which the broker was asked and nothing has been found out since: there is nothing to tell it, and a
         member that was silent for a while would set back others who have read on."""
+        self._at_slaves: set[MessageQueue] = set()
+        """Queues whose progress was last told to a slave, because there was no master."""
         self._first_commits: dict[tuple[str, str], asyncio.Future[bool]] = {}
         """By broker and topic: whether the first commit was answered, when that is known."""
 
@@ -116,7 +118,19 @@ class RemoteOffsets(_Table):
 
     def forget(self, queue: MessageQueue) -> None:
         self._as_read.discard(queue)
+        self._at_slaves.discard(queue)
         super().forget(queue)
+
+    async def tell_master(self, broker_name: str) -> None:
+        """A master is back. What its slave was told meanwhile it has not heard, and others may soon ask it for that.
+
+        Only that: a member that was cut off itself might set back others, who have its queues by now.
+        """
+        for queue in [queue for queue in self._at_slaves if queue.broker_name == broker_name]:
+            try:
+                await self.persist(queue)
+            except RocketMQError as error:
+                log.warning("progress of %s could not be told to the master that is back: %s", queue, error)
 
     async def read(self, queue: MessageQueue, source: ReadFrom) -> int | None:
         if source is not ReadFrom.STORE:
@@ -165,6 +179,10 @@ class RemoteOffsets(_Table):
 
     async def _commit(self, queue: MessageQueue, offset: int, wait: bool) -> None:
         found = await self._instance.locate_broker(queue.topic, queue.broker_name)
+        if found.is_slave:
+            self._at_slaves.add(queue)
+        else:
+            self._at_slaves.discard(queue)
         if not wait:
             await group_calls.update_offset_oneway(self._instance, found.address, self._group, queue, offset)
             return

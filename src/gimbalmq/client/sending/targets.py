@@ -38,6 +38,8 @@ class Targets:
 
     Attributes:
         known: by topic.
+        unwritable: topics that had queues, and have none that may be written: their masters are away. Their routes are
+            kept fresh, so that heartbeats reach who becomes the master, and it can ask about transactions.
         records: whether slow and failing brokers are avoided for a while (``latency_fault``).
         faults: how brokers have done, if that counts.
     """
@@ -49,6 +51,7 @@ class Targets:
         self._searches: dict[str, asyncio.Task[PublishQueues]] = {}
         self._closed = False
         self.known: dict[str, PublishQueues] = {}
+        self.unwritable: set[str] = set()
         instance.route_listeners.append(self._route_changed)
         self.records = config.latency_fault
         self.faults = FaultStrategy(
@@ -65,7 +68,7 @@ class Targets:
     # -- the queues of a topic ----------------------------------------------------------
 
     def _route_changed(self, topic: str, route: TopicRoute) -> None:
-        if topic in self.known:
+        if topic in self.known or topic in self.unwritable:
             self._take_route(topic, route)
 
     def _take_route(self, topic: str, route: TopicRoute) -> PublishQueues | None:
@@ -73,8 +76,10 @@ class Targets:
         if not queues:
             # The next send asks again.
             log.warning("the route of %s has no queue that may be written", topic)
-            self.known.pop(topic, None)
+            if self.known.pop(topic, None) is not None:
+                self.unwritable.add(topic)
             return None
+        self.unwritable.discard(topic)
         rotation = Rotation(self._instance.rng)
         made = PublishQueues(topic, queues, rotation, write_queue_counts=write_queue_counts(route))
         self.known[topic] = made
