@@ -177,7 +177,8 @@ def children(args: argparse.Namespace, folder: Path) -> tuple[Child, list[Child]
     namesrv = f"{HOST}:{args.namesrv_port}"
     words = ["namesrv", "--port", str(args.namesrv_port), "--data", str(folder / "namesrv")]
     first = Child("name server", words, folder / "namesrv.log", namesrv)
-    masters, slaves = [], []
+    masters: list[Child] = []
+    slaves: list[Child] = []
     for index in range(args.brokers):
         name = f"broker-{chr(ord('a') + index)}"
         leads = _promoted(folder, name, args.replicas)
