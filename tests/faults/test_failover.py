@@ -18,6 +18,7 @@ import pytest
 
 from tests.faults.ground import happens
 from tests.faults.replica_set import Member, ReplicaProcesses, check, replica_processes
+from tests.peers.process import PeerError
 from tests.support import run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs a second loopback address")
@@ -28,10 +29,16 @@ BEFORE, AFTER = 60, 40
 
 
 async def master_killed(group: ReplicaProcesses, chance: random.Random) -> None:
-    """kill -9 of the master; the fullest slave is promoted; the old one comes back."""
+    """kill -9 of the master; the fullest slave is promoted; the old one comes back.
+
+    Before that somebody starts it as what it was: it sees that there is another master, and ends.
+    """
     old = group.master
     await old.kill()
     await group.promote()
+    with pytest.raises(PeerError, match="is the master of replicated now"):
+        await old.start(master=True)
+    old.is_master = False
     await back(group, old)
 
 
@@ -99,6 +106,21 @@ async def master_cut_off(group: ReplicaProcesses, chance: random.Random) -> None
     await back(group, old)
 
 
+async def master_cut_off_for_a_while(group: ReplicaProcesses, chance: random.Random) -> None:
+    """The same, and the network is mended while both are masters: the old one acknowledges nothing any more."""
+    old = group.master
+    old.stall()
+    old.cut()
+    group.senders.stale = {0: old.near, 1: old.near}
+    await group.promote(force=True)
+    await group.at_work(AFTER)
+    old.resume()
+    await asyncio.sleep(2.0)
+    group.senders.stale = {}
+    await old.kill()
+    await back(group, old)
+
+
 async def master_paused(group: ReplicaProcesses, chance: random.Random) -> None:
     """The master stands still, is taken for dead, and goes on after another one was made."""
     old = group.master
@@ -133,6 +155,7 @@ FAULTS: list[Fault] = [
     cables_cut_inside_packets,
     master_paused,
     slave_paused,
+    master_cut_off_for_a_while,
 ]
 
 
@@ -176,7 +199,7 @@ def drawn(rounds: int, seed: int) -> list[Fault]:
                 cables_stall,
                 master_killed_while_a_slave_catches_up,
                 cables_cut_inside_packets,
-                master_killed,
+                master_cut_off_for_a_while,
             ],
             id="3",
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.peers.controlled import ControlledSet, Pursuit, epoch_file, epochs
 from tests.peers.folders import Log, same
 from tests.peers.ours import OurNameServer
 from tests.peers.process import Process, free_port
-from tests.peers.replicas import NEW, OURS, SLOTS, Kind, Replica, caught_up, start_all
+from tests.peers.replicas import NEW, OURS, SLOTS, Kind, Replica, caught_up, paused, start_all
 from tests.peers.traffic import Traffic, log_end
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(360)]
@@ -347,3 +348,29 @@ def test_three_controllers_of_which_the_leader_dies(namesrv: str, tmp_path: Path
     finally:
         for controller in controllers:
             controller.kill()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", [OURS, NEW])
+def test_a_master_that_was_away_takes_nothing_more(
+    controller: ApacheController, namesrv: str, tmp_path: Path, kind: Kind
+) -> None:
+    """It stood still while its slave was elected, and does not know that when it goes on."""
+    with ControlledSet(tmp_path, f"away-{kind}", controller, namesrv=namesrv) as replicas:
+        first, second = replicas.member(OURS), replicas.member(kind)
+        watch(first, second)
+        first.start()
+        second.start()
+        replicas.wait_for_set(first, second)
+        ready(replicas, first, "Away")
+        with Pursuit("Away", first, second) as pursuit:
+            pursuit.wait_for(100)
+            with paused(first):
+                replicas.wait_for_master(second)
+                with Pursuit("Away", first) as late:
+                    pursuit.first_at(second, time.monotonic())
+                    os.kill(first.pid, signal.SIGCONT)
+                    replicas.wait_for_set(first, second)
+        equal(second, first)
+        pursuit.check(bodies(second, "Away"))
+        late.check(bodies(second, "Away"))

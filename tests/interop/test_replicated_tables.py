@@ -6,22 +6,35 @@ show is in one test.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gimbalmq._clock import SYSTEM_CLOCK
+from gimbalmq.access.access import Access
+from gimbalmq.access.table import AccessTable
+from gimbalmq.broker.config import BrokerConfig
+from gimbalmq.broker.replication.users import UserCopies
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.replication_bodies import TimerCheckpoint
+from gimbalmq.protocol.signing import Signer
+from gimbalmq.transport.pool import ChannelPool
+from gimbalmq.transport.turns import Turns
 from tests.interop import conftest
+from tests.interop.apache_access import ACCESS_CONTROL, READER, ROOT, WORKER
+from tests.interop.apache_cluster import ApacheServer
 from tests.peers.frames import Answer, Frame, ask, one
 from tests.peers.ours import OurNameServer
 from tests.peers.process import Process
 from tests.peers.replicas import NEW, OLD, OURS, Kind, Replica, ReplicaSet, start_all, traffic
 from tests.peers.traffic import create_topic
 
+pytest_plugins = ["tests.interop.apache_fixtures"]
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(400)]
 
 PAIR = [pytest.param(OLD, id="4.9.7"), pytest.param(NEW, id="5.5.0")]
@@ -180,6 +193,47 @@ def test_apaches_slaves_have_the_tables_of_our_master(
             theirs.last_read_time_ms > 0 and abs(ours.last_read_time_ms - theirs.last_read_time_ms) < 30_000
         )
         assert told(slaves[0], 60, code_=3).code == 3, "4.9 does not know timers"
+
+
+@pytest.mark.parametrize("version", PAIR)
+def test_users_and_policies_of_an_apache_master_are_copied(
+    version: Kind, guarded_servers: Callable[[str], ApacheServer], tmp_path: Path
+) -> None:
+    """4.9 has accounts in a file of its own, and says that it does not know the request."""
+    server = guarded_servers(version)
+    config, _ = BrokerConfig.from_properties({key: str(text) for key, text in ACCESS_CONTROL.items()})
+
+    async def work() -> tuple[AccessTable, AccessTable]:
+        access = Access(config, tmp_path / "config")
+        access.load()
+        await access.start()
+        pool = ChannelPool(signer=Signer(ROOT.access, ROOT.secret))
+        try:
+            copies = UserCopies(access, config, pool, Turns(SYSTEM_CLOCK))
+            await copies.copy(server.broker, is_ours=False)
+            assert access.table is not None
+            revision = access.table.revision
+            await copies.copy(server.broker, is_ours=False)
+            assert access.table.revision == revision, "equal tables are not written again"
+            return access.table, await reopened(config)
+        finally:
+            await pool.close()
+            await access.close()
+
+    async def reopened(config: BrokerConfig) -> AccessTable:
+        found = AccessTable(tmp_path / "config")
+        found.load()
+        return found
+
+    table, on_disk = asyncio.run(work())
+    if version == OLD:
+        assert table.users().keys() == {ROOT.access}
+        return
+    assert table.users().keys() >= {ROOT.access, WORKER.access, READER.access}
+    worker = table.user(WORKER.access)
+    assert worker is not None and worker.password == WORKER.secret and not worker.is_super
+    assert table.acl(WORKER.access) is not None
+    assert (on_disk.users(), on_disk.acls()) == (table.users(), table.acls())
 
 
 def table_of(path: Any) -> dict[str, Any]:

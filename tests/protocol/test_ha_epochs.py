@@ -39,7 +39,12 @@ def test_a_master_without_epochs_says_so() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11, 13, 17, 4096])
 def test_what_a_slave_sends_is_read_from_pieces_of_any_size(size: int) -> None:
-    packets = [SlaveHandshake(7, from_last_file=True), Report(0), Report(99), Report(2**62)]
+    packets: list[SlaveHandshake | Report] = [
+        SlaveHandshake(7, from_last_file=True),
+        Report(0),
+        Report(99),
+        Report(2**62),
+    ]
     data = b"".join(packet.encode() for packet in packets)
     reader = FromSlave()
     got = [packet for at in range(0, len(data), size) for packet in reader.feed(data[at : at + size])]
@@ -48,7 +53,7 @@ def test_what_a_slave_sends_is_read_from_pieces_of_any_size(size: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11, 13, 17, 4096])
 def test_what_a_master_sends_is_read_from_pieces_of_any_size(size: int) -> None:
-    packets = [
+    packets: list[MasterHandshake | Transfer] = [
         MasterHandshake(500, [Epoch(1, 0), Epoch(4, 200)]),
         Transfer(0, Epoch(1, 0), 0, bytes(range(200))),
         Transfer(200, Epoch(4, 200), 150),

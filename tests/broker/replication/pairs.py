@@ -113,7 +113,7 @@ def pair(
     brokers: int = 1,
     store: Path | None = None,
     namesrv: Mapping[str, object] | None = None,
-    **properties: object,
+    properties: Mapping[str, object] | None = None,
 ) -> None:
     """Runs a test with a master and a slave that have found each other."""
 
@@ -122,7 +122,7 @@ def pair(
         async with LocalCluster(
             brokers=brokers,
             replicas=2,
-            properties=SMALL | properties,
+            properties=SMALL | dict(properties or {}),
             namesrv_properties=namesrv,
             network=network,
             clock=clock,

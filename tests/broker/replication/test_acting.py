@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from gimbalmq.broker.replication.masters import Master
 from gimbalmq.model import properties as prop
 from gimbalmq.model.flags import PERM_WRITE
 from gimbalmq.model.queues import MessageQueue
@@ -23,10 +24,12 @@ def acting_pair(body: Body, brokers: int = 1, **properties: object) -> None:
         body,
         brokers=brokers,
         namesrv={"supportActingMaster": True},
-        enableSlaveActingMaster=True,
-        slaveReadEnable=True,
-        totalReplicas=2,
-        **properties,
+        properties={
+            "enableSlaveActingMaster": True,
+            "slaveReadEnable": True,
+            "totalReplicas": 2,
+            **properties,
+        },
     )
 
 
@@ -63,6 +66,9 @@ def test_the_slave_stands_in_read_only_until_the_master_is_back(compatible: bool
         answer = await pair.ask(slave, RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"body")
         assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
         await commit(pair, 1, 8)
+        # Whoever says now that it is the master: its tables may be older than ours.
+        slave.replication.aim(Master("10.0.0.77:1", "10.0.0.77:2"))
+        assert slave.copies.master is None
         # The master comes back with what it had saved, and takes back what the slave has learned.
         master = await pair.cluster.start_broker(0)
         await pair.until(lambda: master.roles.now.online)

@@ -64,6 +64,14 @@ def test_defaults_are_apaches() -> None:
         ({"brokerRole": "SYNC_MASTER", "brokerId": "3"}, "for a slave add brokerRole=SLAVE"),
         ({"enableControllerMode": "true"}, "needs the controllers"),
         ({"enableControllerMode": "true", "controllerAddr": "here"}, "use host:port"),
+        (
+            {
+                "enableControllerMode": "true",
+                "controllerAddr": "10.0.0.1:9878",
+                "enableSlaveActingMaster": "true",
+            },
+            "leave one of the two out",
+        ),
         ({"haMasterAddress": "10.0.0.1"}, "use host:port"),
         ({"haMasterAddress": "10.0.0.1:99999"}, "use host:port"),
         ({"haHousekeepingInterval": "500"}, "between two heartbeats"),

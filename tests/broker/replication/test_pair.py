@@ -95,7 +95,7 @@ def test_a_promoted_slave_goes_on_where_the_master_stopped() -> None:
         new = pair.slave
         await pair.until(lambda: new.roles.is_master)
         async with asyncio.timeout(2.0):  # long before it registers by the clock
-            while await pair.addresses() != {0: new.address}:
+            while await pair.addresses() != {0: new.address}:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert old != new.address
         answer = await pair.send("after", to=new)
@@ -351,5 +351,20 @@ def test_a_note_of_progress_that_is_newer_than_a_cut_log_is_not_believed() -> No
         assert not delivered(slave)
         await pair.cluster.promote_broker(1)
         await pair.until(lambda: delivered(slave) == {"level": 1, "timer": 1})
+
+    pair(body)
+
+
+def test_what_falls_due_while_there_is_no_master_is_delivered_by_the_next_one() -> None:
+    async def body(pair: Pair) -> None:
+        await pair.send("level", properties={prop.DELAY: "2"})
+        await pair.send("timer", properties={prop.TIMER_DELAY_SEC: "5"})
+        await pair.copied()
+        first = pair.master
+        await pair.cluster.demote_broker(0, 3)
+        await asyncio.sleep(20.0)
+        assert not delivered(first)
+        await pair.cluster.promote_broker(0)
+        await pair.until(lambda: delivered(first) == {"level": 1, "timer": 1})
 
     pair(body)

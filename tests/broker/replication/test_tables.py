@@ -19,6 +19,7 @@ from gimbalmq.broker.json_file import TableThread
 from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.broker.pairs import Pairs
 from gimbalmq.broker.replication import tables as tables_module
+from gimbalmq.errors import StateError
 from gimbalmq.model import topics as names
 from gimbalmq.protocol.access_bodies import UserBody
 from gimbalmq.protocol.bodies import DataVersion, GroupConfig, TopicConfig
@@ -519,6 +520,8 @@ def test_queues_of_topics_that_apache_deleted_are_dropped() -> None:
             assert not slave.store.queue_ids("gone") and slave.store.queue_ids("new")
             await slave.copies._drop_queues(last + 1)
             assert not slave.store.queue_ids("new")
+            with pytest.raises(StateError, match="by a record of its log"):
+                two.master.store.drop_queues("new")
             assert slave.store.queue_ids(names.OP_HALF_TOPIC) == two.master.store.queue_ids(
                 names.OP_HALF_TOPIC
             )

@@ -204,6 +204,13 @@ class ReplicationOptions(Configuration):
             )
         if self.enable_remote_escape and not self.enable_slave_acting_master:
             raise ConfigError("enableRemoteEscape", True, "it needs enableSlaveActingMaster=true")
+        if self.enable_controller_mode and self.enable_slave_acting_master:
+            raise ConfigError(
+                "enableSlaveActingMaster",
+                True,
+                "with enableControllerMode=true another master is elected, and nobody stands in for one: leave one of "
+                "the two out",
+            )
 
     def _check_role(self) -> None:
         if self.broker_role == SLAVE and self.broker_id <= MASTER_ID:
