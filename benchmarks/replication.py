@@ -201,8 +201,9 @@ def run(options: Options) -> list[Row]:
                 for name, pair in found.items():
                     load = measure(pair, partial(replicated, pair, body, seconds), options.tries)
                     rows.add(f"async sends, {what}, at both", "1/s", name, load.per_second, (">=", 1.5))
-                    cpu = load.subject_cpu / load.ok * 1e6
+                    cpu = load.subject_cpu / load.raw["answered"] * 1e6
                     rows.add(f"async sends, {what}: CPU of the pair", "us", name, cpu)
+                    rows.add(f"async sends, {what}: other answers", "1/s", name, load.refused / seconds)
         cost(found, rows, seconds)
         catch_up(found, rows, int(options.pick(300, 60)))
     with pairs(names, waits=True) as found:

@@ -108,6 +108,7 @@ def broker_samples(place: int, half_place: int, half_offset: int, broker_name: s
         Code.GET_TIMER_CHECK_POINT: Sample(),
         Code.GET_TIMER_METRICS: Sample(),
         Code.GET_ALL_MESSAGE_REQUEST_MODE: Sample(),
+        Code.NOTIFY_MIN_BROKER_ID_CHANGE: Sample({"brokerName": "broker-a", "minBrokerId": "0"}),
         Code.EXCHANGE_BROKER_HA_INFO: Sample(),
         Code.GET_BROKER_HA_STATUS: Sample(),
         Code.RESET_MASTER_FLUSH_OFFSET: Sample({"masterFlushOffset": "1"}),

@@ -19,6 +19,7 @@ from gimbalmq.broker.json_file import TableThread
 from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.broker.pairs import Pairs
 from gimbalmq.broker.replication import tables as tables_module
+from gimbalmq.broker.replication.tables import _Seen
 from gimbalmq.errors import StateError
 from gimbalmq.model import topics as names
 from gimbalmq.protocol.access_bodies import UserBody
@@ -515,10 +516,14 @@ def test_queues_of_topics_that_apache_deleted_are_dropped() -> None:
             slave.copies.aim(None)
             slave.topics.replace({"else": TopicConfig(topic_name="else")}, DataVersion(counter=1))
             last = slave.store.entries("new", 0, 0, 1)[0][0]
+            # A master that has never named them may not know them yet.
+            await slave.copies._drop_queues(last + 1, _Seen(is_ours=False))
+            assert slave.store.queue_ids("gone") and slave.store.queue_ids("new")
+            seen = _Seen(is_ours=False, listed={"gone", "new"})
             # All of the one lay in our log when the master was asked; of the other something came later.
-            await slave.copies._drop_queues(last)
+            await slave.copies._drop_queues(last, seen)
             assert not slave.store.queue_ids("gone") and slave.store.queue_ids("new")
-            await slave.copies._drop_queues(last + 1)
+            await slave.copies._drop_queues(last + 1, seen)
             assert not slave.store.queue_ids("new")
             with pytest.raises(StateError, match="by a record of its log"):
                 two.master.store.drop_queues("new")

@@ -82,6 +82,7 @@ class _Seen:
     Attributes:
         is_ours: it is a broker of this library; None before its first answer.
         topics, groups, offsets: versions of the tables that were taken from it.
+        listed: topics that it has named; for Apache's masters only.
         timers: what it said of timers, and when.
         asked: when tables were last asked for that are not asked for in every round.
     """
@@ -90,6 +91,7 @@ class _Seen:
     topics: DataVersion | None = None
     groups: DataVersion | None = None
     offsets: DataVersion | None = None
+    listed: set[str] = field(default_factory=set)
     timers: deque[tuple[float, TimerCheck]] = field(default_factory=deque)
     asked: dict[str, float] = field(default_factory=dict)
 
@@ -179,10 +181,8 @@ class TableCopies:
         copy = self._progress.begin()
         ours = self._store.max_commitlog_offset
         await self._try("topics", self._copy_topics(master, seen))
-        # With a controller an Apache master was a slave a moment ago, and may not have copied its topics yet.
-        deletes = seen.is_ours is False and not self._live.now.enable_controller_mode
-        if deletes and seen.topics == self._topics.version:
-            await self._drop_queues(ours)
+        if seen.is_ours is False and seen.topics == self._topics.version:
+            await self._drop_queues(ours, seen)
         await self._try("groups", self._copy_groups(master, seen))
         ends = [
             await self._try("consumer offsets", self._copy_offsets(master, seen, copy)),
@@ -267,6 +267,8 @@ class TableCopies:
                     "the master has no topics at all, not even its own; that is not believed"
                 )
             gone = self._topics.replace(table, version)
+            if seen.is_ours is False:
+                seen.listed.update(table)
         elif self._topics.version == had:
             self._topics.follow(table, removed, version)
             gone = removed
@@ -276,16 +278,17 @@ class TableCopies:
         for topic in gone:
             self._stats.forget_topic(topic)
 
-    async def _drop_queues(self, before: int) -> None:
+    async def _drop_queues(self, before: int, seen: _Seen) -> None:
         """Forgets the queues of topics that an Apache master has deleted: its log does not tell of that.
 
         A master makes a topic before it takes its first message. So a topic whose messages we had all before we asked
-        for the topics, and that is not among them, is gone there.
+        for the topics, and that is not among them, is gone there. But one that this master has never named may be
+        one it does not know yet: it was a slave a moment ago, and had not copied its topics when it became the master.
         """
         store = self._store
 
         def look(topic: str) -> None:
-            if topic in self._topics or is_reserved_topic(topic, self._live.now):
+            if topic not in seen.listed or topic in self._topics or is_reserved_topic(topic, self._live.now):
                 return
             for queue_id in store.queue_ids(topic):
                 queue = store.find_queue(topic, queue_id)
@@ -294,6 +297,7 @@ class TableCopies:
                     return
             log.info("topic %s is gone at the master; its queues are dropped", topic)
             store.drop_queues(topic)
+            seen.listed.discard(topic)
 
         await self._turns.run(for_each(look, store.topics(), at_once=1))
 
