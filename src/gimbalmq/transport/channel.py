@@ -18,6 +18,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import wraps
 from typing import Any, Protocol, cast
 
 from gimbalmq.errors import (
@@ -952,6 +953,7 @@ def _mark(code: int) -> bytes:
 
 
 def _only_if(allowed: Callable[[], bool], handler: BatchHandler) -> BatchHandler:
+    @wraps(handler)
     def guarded(channel: Channel, frames: list[Frame]) -> int:
         if allowed():
             return handler(channel, frames)
