@@ -654,7 +654,7 @@ def test_no_memory_between_two_messages_of_a_run_leaves_no_group_open(
     async def work() -> None:
         async with open_desk(tmp_path) as desk:
             await desk.create("T")
-            fast = desk.broker.handlers.batches[b"310"].__self__  # type: ignore[attr-defined]
+            fast = desk.broker.handlers.batches[b"310"].__wrapped__.__self__  # type: ignore[attr-defined]
             read = fast._read_tail
 
             def short(text: str) -> object:
@@ -694,7 +694,7 @@ def test_what_is_remembered_of_properties_is_bounded(tmp_path: Path) -> None:
                 for n in range(2500)
             )
             await raw_exchange(desk, data, 5000)
-            send = desk.broker.handlers.batches[b"310"].__self__  # type: ignore[attr-defined]
+            send = desk.broker.handlers.batches[b"310"].__wrapped__.__self__  # type: ignore[attr-defined]
             assert len(send._tails) <= 4096 and max(map(len, send._tails)) <= 512
             assert len(desk.messages("T")) == 5000
 

@@ -194,6 +194,7 @@ class Broker:
             role_file = RoleFile(folder, self._files, self._tables, config)
             live.now = config = role_file.load(config)
             self.roles = Roles(Role.configured(config))
+            self.roles.has_place = False
             self.stats = Stats(clock, config.max_stats_items)
             self.topics = Topics(folder, live, clock, self._tables)
             self.groups = Groups(folder, live, clock, self._tables)

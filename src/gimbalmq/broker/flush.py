@@ -48,6 +48,7 @@ class GroupCommit:
                     self._release(None)
                     return
                 self._release(durable)
+                self._release_cut()
         finally:
             self._running = None
 
@@ -57,6 +58,14 @@ class GroupCommit:
             future = waiters.popleft()[1]
             if not future.done():
                 future.set_result(durable is not None)
+
+    def _release_cut(self) -> None:
+        """Who waits for what a slave has cut away would wait for ever, and have the disk synced for ever."""
+        waiters, end = self._waiters, self._store.max_commitlog_offset
+        while waiters and waiters[0][0] > end:
+            future = waiters.popleft()[1]
+            if not future.done():
+                future.set_result(False)
 
     async def flush(self) -> None:
         """The periodic sync of asynchronous flushing."""

@@ -18,6 +18,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import wraps
 from typing import Any, Protocol, cast
 
 from gimbalmq.errors import (
@@ -182,12 +183,19 @@ class Handlers:
             single: one frame at a time; for large answers, of which a slow peer must not gather many.
             checks: it asks the gate for each frame. Frames of any other go the plain way while there is a gate.
         """
-        mark = f"{code},".encode()[:3]
+        mark = _mark(code)
         self.batches[mark] = handler
         if checks:
             self.checking[mark] = handler
         if single:
             self.singles.add(mark)
+
+    def take_batches_if(self, code: int, allowed: Callable[[], bool]) -> None:
+        """Frames of this code go the plain way as long as ``allowed`` says no."""
+        for handlers in (self.batches, self.checking):
+            handler = handlers.get(_mark(code))
+            if handler is not None:
+                handlers[_mark(code)] = _only_if(allowed, handler)
 
 
 class Channel(asyncio.Protocol):
@@ -937,6 +945,22 @@ class Channel(asyncio.Protocol):
             self._timer = None
         else:
             self._set_timer(deadline)
+
+
+def _mark(code: int) -> bytes:
+    """What stands behind ``{"code":`` in a JSON header."""
+    return f"{code},".encode()[:3]
+
+
+def _only_if(allowed: Callable[[], bool], handler: BatchHandler) -> BatchHandler:
+    @wraps(handler)
+    def guarded(channel: Channel, frames: list[Frame]) -> int:
+        if allowed():
+            return handler(channel, frames)
+        channel.handle_frame(frames[0])
+        return 1
+
+    return guarded
 
 
 def error_reply(request: RemotingCommand, error: Exception) -> RemotingCommand:

@@ -39,6 +39,7 @@ class ControllerDouble:
         heard: every request, as (code, header fields).
         swallow: codes whose next request is done and not answered.
         refuse: codes to be answered with another code, once each.
+        deny: codes whose next request is done, and answered with another code.
         notify: called after an election with the addresses to be told; tests send 1008 from there.
     """
 
@@ -50,6 +51,7 @@ class ControllerDouble:
         self.heard: list[tuple[int, dict[str, str]]] = []
         self.swallow: list[int] = []
         self.refuse: dict[int, int] = {}
+        self.deny: dict[int, int] = {}
         self.notify: Callable[[str], None] = lambda name: None
         self._channels: dict[Channel, tuple[str, int]] = {}
         handlers = Handlers()
@@ -140,6 +142,9 @@ class ControllerDouble:
             if refusal is not None:
                 raise ResponseError("because the test says so", code=refusal)
             answer = handler(request)
+            denial = self.deny.pop(request.code, None)
+            if denial is not None:
+                raise ResponseError("because the test says so", code=denial)
             if request.code in self.swallow:
                 self.swallow.remove(request.code)
                 await asyncio.Event().wait()

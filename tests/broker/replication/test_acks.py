@@ -16,6 +16,7 @@ from tests.support import run
 class Slave:
     acked: int = -1
     slave_id: int | None = None
+    is_sure: bool = True
 
 
 def test_one_report_frees_all_that_it_reaches_in_order() -> None:

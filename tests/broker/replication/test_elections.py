@@ -262,7 +262,10 @@ def test_questions_go_to_the_controller_that_leads(tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_lost_answer_about_the_set_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("denial", [None, ResponseCode.SYSTEM_ERROR, ResponseCode.CONTROLLER_NOT_LEADER])
+def test_a_lost_answer_about_the_set_is_asked_again(
+    denial: ResponseCode | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def work() -> None:
         async with (
             ControllerDouble() as double,
@@ -272,7 +275,11 @@ def test_a_lost_answer_about_the_set_is_asked_again(tmp_path: Path, monkeypatch:
             sync_set = first.elections.sync_set
             assert sync_set is not None
             first.slaves.append(Slave(2, first.end))
-            double.swallow.append(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET)
+            if denial is None:
+                double.swallow.append(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET)
+            else:
+                # So a controller answers that has to wait too long for the others, or is voted out meanwhile.
+                double.deny[RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET] = denial
             sync_set.reported(first.slaves[0])
             await until(lambda: double.replicas[NAME].in_sync == {1, 2})
             # The controller took it; we do not know that.

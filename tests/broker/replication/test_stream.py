@@ -13,11 +13,13 @@ from gimbalmq.testing.loop import VirtualClock
 from gimbalmq.transport.network import Network
 from tests.broker.replication.scene import (
     Line,
+    MasterEnd,
     SlaveEnd,
     assert_same,
     cut_back,
     drop_files,
     fill,
+    log_of,
     memory_of,
     pair,
     until,
@@ -402,5 +404,27 @@ def test_another_master_is_taken_at_once_and_none_too(tmp_path: Path) -> None:
             slave.follower.aim(master.ha_address, master.address)  # the same again changes nothing
             await asyncio.sleep(5)
             assert master.source.replicas == [replica]
+
+    virtual(work)
+
+
+def test_log_of_another_broker_than_the_one_that_was_asked_is_noticed(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with pair(tmp_path, clock, count=5) as (master, slave):
+            await slave.caught_up(master)
+            other = MasterEnd(tmp_path / "other", memory_of(master.network).host("10.0.0.55"), clock)
+            other.store.follow()
+            other.store.receive(0, log_of(master.store, 0, master.store.max_commitlog_offset))
+            other.store.lead()
+            await other.start()
+            # As if haMasterAddress named a broker that the name servers do not call the master any more.
+            slave.follower.aim(master.ha_address, other.address)
+            await until(lambda: slave.follower.is_connected)
+            fill(other.store, 20, start=100)
+            fill(master.store, 3, start=50)
+            async with asyncio.timeout(10):
+                await until(lambda: slave.follower.state is State.REFUSED)
+            assert "have different records at" in (slave.follower.trouble or "")
+            await other.stop()
 
     virtual(work)

@@ -108,6 +108,24 @@ def test_a_slave_that_is_counted_and_stalls_holds_sends_for_two_seconds_only() -
     assert desk.set.confirm == desk.end and desk.set.counted == {1}
 
 
+def test_a_slave_that_the_controller_does_not_take_holds_sends_for_15_seconds_only() -> None:
+    desk = Desk()
+    slave = desk.connect(2, desk.end)
+    had = desk.end
+    desk.set.refused(desk.set.asking(desk.set.wished()))
+    assert desk.set.counted == {1, 2}
+    desk.end += 1_000_000
+    for _ in range(3):
+        desk.clock.advance(5.0)
+        desk.report(slave, had)
+        desk.set.check()
+        assert desk.set.confirm == had
+    desk.clock.advance(5.0)
+    desk.report(slave, had)
+    desk.set.check()
+    assert desk.set.counted == {1} and desk.set.confirm == desk.end
+
+
 def test_all_of_the_set_confirm() -> None:
     desk, second = joined()
     third = desk.connect(3, desk.end)

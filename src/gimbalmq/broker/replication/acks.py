@@ -26,6 +26,11 @@ class Copy(Protocol):
     @property
     def slave_id(self) -> int | None: ...
 
+    @property
+    def is_sure(self) -> bool:
+        """False if this may be an old connection of a slave that has come again, and so be another one as well."""
+        ...
+
 
 class ReplicaAcks:
     """Waits for slaves.
@@ -58,7 +63,9 @@ class ReplicaAcks:
     def reached(self, need: Need) -> int:
         """The end of what so many slaves, or all of these, have; -1 if there are too few."""
         if isinstance(need, int):
-            acked = sorted((copy.acked for copy in self._copies), reverse=True)
+            # One slave that is meant twice is one that has it. Two are needed only if more than one is.
+            counted = (copy.acked for copy in self._copies if need == 1 or copy.is_sure)
+            acked = sorted(counted, reverse=True)
             return acked[need - 1] if len(acked) >= need else -1
         by_id = dict.fromkeys(need, -1)
         for copy in self._copies:

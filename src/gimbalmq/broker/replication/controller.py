@@ -74,6 +74,12 @@ class Controllers:
         except ResponseError as error:
             if error.code != ResponseCode.CONTROLLER_NOT_LEADER:
                 raise
+            self.leader = None
+            try:
+                return await question(self._caller, await self.find_leader())
+            except ConnectError as lost:
+                # One that is voted out while it works says that it does not lead; the next one may do what was asked.
+                raise TransportError(f"{leader} leads no more, and {lost}") from lost
         except ConnectError:
             pass  # nothing was asked
         except TransportError:

@@ -44,6 +44,14 @@ _NO_LONGER_MASTER = (
     ResponseCode.CONTROLLER_INVALID_MASTER,
     ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH,
 )
+_SET_NOT_CHANGED = (
+    ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
+    ResponseCode.CONTROLLER_INVALID_MASTER,
+    ResponseCode.CONTROLLER_INVALID_REPLICAS,
+    ResponseCode.CONTROLLER_BROKER_NOT_ALIVE,
+)
+"""After any other code the set may be the wished one all the same: a controller that waits for the others too long, or
+is voted out meanwhile, says no, and what it began may still be done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,16 +373,15 @@ class Elections:
             self._note_trouble(_explained(error, self.own_id, self._live.now.broker_name))
             return False
         except ResponseError as error:
-            sync_set.refused(before)
-            if (
-                error.code == ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
-                and wished == sync_set.members
-            ):
+            equal = error.code == ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
+            if equal and wished == sync_set.members:
                 sync_set.settled()
                 return True
+            if error.code in _SET_NOT_CHANGED:
+                sync_set.refused(before)
             log.warning("the controller does not take %s as replicas in sync: %s", sorted(wished), error)
-            if error.code in _NO_LONGER_MASTER:
-                self._look_now.set()
+            if equal or error.code in _NO_LONGER_MASTER:
+                self._look_now.set()  # the set is another than the one we know
             return False
         except TransportError as error:
             self._note_trouble(f"{error}; whether {sorted(wished)} are the replicas in sync is not known")

@@ -322,25 +322,36 @@ class Follower:
             link.report(self._store.received_offset, again=True)
 
     async def _look(self) -> None:
-        """Apache's masters never say that they have deleted what we need, or that they have less than we have."""
+        """Apache's masters never say that they have deleted what we need, or that they have less than we have.
+
+        What comes may also be another log than the one that was asked about: haMasterAddress may name one broker, and
+        the name servers another as the master. So our last record is compared from time to time.
+        """
         link, target = self._link, self.target
         if link is None or not link.is_open or target is None:
             return
-        before = self._store.received_offset
+        before, last = self._store.received_offset, self._store.last_record()
+        same = True
         try:
             begin, end = await agreement.bounds(self._pool, target.master_address)
+            if last is not None and last[0] != link.compared and begin <= last[0] and before <= end:
+                same = await agreement.record_of(self._pool, target.master_address, last[0]) == last[1]
+                link.compared = last[0]
         except RocketMQError:
             return  # the stream itself shows whether it lives
         if link is not self._link or not link.is_open:
             return
         self.master_end = max(end, self._store.received_offset)
         verdict = None
-        if before > end:
+        if not same:
+            verdict = agreement.Verdict.DIFFERENT
+        elif before > end:
             verdict = agreement.Verdict.AHEAD
         elif 0 < self._store.received_offset < begin:
             verdict = agreement.Verdict.BEHIND
         if verdict is not None:
-            problem = agreement.Agreement(verdict, before, begin, end).problem(target.master_address)
+            place = last[0] if last is not None and not same else None
+            problem = agreement.Agreement(verdict, before, begin, end, place).problem(target.master_address)
             link.end(CopyRefusedError(problem or ""))
         elif self.lag > self._live.now.ha_max_gap_not_in_sync:
             self.state = State.CATCHING_UP
@@ -359,6 +370,8 @@ class _Link(asyncio.Protocol):
         self._writable = True
         self._reported = -1
         self.is_open = False
+        self.compared = -1
+        """Where the record lies that was last found to be the master's, too."""
         self.last_read = self.last_write = owner.now
         self.ended: asyncio.Future[RocketMQError] = asyncio.get_running_loop().create_future()
 

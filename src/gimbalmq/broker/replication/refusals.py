@@ -67,14 +67,16 @@ class SlaveRefusals:
         ):
             for code in codes:
                 handlers.by_code[code] = self._before(handlers.by_code[code], refusal)
+        # A slave that is becoming the master has a store that takes messages before anybody may send any.
+        for code in _SENDS:
+            handlers.take_batches_if(code, lambda: self._roles.takes_messages)
 
     def _before(self, handler: Handler, refusal: Callable[[Role], ResponseError | None]) -> Handler:
         roles = self._roles
 
         def guarded(channel: Channel, request: RemotingCommand) -> Answer | Awaitable[Answer]:
-            role = roles.now
-            if not (role.is_master and role.online):
-                error = refusal(role)
+            if not roles.takes_messages:
+                error = refusal(roles.now)
                 if error is not None:
                     raise error
             return handler(channel, request)

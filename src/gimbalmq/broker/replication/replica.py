@@ -35,6 +35,8 @@ class Replica(asyncio.Protocol):
         slave_id: which broker it is, if its dialect tells.
         acked: where the slave's log ends, as it reported; -1 before its first report.
         sent: what is sent next begins there; -1 before that is known.
+        is_sure: False after another connection from the same host, until this one reports again. A slave that comes
+            again after a cut of the network leaves a connection behind, which must not count as a second slave.
         caught_up_at: when it last had all that we had, in the clock's seconds.
     """
 
@@ -66,6 +68,12 @@ class Replica(asyncio.Protocol):
         self.slave_id: int | None = None
         self.acked = -1
         self.sent = -1
+        self.is_sure = True
+
+    @property
+    def host(self) -> str:
+        """The slave's machine."""
+        return self.address.rpartition(":")[0]
 
     @property
     def bytes_per_second(self) -> int:
@@ -142,6 +150,7 @@ class Replica(asyncio.Protocol):
                 f"its log ends at {report} and ended at {self.acked} before: it has lost what it had confirmed"
             )
         self.acked = report
+        self.is_sure = True
         if report >= end:
             self.caught_up_at = self._now()
         if self.sent < 0:

@@ -178,6 +178,7 @@ class Replication:
         """Raises ConfigError if this broker is to be the master, and there is another one."""
         if self.roles.is_master:
             await require_no_other(self._pool, self._live.now, own_address)
+        self.roles.has_place = True
 
     async def start(self) -> None:
         """Goes about its role; the name servers have been told of it."""
@@ -399,6 +400,8 @@ class Replication:
                 self._services.rest()
                 self._store.follow()
                 self.source.drop_all()
+                # What waits may be cut away, and then others have other bytes up to the same offset.
+                self.source.acks.give_up()
                 self._named.forget()
                 self._long_poll.wake_all()
                 log.warning("this broker is a %s from now on", role)
@@ -472,7 +475,12 @@ class Replication:
         Raises:
             StoreError: it cannot be cut there, or the disk failed.
         """
-        report = await self._turns.run(self._store.cut_steps(offset))
+        try:
+            report = await self._turns.run(self._store.cut_steps(offset))
+        finally:
+            # Whoever copies this slave has what was cut. If it went on from there, its log would be another one, and
+            # nobody would notice: both would have the same last record.
+            self.source.drop_all()
         lost = ", ".join(f"{topic}: {count}" for topic, count in sorted(report.topics.items())[:100])
         log.warning(
             "cut our log from %d to %d, which the master does not have: %d records are lost (%s)",

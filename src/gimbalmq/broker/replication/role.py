@@ -57,15 +57,25 @@ class Role:
 
 
 class Roles:
-    """The role in force, and who is told when it changes."""
+    """The role in force, and who is told when it changes.
+
+    Attributes:
+        has_place: False while a broker that starts as the master does not know yet whether there is another one.
+    """
 
     def __init__(self, now: Role) -> None:
         self.now = now
+        self.has_place = True
         self._watchers: list[Callable[[Role, Role], None]] = []
 
     @property
     def is_master(self) -> bool:
         return self.now.kind is Kind.MASTER
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whether this is a master that serves."""
+        return self.now.is_master and self.now.online and self.has_place
 
     @property
     def services_on(self) -> bool:

@@ -106,6 +106,9 @@ class HaSource:
         if len(self.replicas) >= _MOST_REPLICAS:
             log.error("%s may not copy the log: %d slaves are connected", replica.address, _MOST_REPLICAS)
             return False
+        for other in self.replicas:
+            if other.host == replica.host:
+                other.is_sure = False
         self.replicas.append(replica)
         self._store.appended = self._appended
         return True

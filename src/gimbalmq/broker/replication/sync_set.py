@@ -172,6 +172,9 @@ class SyncSet:
     def _grace(self) -> float:
         return self._live.now.check_sync_state_set_period / 1000
 
+    def _patience(self) -> float:
+        return self._live.now.ha_max_time_slave_not_catchup / 1000
+
     def check(self) -> None:
         """Looks who has fallen behind or never came; for a timer."""
         now = self._now()
@@ -183,6 +186,9 @@ class SyncSet:
                 self._missing.setdefault(who, now)
         for who, (target, since) in list(self._joining.items()):
             late = ends.get(who, -1) < target and now - since > _JOIN_SECONDS
+            pace = self._paces.get(who)
+            # Nor does one count for ever that the controller does not take.
+            late = late or (pace is not None and now - pace.caught_up > self._patience())
             if who not in self._asked and (who not in ends or late):
                 del self._joining[who]
         self._look()
@@ -191,7 +197,7 @@ class SyncSet:
 
     def wished(self) -> frozenset[int]:
         """The set that should be: who leaves is out, who has everything is in."""
-        now, config = self._now(), self._live.now
+        now = self._now()
         ends = self._ends()
         wished = {self.own_id}
         for who in self.members - wished - self._poorer:
@@ -201,7 +207,7 @@ class SyncSet:
             else:
                 # One that is connected and has not reported yet has the time of its pace to do so.
                 pace = self._paces.setdefault(who, _Pace(now, self._end(), now))
-                if now - pace.caught_up <= config.ha_max_time_slave_not_catchup / 1000:
+                if now - pace.caught_up <= self._patience():
                     wished.add(who)
         wished |= {who for who, (target, _) in self._joining.items() if ends.get(who, -1) >= target}
         return frozenset(wished)
