@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -24,9 +25,22 @@ Run = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[ThreadCluster]:
-    """Tests use it one after the other, and the last one kills its master."""
+    """Tests use it one after the other, and the last one kills its master. It has one message."""
     with LocalCluster.in_thread(replicas=2, properties={"brokerRole": "SYNC_MASTER"}) as cluster:
+        with logging_as_it_was():
+            for words in ("topic create orders --queues 1", "message send orders first --queue broker-a/0"):
+                assert main([*words.split(), "--namesrv", cluster.namesrv]) == 0
+        cluster.in_step()
         yield cluster
+
+
+@contextmanager
+def logging_as_it_was() -> Iterator[None]:
+    """A command sends logs to its standard error, which is a test's; the cluster's threads log later, too."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = before
 
 
 @pytest.fixture
@@ -34,9 +48,6 @@ def run(
     pair: ThreadCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Run]:
     monkeypatch.setenv("NAMESRV_ADDR", pair.namesrv)
-    # A command sends logs to its standard error, which is this test's; the cluster's threads log later, too.
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
 
     def run(*words: object, code: int | None = 0, error: str | None = None) -> str:
         found = main([str(word) for word in words])
@@ -46,14 +57,11 @@ def run(
             assert re.search(error, shown.err), shown.err
         return shown.out
 
-    yield run
-    root.handlers[:], root.level = before
+    with logging_as_it_was():
+        yield run
 
 
 def test_a_pair_is_shown(pair: ThreadCluster, run: Run) -> None:
-    run("topic", "create", "orders", "--queues", 1)
-    assert "SEND_OK" in run("message", "send", "orders", "first", "--queue", "broker-a/0")
-    pair.in_step()
     master, slave = pair.replica(0, 0), pair.replica(0, 1)
     end = master.store.max_commitlog_offset
     shown = run("broker", "ha-status", "--max-behind", 0)

@@ -6,6 +6,7 @@ Everything else a slave answers from what it has copied.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import wraps
 
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.replication.role import Role, Roles
@@ -74,6 +75,7 @@ class SlaveRefusals:
     def _before(self, handler: Handler, refusal: Callable[[Role], ResponseError | None]) -> Handler:
         roles = self._roles
 
+        @wraps(handler)
         def guarded(channel: Channel, request: RemotingCommand) -> Answer | Awaitable[Answer]:
             if not roles.takes_messages:
                 error = refusal(roles.now)
