@@ -248,6 +248,11 @@ class BrokerConfig(ReplicationOptions, StoreOptions, ServerConfig, AccessConfig)
         return token
 
     @property
+    def guards_log(self) -> bool:
+        """Whether the log is not for everybody who can reach the broker."""
+        return self.authenticates or self.refuses_plain
+
+    @property
     def namesrv_addresses(self) -> list[str]:
         return [address.strip() for address in self.namesrv_addr.split(";") if address.strip()]
 

@@ -305,6 +305,33 @@ def test_only_allowed_addresses_copy_the_log(
     run(work())
 
 
+@pytest.mark.parametrize(
+    ("properties", "host", "admitted"),
+    [
+        ({}, "10.0.0.9", True),
+        ({"authenticationEnabled": "true"}, "10.0.0.9", False),
+        ({"authenticationEnabled": "true"}, "127.0.0.1", True),
+        ({"authenticationEnabled": "true", "haAllowedAddresses": "10.0.0.9"}, "10.0.0.9", True),
+        (
+            {"tls.server.mode": "enforcing", "tls.server.certPath": "c", "tls.server.keyPath": "k"},
+            "10.0.0.9",
+            False,
+        ),
+        ({"tls.server.mode": "permissive"}, "10.0.0.9", True),
+    ],
+)
+def test_a_log_that_is_not_for_everybody_goes_to_named_machines_only(
+    properties: dict[str, object], host: str, admitted: bool, tmp_path: Path
+) -> None:
+    async def work() -> None:
+        async with master_end(tmp_path, properties) as master:
+            replica = master.source._accept()
+            assert master.source._admits(replica, host) == admitted
+            assert (replica in master.source.replicas) == admitted
+
+    run(work())
+
+
 def test_ended_connections_leave_nothing_behind(tmp_path: Path) -> None:
     async def work() -> None:
         async with master_end(tmp_path) as master:

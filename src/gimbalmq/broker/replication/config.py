@@ -41,7 +41,7 @@ class ReplicationOptions(Configuration):
     ha_allowed_addresses: tuple[str, ...] = option(
         (),
         "ours: addresses and ranges, `10.0.0.2;10.1.0.0/16`, that may copy the log, for the stream knows no passwords; "
-        "empty: every address, but with authentication on only this machine",
+        "empty: every address, but with authentication on, or with TLS required, only this machine",
         fixed=True,
     )
     ha_cut_tail_from: int = option(

@@ -96,10 +96,10 @@ class HaSource:
         if allowed and not matches(allowed, host):
             log.error("%s may not copy the log: it is not in haAllowedAddresses", replica.address)
             return False
-        if not allowed and config.authenticates and (address is None or not address.is_loopback):
+        if not allowed and config.guards_log and (address is None or not address.is_loopback):
             log.error(
-                "%s may not copy the log: with authentication on only addresses in haAllowedAddresses may, "
-                "and it is empty",
+                "%s may not copy the log: with authentication on, or with TLS required, only addresses in "
+                "haAllowedAddresses may, and it is empty",
                 replica.address,
             )
             return False
