@@ -57,9 +57,6 @@ SLAVE = Named(
     "address of the slave, or the broker's name: then its fullest slave",
     "give the address of a slave; gimbalmq broker ha-status shows them",
 )
-BROKER_NAME = Named(
-    "broker", ("-bn", "--brokerName"), "name of the broker", "name a broker; gimbalmq cluster list shows them"
-)
 
 
 def add_commands(commands: Parsers[Parser]) -> None:

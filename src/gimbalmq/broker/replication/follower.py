@@ -77,10 +77,9 @@ class Follower:
     Args:
         pool: asks the master's ordinary port.
         arrived: called with the queues that have grown.
-        dialect: makes the dialect of a new connection; plain without it.
 
     Attributes:
-        dialect: makes the dialect of connections from now on.
+        dialect: makes the dialect of a new connection; the plain one unless it is replaced.
         state: what it is doing.
         trouble: why it has no connection, or may use none; None while all is well.
         target: whom it copies.
@@ -96,7 +95,6 @@ class Follower:
         pool: Caller,
         clock: Clock,
         arrived: Callable[[Sequence[QueueLog]], None],
-        dialect: Callable[[], CopyDialect] | None = None,
     ) -> None:
         self._store = store
         self._live = live
@@ -104,8 +102,8 @@ class Follower:
         self._pool = pool
         self._clock = clock
         self._arrived = arrived
-        self.dialect: Callable[[], CopyDialect] = dialect or (
-            lambda: PlainCopy(self._agree, last_file_only=live.now.sync_from_last_file)
+        self.dialect: Callable[[], CopyDialect] = lambda: PlainCopy(
+            self._agree, last_file_only=live.now.sync_from_last_file
         )
         self._tasks = Tasks("replication copy")
         self._aimed = asyncio.Event()

@@ -158,10 +158,7 @@ class Replica(asyncio.Protocol):
         self._reported(self)
 
     def _begin(self) -> None:
-        start = self.dialect.begin(self.acked)
-        if start is None:
-            return
-        self.sent = start
+        self.sent = start = self.dialect.begin(self.acked)
         log.info("slave %s copies our log from %d on, which ends at %d", self.address, start, self._end)
         if start >= self._end:
             self.heartbeat()  # so that it knows at once that it has everything
@@ -247,12 +244,6 @@ class Replica(asyncio.Protocol):
             )
             self.drop()
             return
-        if self.acked >= 0 and self.sent < 0:
-            try:
-                self._begin()
-            except ReplicaRefusedError as error:
-                self.refuse(str(error))
-                return
         if (
             self.acked >= 0
             and self._writable

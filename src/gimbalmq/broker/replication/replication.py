@@ -61,7 +61,7 @@ class ReplicationStatus:
 
     Attributes:
         role: master or slave, and which id.
-        log_begin, log_end: bounds of the own log; of a slave's the bytes received count.
+        log_end: where its own log ends; at a slave the bytes received count.
         master, master_ha: whom a slave copies; empty if it does not know, and at a master.
         state: what a slave is doing; empty at a master.
         trouble: why a slave does not follow, or a controller is not heard; None if all is well.
@@ -72,7 +72,6 @@ class ReplicationStatus:
     """
 
     role: Role
-    log_begin: int
     log_end: int
     master: str = ""
     master_ha: str = ""
@@ -379,20 +378,16 @@ class Replication:
         self.source.drop_all()
         self._master_begin = None
 
-    async def become_slave(
-        self, broker_id: int, *, epoch: int = 0, master: Master | None = None, acting: bool = False
-    ) -> None:
+    async def become_slave(self, broker_id: int, *, epoch: int = 0) -> None:
         """Makes this broker a slave; from the first moment on it takes nothing but what its master has.
 
         Args:
             broker_id: its id, 1 or more.
             epoch: of the master, if there is a controller.
-            master: whom to copy; by default whom the name servers name.
-            acting: it stands in for a master that is gone.
         """
         assert broker_id > MASTER_ID
         async with self._changing:
-            role = Role(Kind.SLAVE, broker_id, epoch=epoch, acting=acting)
+            role = Role(Kind.SLAVE, broker_id, epoch=epoch)
             was_master = self.roles.is_master
             self._swap(broker_id, SLAVE)
             self.roles.change(role)
@@ -405,8 +400,6 @@ class Replication:
                 self._named.forget()
                 self._long_poll.wake_all()
                 log.warning("this broker is a %s from now on", role)
-            if master is not None:
-                self.aim(master)
             await self._copy()
             await self._keep_role()
 
@@ -520,7 +513,6 @@ class Replication:
         if self.roles.is_master:
             return ReplicationStatus(
                 self.roles.now,
-                store.min_commitlog_offset,
                 store.max_commitlog_offset,
                 trouble=self.election_trouble(),
                 slaves=slaves,
@@ -528,7 +520,6 @@ class Replication:
         target = follower.target
         return ReplicationStatus(
             self.roles.now,
-            store.min_commitlog_offset,
             store.received_offset,
             master=self.master_address,
             master_ha="" if target is None else target.ha_address,

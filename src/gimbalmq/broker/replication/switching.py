@@ -104,7 +104,7 @@ class EpochSource:
         line.slave_id = packet.broker_id
         line.write(MasterHandshake(self._store.max_commitlog_offset, self._epochs.entries).encode())
 
-    def begin(self, report: int) -> int | None:
+    def begin(self, report: int) -> int:
         """A slave without any data gets the whole log, or our last file if it wants no more."""
         if report:
             return report
