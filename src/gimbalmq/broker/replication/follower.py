@@ -42,7 +42,7 @@ _OPEN_SECONDS = 15.0
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 _TICKS = 4
-"""Looks at the clock in the shorter of the intervals that are kept."""
+"""How often the clock is looked at in the shorter of the two intervals."""
 _LOOK_SECONDS = 5.0
 """Between looks where the master's log begins and ends."""
 _PIECE_BYTES = 256 * 1024
@@ -209,7 +209,7 @@ class Follower:
         link = await self._network.connect(lambda: _Link(self, dialect), host, port, _CONNECT_SECONDS)
         assert isinstance(link, _Link)
         self._link = link
-        # The rest of that record may be another one, if the master is.
+        # Half a record is given up: from another master its rest may be that of another record.
         self._store.forget_partial()
         opening = asyncio.ensure_future(dialect.open(link))
         try:
@@ -320,8 +320,9 @@ class Follower:
             link.report(self._store.received_offset, again=True)
 
     async def _look(self) -> None:
-        """Apache's masters never say that they have deleted what we need, or that they have less than we have.
+        """Looks whether our log still continues the master's.
 
+        Apache's masters never say that they have deleted what we need, or that they have less than we have.
         What comes may also be another log than the one that was asked about: haMasterAddress may name one broker, and
         the name servers another as the master. So our last record is compared from time to time.
         """

@@ -17,7 +17,7 @@ from gimbalmq.store.message_store import MessageStore
 log = logging.getLogger(__name__)
 
 _UNREAD_BYTES = 1 << 20
-"""A slave that reads slowly makes us keep so many bytes, and then one packet."""
+"""For a slave that reads slowly no more than so many bytes and one packet are kept."""
 _TURN_BYTES = 1 << 20
 _TURN_SECONDS = 0.003
 """Then others have their turn: what is sent may have to come from the disk."""
@@ -27,7 +27,8 @@ class Replica(asyncio.Protocol):
     """Sends the log as it grows.
 
     Args:
-        reported: called when the slave's log is known to have grown.
+        admits: asked with the slave's host whether it may copy the log.
+        reported: called after each report of the slave.
         left: called when the connection has ended.
 
     Attributes:

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _MOST_REPLICAS = 64
 _TICKS = 4
-"""Looks at the clock in the shorter of the intervals that are kept."""
+"""How often the clock is looked at in the shorter of the two intervals."""
 
 
 class HaSource:
@@ -31,7 +31,7 @@ class HaSource:
         dialect: makes the dialect of a new connection; the plain one unless it is replaced.
         replicas: connections of slaves, those that have not reported yet among them.
         acks: how far they have come.
-        on_report, on_leave: called with a slave that has reported a longer log, or whose connection has ended.
+        on_report, on_leave: called with a slave that has reported, or whose connection has ended.
     """
 
     def __init__(self, store: MessageStore, live: LiveConfig, network: Network, clock: Clock) -> None:
