@@ -539,7 +539,7 @@ def _clean_options(parser: Parser, *, ask: bool) -> None:
 
 async def _clean(admin: Admin, args: argparse.Namespace) -> Shown:
     if args.ids is not None and not all(word.strip().isdecimal() for word in args.ids.split(";")):
-        raise ConfigError("IDS", args.ids, "write the controller's ids, separated by ;")
+        raise ConfigError("--ids", args.ids, "write the controller's ids, separated by ;")
     controllers = await _controllers(admin, args, args.broker)
     which = f"replicas {args.ids}" if args.ids else "all replicas"
     if not confirmed(f"Have the controller forget {which} of {args.broker}?", assume_yes=args.yes):
