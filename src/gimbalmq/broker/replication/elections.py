@@ -8,8 +8,8 @@
    could send one.
 5. A master asks the controller to change the set of replicas in sync (``sync_set``).
 
-Nothing here elects. Without a controller the roles stay as they are: a master that has lost sight of its controllers
-goes on, for nobody can be elected who lacks what it has answered.
+Nothing here elects. While no controller is heard the roles stay as they are. A master that has lost sight of its
+controllers goes on: with ``allAckInSyncStateSet`` nobody can be elected who lacks what it has answered.
 """
 
 from __future__ import annotations
