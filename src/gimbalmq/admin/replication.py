@@ -491,8 +491,8 @@ def _notes(slave: ReplicaView, master: ReplicaView | None) -> list[str]:
     heard = f"last heard of its master on {moment(slave.last_read_ms)}" if slave.last_read_ms else ""
     notes = [
         f"{slave.title} has the log up to {slave.log_end:,}" + (f" and {heard}" if heard else "") + ".",
-        "What the old master took and did not get copied is not there. If it was a SYNC_MASTER, it has acknowledged "
-        "nothing of that; an ASYNC_MASTER may have.",
+        "What the old master took and did not get copied is not there. A master that waits for a slave has answered "
+        "none of that with SEND_OK; any other may have.",
     ]
     if master is not None and master.problem:
         notes.append(
