@@ -15,12 +15,10 @@ from gimbalmq.protocol.replication_bodies import (
     HaConnection,
     HaStatus,
     MemberGroupBody,
-    OffsetTable,
     ReplicasTable,
     RequestModeTable,
     SyncStateSet,
     TimerCheckpoint,
-    TimerMetrics,
 )
 
 
@@ -39,19 +37,11 @@ def test_a_checkpoint_of_another_length_is_none(length: int) -> None:
 
 
 def test_tables_of_apaches_are_read_with_their_bare_numbers() -> None:
-    offsets = OffsetTable.parse(
-        b'{"dataVersion":{"counter":3,"stateVersion":0,"timestamp":9},"offsetTable":{"T@g":{0:5,1:7}}}'
-    )
-    assert offsets.data_version == DataVersion(counter=3, timestamp=9)
-    assert offsets.offset_table == {"T@g": {0: 5, 1: 7}}
-    assert OffsetTable.parse(b'{"offsetTable":{}}').data_version is None  # 4.9's
     assert DelayOffsetTable.parse(b'{"offsetTable":{1:0,18:4}}').offset_table == {1: 0, 18: 4}
     modes = RequestModeTable.parse(
         b'{"messageRequestModeMap":{"T":{"g":{"consumerGroup":"g","mode":"POP","popShareQueueNum":0,"topic":"T"}}}}'
     )
     assert modes.message_request_mode_map["T"]["g"]["mode"] == "POP"
-    metrics = TimerMetrics.parse(b'{"dataVersion":{},"timingCount":{"T":{"count":2,"timeStamp":9}}}')
-    assert metrics.timing_count["T"].count == 2
 
 
 def test_what_controllers_answer_is_read() -> None:

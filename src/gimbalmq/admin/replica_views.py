@@ -38,9 +38,9 @@ class ReplicaView:
         slaves: a master's connections.
         master: address that a slave copies from.
         state: what a slave does, in words of ours; "" from Apache's brokers, which do not say.
-        trouble: why a slave does not copy.
+        trouble: why a slave does not copy its master's log or tables, or has no part in elections.
         problem: why the broker could not be asked.
-        refused: it answered that the asker may not know.
+        refused: it answered that we may not ask it.
         tells_copies: it says who copies whom; brokers of 4.9 do not.
     """
 

@@ -114,7 +114,7 @@ class ReplicationAdmin:
             return ReplicaView(cluster, name, broker_id, address, said, problem=str(error))
 
     async def reset_master_flush_offset(self, broker: str, offset: int) -> str:
-        """Sets what a slave believes its master to have flushed; nobody but tools reads it. The slave's address."""
+        """Sets what a slave believes its master to have flushed, which only tools read; returns the slave's address."""
         _, _, broker_id, address = await self._at.one_broker(broker)
         if broker_id == MASTER_ID:
             raise ConfigError("broker", broker, "a master keeps no such number; name a slave by its address")
@@ -128,7 +128,8 @@ class ReplicationAdmin:
 
         Raises:
             ConfigError: there is no such slave.
-            ResponseError: a controller decides who is the master there, or the asker may not know about it.
+            ConnectError: none of them can be asked.
+            ResponseError: a controller decides who is the master there, the slave is Apache's, or we may not ask it.
         """
         views = await self.status()
         named = [view for view in views if broker in (view.broker, view.address)]
@@ -204,7 +205,7 @@ class ReplicationAdmin:
         return (await self._at.masters(broker=broker))[broker]
 
     def caller(self) -> Caller:
-        """Signs and sends, for what asks brokers itself."""
+        """What signs and sends requests, for code that asks brokers by itself."""
         return self._at.caller
 
     async def _becomes(self, before: ReplicaView, broker_id: int) -> ReplicaView:
@@ -490,8 +491,8 @@ def _notes(slave: ReplicaView, master: ReplicaView | None) -> list[str]:
     heard = f"last heard of its master on {moment(slave.last_read_ms)}" if slave.last_read_ms else ""
     notes = [
         f"{slave.title} has the log up to {slave.log_end:,}" + (f" and {heard}" if heard else "") + ".",
-        "What the old master took and did not get copied is not there. If it was a SYNC_MASTER, it has acknowledged "
-        "nothing of that; an ASYNC_MASTER may have.",
+        "What the old master took and did not get copied is not there. A master that waits for a slave has answered "
+        "none of that with SEND_OK; any other may have.",
     ]
     if master is not None and master.problem:
         notes.append(

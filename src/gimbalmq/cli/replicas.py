@@ -57,9 +57,6 @@ SLAVE = Named(
     "address of the slave, or the broker's name: then its fullest slave",
     "give the address of a slave; gimbalmq broker ha-status shows them",
 )
-BROKER_NAME = Named(
-    "broker", ("-bn", "--brokerName"), "name of the broker", "name a broker; gimbalmq cluster list shows them"
-)
 
 
 def add_commands(commands: Parsers[Parser]) -> None:
@@ -542,7 +539,7 @@ def _clean_options(parser: Parser, *, ask: bool) -> None:
 
 async def _clean(admin: Admin, args: argparse.Namespace) -> Shown:
     if args.ids is not None and not all(word.strip().isdecimal() for word in args.ids.split(";")):
-        raise ConfigError("IDS", args.ids, "write the controller's ids, separated by ;")
+        raise ConfigError("--ids", args.ids, "write the controller's ids, separated by ;")
     controllers = await _controllers(admin, args, args.broker)
     which = f"replicas {args.ids}" if args.ids else "all replicas"
     if not confirmed(f"Have the controller forget {which} of {args.broker}?", assume_yes=args.yes):

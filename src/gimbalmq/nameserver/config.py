@@ -45,7 +45,9 @@ class NameServerConfig(ServerConfig, AccessConfig):
     delete_topic_with_broker_registration: bool = option(
         False, "topics missing from a full registration are removed"
     )
-    support_acting_master: bool = option(False, "a master's smallest living slave is shown in its place")
+    support_acting_master: bool = option(
+        False, "the living slave with the smallest id is shown in the place of a master that is gone"
+    )
     need_wait_for_service: bool = option(False, "refuse routes until brokers had time to register")
     wait_seconds_for_service: int = option(45, "s that takes", between=(0, JAVA_INT))
     config_black_list: tuple[str, ...] = option(

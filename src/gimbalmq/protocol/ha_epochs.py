@@ -33,8 +33,6 @@ _REPORT = struct.Struct(">iq")
 _TRANSFER = struct.Struct(">iiqiqq")
 _EPOCH = struct.Struct(">iq")
 
-TRANSFER_HEADER_BYTES = _TRANSFER.size
-
 
 class Epoch(NamedTuple):
     """A master's term, and where the log stood when it began."""

@@ -11,16 +11,6 @@ from gimbalmq.errors import RemoteProtocolError
 from gimbalmq.protocol.bodies import Body, BrokerData, DataVersion
 
 
-class OffsetTable(Body):
-    """43's answer; a row is ``topic@group`` to offsets by queue. 4.9 sends no version.
-
-    In an answer that has only changes an empty row is one that is gone.
-    """
-
-    data_version: DataVersion | None = None
-    offset_table: dict[str, dict[int, int]] = field(default_factory=dict)
-
-
 class DelayOffsetTable(Body):
     """45's answer: by level, the queue offset up to which its messages were delivered.
 
@@ -37,20 +27,6 @@ class RequestModeTable(Body):
     """402's answer: by topic, then by group, how a group's members are to ask for messages (pull or pop)."""
 
     message_request_mode_map: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-
-
-class TimingCount(Body):
-    """How many timers of a topic wait, and when that was counted."""
-
-    count: int = 0
-    time_stamp: int = 0
-
-
-class TimerMetrics(Body):
-    """61's answer: by topic, its timers that wait."""
-
-    data_version: DataVersion | None = None
-    timing_count: dict[str, TimingCount] = field(default_factory=dict)
 
 
 _CHECKPOINT = struct.Struct(">7q")

@@ -114,7 +114,7 @@ class Checkpoints:
 
     Attributes:
         saved: what the file says.
-        confirm, master_flushed: what the next checkpoint will say of these; nobody in the store reads them.
+        confirm, master_flushed: what the next checkpoint will say of these; the store keeps them for the broker.
     """
 
     def __init__(

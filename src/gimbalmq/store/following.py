@@ -65,7 +65,8 @@ class _Whole(NamedTuple):
 class LiveDispatcher(Dispatcher):
     """Gives records their entries in a store that is open: as part of its commits, visible at once.
 
-    A record that does not follow the queue's last one waits only if its place is not to be believed.
+    If a record's queue offset does not follow the queue's last one, its entry waits for the next record only if that
+    offset is unlikely (``Dispatcher.settle``).
     """
 
     def __init__(

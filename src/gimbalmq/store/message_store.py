@@ -433,7 +433,7 @@ class MessageStore(StoreReading):
 
     @property
     def reader_limit(self) -> int | None:
-        """Readers get only records that end before this offset of the log; None: all."""
+        """Readers get only records that end at this offset of the log or before it; None: all."""
         return self._reader.limit
 
     @reader_limit.setter

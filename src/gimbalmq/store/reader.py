@@ -47,7 +47,7 @@ class Reader:
         self._queue_files = queue_files
         self._memory_bytes = memory_bytes
         self.limit: int | None = None
-        """Records that do not end before this offset of the log are not shown; None shows all."""
+        """Records that end behind this offset of the log are not shown; None shows all."""
 
     def is_in_memory(self, commitlog_offset: int) -> bool:
         return self._log.position - commitlog_offset <= self._memory_bytes

@@ -81,7 +81,7 @@ def test_slaves_are_named_by_id_or_host_and_by_port_only_if_they_must_be() -> No
         in_sync=True,
         seconds_behind=2.5,
     )
-    status = ReplicationStatus(Role(Kind.MASTER, 0), 0, 100, slaves=(slave,))
+    status = ReplicationStatus(Role(Kind.MASTER, 0), 100, slaves=(slave,))
 
     def names(*slaves: SlaveStatus) -> list[tuple[tuple[str, ...], float]]:
         found = figures(replace(status, slaves=slaves), 0)

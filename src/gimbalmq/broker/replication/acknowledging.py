@@ -28,9 +28,10 @@ class Acknowledging:
     """What sends wait for.
 
     Attributes:
-        living: how many replicas of this broker live, itself among them; set if slaves may stand in for their master.
-        in_set: how many replicas the controller counts as in sync, itself among them; set if there is a controller.
-        confirmed: waits until all of them have the log up to an offset, whoever comes or goes meanwhile; set likewise.
+        living: how many replicas of this name live, this broker among them; set if slaves may stand in.
+        in_set: how many replicas the controller counts as in sync, this broker among them; set if there is one.
+        confirmed: waits until all of that set have the log up to an offset, whoever comes or goes meanwhile; set
+            while this broker is the master and there is a controller.
     """
 
     def __init__(self, live: LiveConfig, commit: GroupCommit, acks: ReplicaAcks) -> None:
@@ -90,11 +91,11 @@ class Acknowledging:
         return answer
 
     def settle_silently(self, end: int) -> asyncio.Future[ResponseCode] | None:
-        """The wait for a record that says WAIT=false and that somebody goes on behind: what a consumer sends back.
+        """The wait for a message that a consumer sends back; None if it need not wait.
 
-        Apache's brokers answer at once. If then the master is lost, so is the message: its group has passed it, and no
-        slave has it for the retry. The code of such an answer is always 0, because a consumer that is told another
-        sends the message once more.
+        Its record says WAIT=false, and Apache's brokers answer at once. If the master is lost then, so is the message:
+        its group has passed it, and no slave has it for the retry. Whatever comes of the wait, the answer's code is 0,
+        because a consumer that is told another code sends the message once more.
         """
         if self._live.now.replica_rule != "safe" or not self.waits:
             return None
@@ -112,7 +113,7 @@ class Acknowledging:
         return _limited(self._acks.wait(end, need), config.slave_timeout) if need else ResponseCode.SUCCESS
 
     def _need(self, config: BrokerConfig) -> Need | None:
-        """The slaves to wait for; None if there is none that it would make sense to wait for."""
+        """The slaves to wait for; None if waiting is of no use, because no slave could confirm."""
         if config.replica_rule == "4.9":
             return 1 if self._acks.in_sync(config.ha_max_gap_not_in_sync) else None
         replicas = config.in_sync_replicas

@@ -15,7 +15,7 @@ Need = int | frozenset[int]
 """So many slaves, whichever; or these, by their ids."""
 
 
-class Copy(Protocol):
+class SlaveLog(Protocol):
     """What is known of one slave's log (``replica.Replica``)."""
 
     @property
@@ -28,7 +28,7 @@ class Copy(Protocol):
 
     @property
     def is_sure(self) -> bool:
-        """False if this may be an old connection of a slave that has come again, and so be another one as well."""
+        """False if the same slave may have a newer connection, and so be counted twice."""
         ...
 
 
@@ -36,11 +36,11 @@ class ReplicaAcks:
     """Waits for slaves.
 
     Args:
-        copies: of the slaves that are connected; whoever changes them or their reports calls ``changed``.
+        copies: the logs of the slaves that are connected; whoever changes them calls ``changed``.
         end: where our own log ends.
     """
 
-    def __init__(self, copies: Iterable[Copy], end: Callable[[], int]) -> None:
+    def __init__(self, copies: Iterable[SlaveLog], end: Callable[[], int]) -> None:
         self._copies = copies
         self._end = end
         self._waits: dict[Need, deque[tuple[int, asyncio.Future[bool]]]] = {}
@@ -52,7 +52,7 @@ class ReplicaAcks:
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """Waits that are not over."""
         return sum(not future.done() for waits in self._waits.values() for _, future in waits)
 
     def in_sync(self, gap: int) -> int:
@@ -63,7 +63,7 @@ class ReplicaAcks:
     def reached(self, need: Need) -> int:
         """The end of what so many slaves, or all of these, have; -1 if there are too few."""
         if isinstance(need, int):
-            # One slave that is meant twice is one that has it. Two are needed only if more than one is.
+            # Two connections of one slave must not count as two slaves. If one slave is enough, each of them counts.
             counted = (copy.acked for copy in self._copies if need == 1 or copy.is_sure)
             acked = sorted(counted, reverse=True)
             return acked[need - 1] if len(acked) >= need else -1

@@ -131,7 +131,7 @@ class ActingMode:
                 for replica in replication.source.replicas
             )
 
-        await self._until(is_connected, f"slave {address} does not copy this master's log")
+        await self._until(is_connected, lambda: f"slave {address} does not copy this master's log")
         await self._taking_back.take(address)
 
     async def _meet_master(self, address: str) -> None:
@@ -149,15 +149,15 @@ class ActingMode:
         follower = self._replication.follower
         await self._until(
             lambda: follower.is_connected,
-            f"the log of the master {address} cannot be copied: {follower.trouble}",
+            lambda: f"the log of the master {address} cannot be copied: {follower.trouble}",
         )
 
-    async def _until(self, condition: Callable[[], bool], trouble: str) -> None:
+    async def _until(self, condition: Callable[[], bool], trouble: Callable[[], str]) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + _CONNECT_SECONDS
         while not condition():
             if loop.time() >= until:
-                raise TransportError(trouble)
+                raise TransportError(trouble())
             await asyncio.sleep(_LOOK_SECONDS)
 
     # -- who is there ------------------------------------------------------------------------

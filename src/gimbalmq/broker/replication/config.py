@@ -28,7 +28,7 @@ class ReplicationOptions(Configuration):
         choices=(ASYNC_MASTER, SYNC_MASTER, SLAVE),
     )
     broker_id: int = option(
-        0, "0 for a master, 1, 2 ... for its slaves, -1 with a controller", between=(-1, _LONG)
+        0, "0 for a master, 1, 2 ... for its slaves; not used with a controller", between=(-1, _LONG)
     )
 
     # The stream of the log.
@@ -85,11 +85,16 @@ class ReplicationOptions(Configuration):
         1, "replicas, with the master, that must have a message before it is answered", between=(1, 1_000)
     )
     min_in_sync_replicas: int = option(
-        1, "fewer replicas in sync than that refuse sends, in the modes that count them", between=(1, 1_000)
+        1,
+        "a `SYNC_MASTER` refuses sends if fewer replicas, with the master, are in sync; with `replicaRule=5.x` only if "
+        "there is a controller or `enableSlaveActingMaster`, with `4.9` never",
+        between=(1, 1_000),
     )
-    total_replicas: int = option(1, "replicas of this broker name, with the master", between=(1, 1_000))
+    total_replicas: int = option(1, "Apache's; accepted and without effect here", between=(1, 1_000))
     enable_auto_in_sync_replicas: bool = option(
-        False, "with `enableSlaveActingMaster`: wait for fewer replicas if fewer are in sync"
+        False,
+        "with `enableSlaveActingMaster`: wait for fewer replicas if fewer are in sync; else fewer than "
+        "`inSyncReplicas` refuse sends",
     )
     all_ack_in_sync_state_set: bool = option(
         False, "with a controller: a message is answered and shown when every replica of the set has it"
@@ -109,7 +114,7 @@ class ReplicationOptions(Configuration):
 
     # A slave that stands in for its master.
     enable_slave_acting_master: bool = option(
-        False, "the smallest slave stands in for a dead master, read only", fixed=True
+        False, "the slave with the smallest id stands in for a dead master, read only", fixed=True
     )
     enable_remote_escape: bool = option(
         False, "with that: delayed messages that fall due meanwhile go to other brokers; transactions wait"

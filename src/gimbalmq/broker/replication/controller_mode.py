@@ -48,7 +48,7 @@ _TRIM_SECONDS = 10.0
 _TELL_SECONDS = 0.02
 _LOST_SECONDS = 0.5
 _LOST_LOOKS = 10
-"""A slave that has lost its master asks the controller so often in a row, and then as often as ever."""
+"""A slave that has lost its master asks the controller so often in a row, and then in its usual intervals."""
 
 
 class ControllerMode:
@@ -192,7 +192,10 @@ class ControllerMode:
         self._tasks.spawn(self._find_master(standing.master_address), "the master's replication port")
 
     def _look_for_master(self) -> None:
-        """The controller's notice may not come, or not be let in: a broker that wants signatures gets none from it."""
+        """Has a slave that has lost its master ask the controller.
+
+        The controller's notice may not come, or not be let in: controllers sign nothing, and a broker may want that.
+        """
         if self._replication.roles.is_master or self._replication.follower.is_connected:
             self._looks = 0
         elif self.elections.standing is not None and self._looks < _LOST_LOOKS:
@@ -279,14 +282,14 @@ class ControllerMode:
     # --- what is confirmed -------------------------------------------------------------------
 
     def _told_confirm(self, offset: int) -> None:
-        """A slave's master says so."""
+        """The master says that the log is confirmed up to ``offset``; for a slave."""
         if self.sync_set is None and offset > self._confirm:
             self._confirm = offset
             self._limit_readers(offset)
             self._showing.confirmed(offset)
 
     def _advanced(self) -> None:
-        """A master's log is confirmed further."""
+        """The log is confirmed further; for a master."""
         if self.sync_set is not None:
             self._limit_readers(self.sync_set.confirm)
             self._showing.confirmed(self.sync_set.confirm)
@@ -306,7 +309,7 @@ class ControllerMode:
         self._store.reader_limit = None if leads_alone else offset
 
     def _hold(self, queues: Sequence[QueueLog], end: int) -> bool:
-        """Whether held pulls hear of these queues later."""
+        """Whether pulls that wait for these queues are to be answered later, when the log is confirmed to ``end``."""
         if self.sync_set is not None:
             self.sync_set.advance()
         if self._store.reader_limit is None or self.confirm >= end:
@@ -317,7 +320,7 @@ class ControllerMode:
     # --- epochs ------------------------------------------------------------------------------
 
     def _noted(self) -> None:
-        """A slave has a new epoch; a file that lags behind is safe."""
+        """A slave's log has come to a new epoch. A file that lags behind is safe, so nobody waits for it."""
         self._tasks.spawn(self._save_epochs(), "epochs")
 
     async def _save_epochs(self) -> None:

@@ -34,12 +34,8 @@ class SourceDialect(Protocol):
         """
         ...
 
-    def begin(self, report: int) -> int | None:
-        """Where the log is sent from, after a first report. None: not known yet; it is asked again, soon.
-
-        Raises:
-            ReplicaRefusedError: the log cannot be sent from there.
-        """
+    def begin(self, report: int) -> int:
+        """Where the log is sent from, after a first report."""
         ...
 
     def packet_end(self, offset: int) -> int:

@@ -8,8 +8,8 @@
    could send one.
 5. A master asks the controller to change the set of replicas in sync (``sync_set``).
 
-Nothing here elects. Without a controller the roles stay as they are: a master that has lost sight of its controllers
-goes on, for nobody can be elected who lacks what it has answered.
+Nothing here elects. While no controller is heard the roles stay as they are. A master that has lost sight of its
+controllers goes on: with ``allAckInSyncStateSet`` nobody can be elected who lacks what it has answered.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _START_PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Between tries to join; the last one again and again."""
 _ALTER_PAUSE = 0.5
 """After a question about the set that was not granted."""
-_NO_LONGER_MASTER = (
+_NOT_AS_WE_KNOW = (
     ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
     ResponseCode.CONTROLLER_INVALID_MASTER,
     ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH,
@@ -183,8 +183,8 @@ class Elections:
             self.own_id = await self._identify()
         standing = await self._register()
         if standing.master_id == self.own_id and not self._is_beating and not self._was_closed:
-            # It means the process that this one follows. That one may have answered what this one has lost with the
-            # power; a slave has it, and is elected as soon as the controller misses the heartbeats.
+            # The controller takes us for the process before the crash. That one may have answered what a power cut has
+            # taken from us; a slave has it, and is elected as soon as the controller misses the heartbeats.
             raise StateError(
                 "the controller has not noticed yet that this broker was down while it was the master; it waits for "
                 f"that ({self._live.now.controller_heart_beat_timeout_mills} ms without heartbeats)"
@@ -380,8 +380,8 @@ class Elections:
             if error.code in _SET_NOT_CHANGED:
                 sync_set.refused(before)
             log.warning("the controller does not take %s as replicas in sync: %s", sorted(wished), error)
-            if equal or error.code in _NO_LONGER_MASTER:
-                self._look_now.set()  # the set is another than the one we know
+            if equal or error.code in _NOT_AS_WE_KNOW:
+                self._look_now.set()  # the controller knows another set, or another master
             return False
         except TransportError as error:
             self._note_trouble(f"{error}; whether {sorted(wished)} are the replicas in sync is not known")

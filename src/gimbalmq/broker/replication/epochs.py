@@ -112,7 +112,7 @@ class Epochs:
             ) from problem
 
     def save(self) -> None:
-        """Durable when it returns; may run in any thread, one at a time. Apache writes no empty list, so it is no file.
+        """Durable when it returns; may run in any thread, one at a time. As at Apache's, no epochs are no file.
 
         Raises:
             StoreError: the disk refused; the file or its backup is still whole.

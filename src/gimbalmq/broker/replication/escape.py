@@ -31,7 +31,7 @@ _AGAIN_SECONDS = 1.0
 _ROUTE_SECONDS = 5.0
 _MOST_ROUTES = 1_000
 _KEPT_HERE = frozenset({topics.TIMER_TOPIC, topics.SCHEDULE_TOPIC})
-"""What is to wait further on waits where it is until the master is back."""
+"""A message that has to wait once more stays here until the master is back."""
 
 _Target = tuple[str, int]
 """Address of a master, and how many queues of the topic it has."""
@@ -145,7 +145,7 @@ class Escape:
         raise last
 
     async def close(self) -> None:
-        """Ends what is under way; that may have been stored and comes again."""
+        """Ends the sends under way. Such a message may have been stored, and is then sent a second time."""
         await self._tasks.close()
         self._done.clear()
         self._under_way.clear()

@@ -42,7 +42,7 @@ _OPEN_SECONDS = 15.0
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 _TICKS = 4
-"""Looks at the clock in the shorter of the intervals that are kept."""
+"""How often the clock is looked at in the shorter of the two intervals."""
 _LOOK_SECONDS = 5.0
 """Between looks where the master's log begins and ends."""
 _PIECE_BYTES = 256 * 1024
@@ -77,10 +77,9 @@ class Follower:
     Args:
         pool: asks the master's ordinary port.
         arrived: called with the queues that have grown.
-        dialect: makes the dialect of a new connection; plain without it.
 
     Attributes:
-        dialect: makes the dialect of connections from now on.
+        dialect: makes the dialect of a new connection; the plain one unless it is replaced.
         state: what it is doing.
         trouble: why it has no connection, or may use none; None while all is well.
         target: whom it copies.
@@ -96,7 +95,6 @@ class Follower:
         pool: Caller,
         clock: Clock,
         arrived: Callable[[Sequence[QueueLog]], None],
-        dialect: Callable[[], CopyDialect] | None = None,
     ) -> None:
         self._store = store
         self._live = live
@@ -104,8 +102,8 @@ class Follower:
         self._pool = pool
         self._clock = clock
         self._arrived = arrived
-        self.dialect: Callable[[], CopyDialect] = dialect or (
-            lambda: PlainCopy(self._agree, last_file_only=live.now.sync_from_last_file)
+        self.dialect: Callable[[], CopyDialect] = lambda: PlainCopy(
+            self._agree, last_file_only=live.now.sync_from_last_file
         )
         self._tasks = Tasks("replication copy")
         self._aimed = asyncio.Event()
@@ -211,7 +209,7 @@ class Follower:
         link = await self._network.connect(lambda: _Link(self, dialect), host, port, _CONNECT_SECONDS)
         assert isinstance(link, _Link)
         self._link = link
-        # The rest of that record may be another one, if the master is.
+        # Half a record is given up: from another master its rest may be that of another record.
         self._store.forget_partial()
         opening = asyncio.ensure_future(dialect.open(link))
         try:
@@ -322,8 +320,9 @@ class Follower:
             link.report(self._store.received_offset, again=True)
 
     async def _look(self) -> None:
-        """Apache's masters never say that they have deleted what we need, or that they have less than we have.
+        """Looks whether our log still continues the master's.
 
+        Apache's masters never say that they have deleted what we need, or that they have less than we have.
         What comes may also be another log than the one that was asked about: haMasterAddress may name one broker, and
         the name servers another as the master. So our last record is compared from time to time.
         """

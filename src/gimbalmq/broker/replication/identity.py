@@ -73,10 +73,13 @@ class IdentityFile:
             return None  # Apache's broker makes the file before it writes into it
         fields = text.split("#")
         if len(fields) != count:
+            wanted = (
+                "cluster#name#id; if the folder is this broker's, write its id there"
+                if path == self.path
+                else "cluster#name#id#code; remove it, and the controller is asked for an id again"
+            )
             raise ConfigError(
-                "storePathBrokerIdentity",
-                str(path),
-                f"it holds {text[:100]!r} and not cluster#name#id; if the folder is this broker's, write its id there",
+                "storePathBrokerIdentity", str(path), f"it holds {text[:100]!r} and not {wanted}"
             )
         if tuple(fields[:2]) != self._names:
             raise ConfigError(

@@ -19,7 +19,7 @@ _SECONDS = 3.0
 async def members(caller: Caller, config: BrokerConfig) -> dict[int, str] | None:
     """Addresses by broker id, as the first name server says that answers; None if none does.
 
-    With compatibleWithOldNameSrv the route of a topic tells, which every broker of the name has for that.
+    With compatibleWithOldNameSrv they are read from the route of a topic that every broker of the name has for that.
     """
     for address in config.namesrv_addresses:
         try:

@@ -22,7 +22,7 @@ class PlainSource:
     def take(self, line: SlaveLine, data: bytes) -> int | None:
         return self._reports.feed(data)
 
-    def begin(self, report: int) -> int | None:
+    def begin(self, report: int) -> int:
         """An empty slave gets the last file only, as with Apache's masters. One that wants more asks for it."""
         if report:
             return report

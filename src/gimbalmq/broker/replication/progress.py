@@ -24,7 +24,7 @@ from gimbalmq.store.timer_files import TimerCheck
 log = logging.getLogger(__name__)
 
 _WAITING = 64
-"""Answers that wait for the log; those of a slave that is far behind are but the first ones and the last."""
+"""So many rounds may wait for the log. If there are more, the newest ones are joined into one."""
 
 
 @dataclass(slots=True)
@@ -32,8 +32,8 @@ class Copy:
     """What one round of questions brought.
 
     Attributes:
-        since: our log ended there when the round began, and the master's not before it.
-        until: the master's log ended there when the round was over, or earlier.
+        since: where our log ended when the round began; the master's ended there or later.
+        until: where the master's log ended when it had answered; -1 during the round.
         delays: the progress of delay levels, as ``DelayLevels.copy`` takes it.
         timers: how far timers had come.
         transactions: how far the queues of half messages and of their ends had been walked.

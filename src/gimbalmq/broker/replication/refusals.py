@@ -121,7 +121,7 @@ class SlaveRefusals:
         )
 
     def _no_table(self, role: Role) -> ResponseError | None:
-        """A master that is not online yet has to ask its slaves for what they have learned, not they it."""
+        """A master that is not online yet gives no tables: it first has to take back what its slaves have learned."""
         return ResponseError(self._who()) if role.is_master else None
 
     def _no_lock(self, role: Role) -> ResponseError | None:

@@ -17,7 +17,7 @@ from gimbalmq.store.message_store import MessageStore
 log = logging.getLogger(__name__)
 
 _UNREAD_BYTES = 1 << 20
-"""A slave that reads slowly makes us keep so many bytes, and then one packet."""
+"""For a slave that reads slowly no more than so many bytes and one packet are kept."""
 _TURN_BYTES = 1 << 20
 _TURN_SECONDS = 0.003
 """Then others have their turn: what is sent may have to come from the disk."""
@@ -27,7 +27,8 @@ class Replica(asyncio.Protocol):
     """Sends the log as it grows.
 
     Args:
-        reported: called when the slave's log is known to have grown.
+        admits: asked with the slave's host whether it may copy the log.
+        reported: called after each report of the slave.
         left: called when the connection has ended.
 
     Attributes:
@@ -158,10 +159,7 @@ class Replica(asyncio.Protocol):
         self._reported(self)
 
     def _begin(self) -> None:
-        start = self.dialect.begin(self.acked)
-        if start is None:
-            return
-        self.sent = start
+        self.sent = start = self.dialect.begin(self.acked)
         log.info("slave %s copies our log from %d on, which ends at %d", self.address, start, self._end)
         if start >= self._end:
             self.heartbeat()  # so that it knows at once that it has everything
@@ -247,12 +245,6 @@ class Replica(asyncio.Protocol):
             )
             self.drop()
             return
-        if self.acked >= 0 and self.sent < 0:
-            try:
-                self._begin()
-            except ReplicaRefusedError as error:
-                self.refuse(str(error))
-                return
         if (
             self.acked >= 0
             and self._writable

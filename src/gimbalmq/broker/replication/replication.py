@@ -61,7 +61,7 @@ class ReplicationStatus:
 
     Attributes:
         role: master or slave, and which id.
-        log_begin, log_end: bounds of the own log; of a slave's the bytes received count.
+        log_end: where its own log ends; at a slave the bytes received count.
         master, master_ha: whom a slave copies; empty if it does not know, and at a master.
         state: what a slave is doing; empty at a master.
         trouble: why a slave does not follow, or a controller is not heard; None if all is well.
@@ -72,7 +72,6 @@ class ReplicationStatus:
     """
 
     role: Role
-    log_begin: int
     log_end: int
     master: str = ""
     master_ha: str = ""
@@ -158,7 +157,8 @@ class Replication:
         """Opens the port that slaves copy from.
 
         Raises:
-            ListenError: it is taken, and it was asked for. A broker that nobody may copy works otherwise.
+            ListenError: it is taken, and the broker was told to use it (haListenPort) or needs slaves (SYNC_MASTER).
+                Any other broker works without it, and only logs that nobody can copy it.
         """
         port = config.ha_listen_port or (config.listen_port and config.listen_port + _HA_PORT_DISTANCE)
         try:
@@ -181,7 +181,7 @@ class Replication:
         self.roles.has_place = True
 
     async def start(self) -> None:
-        """Goes about its role; the name servers have been told of it."""
+        """Begins to copy the master, if this is a slave; the name servers have been told of this broker."""
         if not self.roles.is_master and self.roles.now.online:
             await self._copy()
         self._tasks.every(_SEEK_SECONDS, self._seek, "master", first=0.0)
@@ -213,7 +213,7 @@ class Replication:
             self.roles.change(replace(role, acting=acting))
             if acting:
                 log.warning("the master is gone: this slave stands in for it, read only")
-                self._tell(None)  # what a master says that comes back may be older than what we have learned
+                self._tell(None)  # a master that comes back may know less than we have learned meanwhile
                 self._progress.settle()
                 self._progress.forget()
                 if self._live.now.enable_remote_escape:
@@ -304,7 +304,7 @@ class Replication:
     def keep(self, limit: int) -> int:
         """Asked before the log's files below ``limit`` go: a slave deletes what its master has deleted.
 
-        What waits in older files, such as timers, its master puts again before it deletes them. A slave cannot do that.
+        Before a master deletes files it stores again what still waits in them, such as timers. A slave cannot do that.
         """
         if self.roles.is_master:
             return limit
@@ -332,9 +332,9 @@ class Replication:
             await self.become_master(wait=config.broker_role == SYNC_MASTER)
 
     async def become_master(self, *, epoch: int = 0, wait: bool | None = None) -> None:
-        """Makes this broker the master; nothing if it is.
+        """Makes this broker the master; one that is the master already only gets the new epoch and ``wait``.
 
-        It is the caller who has made sure that there is no other one.
+        The caller has made sure that there is no other master.
 
         Args:
             epoch: of the new term, if there is a controller.
@@ -379,20 +379,16 @@ class Replication:
         self.source.drop_all()
         self._master_begin = None
 
-    async def become_slave(
-        self, broker_id: int, *, epoch: int = 0, master: Master | None = None, acting: bool = False
-    ) -> None:
+    async def become_slave(self, broker_id: int, *, epoch: int = 0) -> None:
         """Makes this broker a slave; from the first moment on it takes nothing but what its master has.
 
         Args:
             broker_id: its id, 1 or more.
             epoch: of the master, if there is a controller.
-            master: whom to copy; by default whom the name servers name.
-            acting: it stands in for a master that is gone.
         """
         assert broker_id > MASTER_ID
         async with self._changing:
-            role = Role(Kind.SLAVE, broker_id, epoch=epoch, acting=acting)
+            role = Role(Kind.SLAVE, broker_id, epoch=epoch)
             was_master = self.roles.is_master
             self._swap(broker_id, SLAVE)
             self.roles.change(role)
@@ -405,8 +401,6 @@ class Replication:
                 self._named.forget()
                 self._long_poll.wake_all()
                 log.warning("this broker is a %s from now on", role)
-            if master is not None:
-                self.aim(master)
             await self._copy()
             await self._keep_role()
 
@@ -466,7 +460,7 @@ class Replication:
             self._live.swap(replace(self._live.now, ha_cut_tail_from=-1))
 
     async def last_common(self, master: str) -> int:
-        """Behind the last record that our log has in common with a master's (``rejoining``)."""
+        """The offset behind the last record that our log has in common with a master's (``rejoining``)."""
         return await last_common(self._store, self._pool, master, self._turns)
 
     async def cut(self, offset: int) -> CutReport:
@@ -520,7 +514,6 @@ class Replication:
         if self.roles.is_master:
             return ReplicationStatus(
                 self.roles.now,
-                store.min_commitlog_offset,
                 store.max_commitlog_offset,
                 trouble=self.election_trouble(),
                 slaves=slaves,
@@ -528,7 +521,6 @@ class Replication:
         target = follower.target
         return ReplicationStatus(
             self.roles.now,
-            store.min_commitlog_offset,
             store.received_offset,
             master=self.master_address,
             master_ha="" if target is None else target.ha_address,

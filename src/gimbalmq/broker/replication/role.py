@@ -37,7 +37,7 @@ class Role:
 
     @property
     def services_on(self) -> bool:
-        """Whether it delivers delayed messages and timers and asks about transactions."""
+        """Whether it does a master's work as far as it can: it is one that serves, or a slave that stands in."""
         return self.online and (self.is_master or self.acting)
 
     def __str__(self) -> str:

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _TOPICS_AT_ONCE = 64
 _RECORDS_AT_ONCE = 64
 _TABLES_LATE_MS = 120_000
-"""So much older than the log a table that was copied may be."""
+"""A copied table may be so much older than the log."""
 _MOST_LOOKED_AT = 4096
 """Of a queue's newest messages."""
 
@@ -78,7 +78,7 @@ class MasterServices:
         self._locks.forget_all()
 
     def stand_in(self, elsewhere: Callable[[list[Draft]], int]) -> Steps[None]:
-        """While the rest rests: delayed messages and timers that fall due go elsewhere, to other brokers."""
+        """For a slave that stands in: delayed messages and timers that fall due go ``elsewhere``; transactions rest."""
         self._deliverer.elsewhere = elsewhere
         yield from self._delays.go_on(promoted=True)
         yield from self._timers.go_on(promoted=True)
@@ -93,9 +93,9 @@ class MasterServices:
         self._locks.forget_all()
 
     def distrust(self) -> None:
-        """While it rests: the log has lost its end, and what is noted may tell of what went with it.
+        """For a slave whose log was cut: the progress that is noted may tell of records that are gone.
 
-        If the next master's word does not come before this broker goes on, the log alone tells.
+        If this broker goes on before a master has told its progress, it goes by the log alone.
         """
         self._delays.copy({"marksFrom": 0})
         self._timers.copy(TimerCheck(marks_from=0))
@@ -119,10 +119,11 @@ class MasterServices:
                 yield
 
     def _adopt_awaited(self) -> Steps[None]:
-        """So does a topic that delayed or undecided messages are for, if they were stored a moment ago.
+        """A topic that delayed or undecided messages are for gets one, too, if they were stored a moment ago.
 
-        None of its messages need be in the log yet, and without it those would be passed over. Older messages are for
-        topics that were deleted: tables are copied every second, Apache's every minute.
+        None of its own messages need be in the log yet, and without a topic the delayed ones would be passed over.
+        Older messages are for topics that were deleted: our slaves copy tables every second or every 10 s, Apache's
+        every minute at least.
         """
         last = self._store.last_record()
         if last is None:

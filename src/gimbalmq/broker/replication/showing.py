@@ -1,4 +1,4 @@
-"""Queues that have grown by messages which are not confirmed yet; held pulls hear of them when readers see those."""
+"""Queues that have grown by messages which are not confirmed yet: pulls that wait hear of them when they are."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Showing:
         """Queues have grown; what they have lies before ``end`` in the log."""
         held = self._held
         if len(held) >= _MOST:
-            # Nothing has been confirmed for long. One entry for all of them tells somebody later than need be.
+            # Nothing has been confirmed for long. With one entry for all of them some pulls wait longer than need be.
             together = set().union(*(some for _, some in held))
             held.clear()
             held.append((end, together))

@@ -21,35 +21,25 @@ log = logging.getLogger(__name__)
 
 _MOST_REPLICAS = 64
 _TICKS = 4
-"""Looks at the clock in the shorter of the intervals that are kept."""
+"""How often the clock is looked at in the shorter of the two intervals."""
 
 
 class HaSource:
     """Java: DefaultHAService, AutoSwitchHAService and their HAConnection, at a master.
 
-    Args:
-        dialect: makes the dialect of a new connection; plain without it.
-
     Attributes:
-        dialect: makes the dialect of connections from now on.
+        dialect: makes the dialect of a new connection; the plain one unless it is replaced.
         replicas: connections of slaves, those that have not reported yet among them.
         acks: how far they have come.
-        on_report, on_leave: called with a slave that has reported a longer log, or whose connection has ended.
+        on_report, on_leave: called with a slave that has reported, or whose connection has ended.
     """
 
-    def __init__(
-        self,
-        store: MessageStore,
-        live: LiveConfig,
-        network: Network,
-        clock: Clock,
-        dialect: Callable[[], SourceDialect] | None = None,
-    ) -> None:
+    def __init__(self, store: MessageStore, live: LiveConfig, network: Network, clock: Clock) -> None:
         self._store = store
         self._live = live
         self._network = network
         self._clock = clock
-        self.dialect: Callable[[], SourceDialect] = dialect or (lambda: PlainSource(store))
+        self.dialect: Callable[[], SourceDialect] = lambda: PlainSource(store)
         self._tasks = Tasks("replication source")
         self._listener: Listener | None = None
         self._pump: asyncio.Handle | None = None

@@ -1,8 +1,8 @@
 """The stream of brokers with a controller: a handshake by epochs, then the log with its epochs and what is confirmed.
 
 A slave's log may hold more than the new master's: what the old master had written and nobody else had. The handshake
-names the master's epochs, and the slave cuts its log to where both agree. Nothing that was confirmed is cut: whoever
-became master had it.
+names the master's epochs, and the slave cuts its log to where both agree. With ``allAckInSyncStateSet`` nothing that
+was answered is cut: whoever became master had it.
 
 Epochs alone can lie. A term in which nothing was written leaves no entry at Apache's brokers, so two replicas may have
 written different bytes in the same epoch. Therefore the slave also compares its last record with the master's, and if
@@ -104,7 +104,7 @@ class EpochSource:
         line.slave_id = packet.broker_id
         line.write(MasterHandshake(self._store.max_commitlog_offset, self._epochs.entries).encode())
 
-    def begin(self, report: int) -> int | None:
+    def begin(self, report: int) -> int:
         """A slave without any data gets the whole log, or our last file if it wants no more."""
         if report:
             return report
@@ -253,7 +253,7 @@ class EpochCopy:
         )
 
     async def _cut_to(self, offset: int, why: str) -> None:
-        """What lies behind the offset was never confirmed: whoever became master had all that was."""
+        """Cuts, and says why; a log that cannot be cut there, except for trouble with the disk, is not copied on."""
         log.warning("our log is cut at %d: %s", offset, why)
         try:
             await self._cut(offset)

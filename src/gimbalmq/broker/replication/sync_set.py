@@ -53,7 +53,7 @@ class SyncSet:
     """The set of one master.
 
     Args:
-        members: connected slaves that may be in the set, whether they are or not.
+        slaves: connected slaves that may be in the set, whether they are or not.
         end: where the log ends.
 
     Attributes:
@@ -132,7 +132,7 @@ class SyncSet:
     # --- slaves ------------------------------------------------------------------------------
 
     def reported(self, slave: Member) -> None:
-        """A slave that may be in the set has come further."""
+        """A slave that may be in the set has reported."""
         who = slave.slave_id
         assert who is not None
         now, end = self._now(), self._end()
@@ -163,9 +163,8 @@ class SyncSet:
         self._joining.pop(who, None)
         self._paces.pop(who, None)
         if who in self.counted:
-            self._missing.setdefault(
-                who, self._now() - self._grace()
-            )  # it was here: nobody waits for it to come
+            # The time of grace is for members that have not come yet; this one was here.
+            self._missing.setdefault(who, self._now() - self._grace())
             self.wish()
         self._look()
 
@@ -187,7 +186,7 @@ class SyncSet:
         for who, (target, since) in list(self._joining.items()):
             late = ends.get(who, -1) < target and now - since > _JOIN_SECONDS
             pace = self._paces.get(who)
-            # Nor does one count for ever that the controller does not take.
+            # A slave that the controller does not take does not count for ever, either.
             late = late or (pace is not None and now - pace.caught_up > self._patience())
             if who not in self._asked and (who not in ends or late):
                 del self._joining[who]
@@ -205,7 +204,7 @@ class SyncSet:
                 if now - self._missing.get(who, now) < self._grace():
                     wished.add(who)
             else:
-                # One that is connected and has not reported yet has the time of its pace to do so.
+                # One that is connected and has not reported yet is taken for one that has everything now.
                 pace = self._paces.setdefault(who, _Pace(now, self._end(), now))
                 if now - pace.caught_up <= self._patience():
                     wished.add(who)

@@ -111,7 +111,7 @@ def masks_in(parts: Parts, key: str) -> Steps[dict[str, dict[str, int]]]:
 
 
 def offsets_in(parts: Parts) -> Steps[Offsets]:
-    """Offsets by topic and group, then by queue."""
+    """Offsets by topic and group, then by queue; if only changes came, an empty row is one that is gone."""
     found: Offsets = {}
     for number, (key, raw) in enumerate(_rows(parts, "offsetTable").items(), 1):
         topic, _, group = key.partition("@")

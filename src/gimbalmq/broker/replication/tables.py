@@ -2,8 +2,8 @@
 
 Topics, groups, consumed offsets, the progress of delayed messages, timers and transactions, request modes, users and
 policies: each is replaced by the master's. A master of this library is asked every second and answers with what has
-changed since; Apache's answers with whole tables and is asked as often as its own slaves would ask. A table that cannot
-be had is tried again in the next round, and the others go on.
+changed since; Apache's answers with whole tables and is asked every 10 s. A table that cannot be had is tried again in
+the next round, and the others go on.
 
 Progress that tells of deliveries is handed to ``CopiedProgress``, which takes it when the log has come so far.
 """
@@ -72,7 +72,7 @@ _ASK_SECONDS = 10.0
 _PAGE_ROWS = 500
 _ATTEMPTS = 10
 _TIMERS_LATE_SECONDS = 10.0
-"""A timer that came late is delivered after its second. So how far timers have come is believed only after a while."""
+"""A timer that came late is delivered after its second. So what a master says of timers is believed so much later."""
 
 
 @dataclass(slots=True)
@@ -101,7 +101,8 @@ class TableCopies:
 
     Attributes:
         troubles: by table, why its last copy failed.
-        rounds: how often all tables were asked for.
+        master: whose tables are copied; None if nobody's are.
+        rounds: how often the master was asked for what was due.
     """
 
     def __init__(

@@ -129,16 +129,6 @@ class ResetMasterFlushOffset(Header):
     master_flush_offset: int
 
 
-class MinBrokerIdChange(Header):
-    """905 NOTIFY_MIN_BROKER_ID_CHANGE, from a name server."""
-
-    min_broker_id: int | None = None
-    broker_name: str | None = None
-    min_broker_addr: str | None = None
-    offline_broker_addr: str | None = None
-    ha_broker_addr: str | None = None
-
-
 class MemberGroup(Header):
     """901 GET_BROKER_MEMBER_GROUP."""
 
