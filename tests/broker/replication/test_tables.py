@@ -20,7 +20,7 @@ from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.broker.pairs import Pairs
 from gimbalmq.broker.replication import tables as tables_module
 from gimbalmq.broker.replication.tables import _Seen
-from gimbalmq.errors import StateError
+from gimbalmq.errors import ResponseError, StateError
 from gimbalmq.model import topics as names
 from gimbalmq.protocol.access_bodies import UserBody
 from gimbalmq.protocol.bodies import DataVersion, GroupConfig, TopicConfig
@@ -530,6 +530,25 @@ def test_queues_of_topics_that_apache_deleted_are_dropped() -> None:
             assert slave.store.queue_ids(names.OP_HALF_TOPIC) == two.master.store.queue_ids(
                 names.OP_HALF_TOPIC
             )
+
+    run(work())
+
+
+def test_a_round_that_a_master_refuses_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with copying(ApacheMaster(pages=False)) as (slave, _, _):
+            copies, asked = slave.copies, 0
+
+            async def refused_once(master: str, seen: object) -> None:
+                nonlocal asked
+                asked += 1
+                if asked == 1:
+                    raise ResponseError("java.util.NoSuchElementException")
+
+            monkeypatch.setattr(copies, "round", refused_once)
+            copies.aim("apache:1")
+            await until(lambda: "NoSuchElement" in copies.troubles.get("tables", ""))
+            await until(lambda: asked == 2 and not copies.troubles)
 
     run(work())
 

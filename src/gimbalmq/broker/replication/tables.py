@@ -170,7 +170,7 @@ class TableCopies:
         while True:
             try:
                 await self.round(master, seen)
-            except TransportError as error:
+            except RocketMQError as error:  # such as a master of 4.9 in its first second
                 self._note("tables", str(error))
             else:
                 self._note("tables", None)
