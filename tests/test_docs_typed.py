@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -319,6 +319,13 @@ def _free_ports(first: int, count: int) -> tuple[int, int]:
     raise AssertionError("no free ports")
 
 
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 @pytest.mark.timeout(120)
 def test_a_newcomer_types_the_page_of_replication(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a cluster of its own, whose master is killed: the page's addresses, folder and process are the test's."""
@@ -350,7 +357,11 @@ def test_a_newcomer_types_the_page_of_replication(tmp_path: Path, monkeypatch: p
 
         if not _is_shown("\n".join(ready), ours(cluster_step.shown)):
             wrong.append("\n".join(ready))
+        topics = Path(folder[1]) / "broker-a-1" / "config" / "topics.json"
         for step in steps:
+            if "kill -9" in step.text:
+                # A person takes longer than the second within which the slave hears of the topic.
+                _wait_until(lambda: topics.exists() and '"orders"' in topics.read_text())
             # Slaves need a moment to find their master, and to miss it.
             deadline = time.monotonic() + (15 if "ha-status" in step.text else 0)
             while True:
