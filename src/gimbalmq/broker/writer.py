@@ -166,8 +166,7 @@ class Writer:
         if self._commit is None:
             self._show(queues, end)
             return
-        durable = self._commit.wait(end)
-        durable.add_done_callback(lambda _: self._show(queues, end))
+        self._commit.wait(end).then(lambda _: self._show(queues, end))
 
     def _show(self, queues: Sequence[QueueLog], end: int) -> None:
         if self.hold is None or not self.hold(queues, end):

@@ -12,6 +12,7 @@ from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.flush import GroupCommit
 from gimbalmq.broker.replication.acknowledging import Acknowledging, Settled
 from gimbalmq.broker.replication.acks import ReplicaAcks
+from gimbalmq.broker.waits import Wait
 from gimbalmq.protocol.codes import ResponseCode
 from gimbalmq.testing.loop import VirtualClock, run_virtual
 from tests.broker.replication.test_acks import Slave
@@ -28,10 +29,10 @@ class Disk(GroupCommit):
     """A disk that is done when the test says so."""
 
     def __init__(self) -> None:
-        self.waits: list[asyncio.Future[bool]] = []
+        self.waits: list[Wait[bool]] = []
 
-    def wait(self, commitlog_offset: int) -> asyncio.Future[bool]:
-        self.waits.append(asyncio.get_running_loop().create_future())
+    def wait(self, commitlog_offset: int) -> Wait[bool]:
+        self.waits.append(Wait())
         return self.waits[-1]
 
 
@@ -134,7 +135,7 @@ def test_default_waits_for_one_slave() -> None:
     async def work() -> None:
         scene = Scene([0])
         code = scene.acknowledging.settle(END)
-        assert not isinstance(code, ResponseCode) and not code.done()
+        assert not isinstance(code, ResponseCode) and not code.ended
         scene.ack(END)
         assert await code is OK
 
@@ -169,7 +170,7 @@ def test_disk_and_slaves_are_waited_for_side_by_side(
         scene = Scene([0], flushDiskType="SYNC_FLUSH")
         answer = scene.acknowledging.settle(END)
         if disk_says is not None:
-            scene.disk.waits[0].set_result(disk_says)
+            scene.disk.waits[0].end(disk_says)
         if slave_acks:
             scene.ack(END)
         found, waited = await timed(answer)
@@ -183,7 +184,7 @@ def test_disk_is_waited_for_without_slaves_too() -> None:
         scene = Scene([], flushDiskType="SYNC_FLUSH")
         answer = scene.acknowledging.settle(END)
         assert not isinstance(answer, ResponseCode)
-        scene.disk.waits[0].set_result(True)
+        scene.disk.waits[0].end(True)
         assert await answer is NO_SLAVE
 
     virtual(work)
@@ -235,16 +236,16 @@ def test_controllers_set_is_waited_for_and_counted() -> None:
         options = {"enableControllerMode": "true", "controllerAddr": "127.0.0.1:9878", "brokerId": "-1"}
         scene = Scene([END, 0], brokerRole="SLAVE", allAckInSyncStateSet="true", **options)
         acknowledging = scene.acknowledging
-        asked: list[tuple[int, asyncio.Future[bool]]] = []
+        asked: list[tuple[int, Wait[bool]]] = []
 
-        def confirmed(end: int) -> asyncio.Future[bool]:
-            asked.append((end, asyncio.get_running_loop().create_future()))
+        def confirmed(end: int) -> Wait[bool]:
+            asked.append((end, Wait()))
             return asked[-1][1]
 
         acknowledging.confirmed = confirmed
         answer = acknowledging.settle(END)
         assert not isinstance(answer, ResponseCode) and asked[0][0] == END
-        asked[0][1].set_result(True)
+        asked[0][1].end(True)
         assert await answer is OK
         answer = acknowledging.settle(END + 1)
         assert not isinstance(answer, ResponseCode)
@@ -264,18 +265,18 @@ def test_change_is_done_when_the_disk_has_it() -> None:
         scene = Scene([0])
         change = asyncio.ensure_future(scene.acknowledging.settle_change(END, "the change"))
         await asyncio.sleep(0)
-        scene.disk.waits[0].set_result(True)
+        scene.disk.waits[0].end(True)
         await asyncio.sleep(1)
         assert not change.done()  # the slave is waited for as a send would
         scene.ack(END)
         assert await change and loop.time() == 1
         late = asyncio.ensure_future(scene.acknowledging.settle_change(END + 1, "the change"))
         await asyncio.sleep(0)
-        scene.disk.waits[1].set_result(True)
+        scene.disk.waits[1].end(True)
         assert await late and loop.time() == 4
         refused = asyncio.ensure_future(scene.acknowledging.settle_change(END, "the change"))
         await asyncio.sleep(0)
-        scene.disk.waits[2].set_result(False)
+        scene.disk.waits[2].end(False)
         assert not await refused
 
     virtual(work)

@@ -26,14 +26,13 @@ def test_one_report_frees_all_that_it_reaches_in_order() -> None:
         waits = [acks.wait(end, 1) for end in (100, 200, 300)]
         freed: list[int] = []
         for number, wait in enumerate(waits):
-            wait.add_done_callback(lambda _, number=number: freed.append(number))  # type: ignore[misc]
+            wait.then(lambda _, number=number: freed.append(number))  # type: ignore[misc]
         slave.acked = 250
         acks.changed()
-        await asyncio.sleep(0)
-        assert [wait.done() for wait in waits] == [True, True, False]
-        assert freed == [0, 1] and waits[0].result() and acks.waiting == 1
-        assert acks.wait(250, 1).result()
-        assert not acks.wait(251, 1).done()
+        assert [wait.ended for wait in waits] == [True, True, False]
+        assert freed == [0, 1] and waits[0].result and acks.waiting == 1
+        assert acks.wait(250, 1).result
+        assert not acks.wait(251, 1).ended
 
     run(work())
 
@@ -43,7 +42,7 @@ def test_slave_that_has_not_reported_is_none() -> None:
         slaves = [Slave(), Slave(0)]
         acks = ReplicaAcks(slaves, lambda: 1000)
         assert (acks.connected, acks.in_sync(1001), acks.in_sync(1000)) == (1, 1, 0)
-        assert acks.wait(0, 1).done() and not acks.wait(0, 2).done()
+        assert acks.wait(0, 1).ended and not acks.wait(0, 2).ended
         # Less than the gap behind, not as much as that.
         slaves[0].acked = 900
         assert (acks.in_sync(100), acks.in_sync(101)) == (0, 1)
@@ -59,10 +58,10 @@ def test_as_many_as_needed_whoever_they_are() -> None:
         wait = acks.wait(250, 2)
         slaves.pop(1)
         acks.changed()
-        assert not wait.done()
+        assert not wait.ended
         slaves[1].acked = slaves[0].acked = 250
         acks.changed()
-        assert wait.result()
+        assert wait.result
 
     run(work())
 
@@ -76,7 +75,7 @@ def test_named_slaves_are_all_waited_for() -> None:
         wait = acks.wait(200, both)
         slaves[0].acked = 200
         acks.changed()
-        assert wait.result()
+        assert wait.result
         # A connection that is being replaced may still be there: the further one counts.
         slaves.append(Slave(150, 1))
         assert acks.reached(both) == 200
@@ -91,7 +90,7 @@ def test_waits_of_one_kind_do_not_hold_up_another() -> None:
         two, one = acks.wait(100, 2), acks.wait(200, 1)
         slave.acked = 200
         acks.changed()
-        assert one.done() and not two.done()
+        assert one.ended and not two.ended
 
     run(work())
 
@@ -100,12 +99,12 @@ def test_waits_that_were_given_up_are_not_kept() -> None:
     async def work() -> None:
         acks = ReplicaAcks([], lambda: 0)
         for end in range(1000):
-            acks.wait(end, 1).set_result(False)
+            acks.wait(end, 1).end(False)
         assert acks.waiting == 0
         assert sum(map(len, acks._waits.values())) == 1
         left = acks.wait(5000, 1)
         acks.give_up()
-        assert left.result() is False and not acks._waits
+        assert left.result is False and not acks._waits
 
     run(work())
 
@@ -128,6 +127,6 @@ def test_nobody_is_freed_early_or_forgotten(
             for need in best:
                 best[need] = max(best[need], acks.reached(need))
         for end, need, wait in waits:
-            assert wait.done() == (best[need] >= end)
+            assert wait.ended == (best[need] >= end)
 
     asyncio.run(work())

@@ -194,7 +194,7 @@ def test_impossible_report_is_refused_and_never_counted(
                     slave.say(encode_report(report(master)))
                 await slave.ended()
                 await until(lambda: not master.source.replicas)
-            assert not waits.done() and words in caplog.text
+            assert not waits.ended and words in caplog.text
             assert caplog.text.count("is refused") == 1
             # The next one is served.
             async with raw_slave(master) as slave:

@@ -247,10 +247,10 @@ def test_waits_are_over_in_order_and_at_the_end_of_a_term() -> None:
         waits = [desk.set.wait(desk.end - 200), desk.set.wait(desk.end - 100), desk.set.wait(desk.end)]
         assert desk.set.waiting == 3
         desk.report(slave, desk.end - 100)
-        assert [wait.done() for wait in waits] == [True, True, False]
+        assert [wait.ended for wait in waits] == [True, True, False]
         desk.set.give_up()
-        assert waits[2].result() is False and waits[0].result() is True
-        assert (desk.set.wait(desk.end - 100)).result() is True
+        assert waits[2].result is False and waits[0].result is True
+        assert (desk.set.wait(desk.end - 100)).result is True
 
     asyncio.run(scenario())
 

@@ -8,7 +8,6 @@ in the same store and the same answer.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import struct
@@ -325,16 +324,14 @@ class FastSendHandlers:
                 channel.send_bytes(self._answers(waiting, code))
             else:
                 channel.began(len(waiting))
-                code.add_done_callback(partial(self._answer_later, channel, waiting))
+                code.then(partial(self._answer_later, channel, waiting))
         if done:
             channel.send_bytes(self._answers(done, ResponseCode.SUCCESS))
         self._writer.arrived(touched)
 
-    def _answer_later(
-        self, channel: Channel, done: list[_Answered], code: asyncio.Future[ResponseCode]
-    ) -> None:
+    def _answer_later(self, channel: Channel, done: list[_Answered], code: ResponseCode) -> None:
         try:
-            channel.send_bytes(self._answers(done, code.result()))
+            channel.send_bytes(self._answers(done, code))
         finally:
             channel.finished(len(done))
 

@@ -6,21 +6,20 @@ on. If both fail, the slaves' code is the answer. A message that is answered wit
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
-from functools import partial
 
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.flush import GroupCommit
 from gimbalmq.broker.replication.acks import Need, ReplicaAcks
 from gimbalmq.broker.replication.config import SYNC_MASTER
+from gimbalmq.broker.waits import Wait, limited
 from gimbalmq.errors import ResponseError
 from gimbalmq.protocol.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
-Settled = ResponseCode | asyncio.Future[ResponseCode]
+Settled = ResponseCode | Wait[ResponseCode]
 """The code of an answer, now or later."""
 
 
@@ -40,7 +39,7 @@ class Acknowledging:
         self._acks = acks
         self.living: Callable[[], int] | None = None
         self.in_set: Callable[[], int] | None = None
-        self.confirmed: Callable[[int], asyncio.Future[bool]] | None = None
+        self.confirmed: Callable[[int], Wait[bool]] | None = None
 
     @property
     def waits(self) -> bool:
@@ -80,17 +79,22 @@ class Acknowledging:
     def settle(self, end: int) -> Settled:
         """The code of messages that are stored up to ``end`` of the log and say nothing against being waited for."""
         config = self._live.now
-        disk = _limited(self._commit.wait(end), config.sync_flush_timeout) if config.sync_flush else None
+        disk = limited(self._commit.wait(end), config.sync_flush_timeout) if config.sync_flush else None
         copies = self._copied(end, config)
-        waits = [part for part in (disk, copies) if isinstance(part, asyncio.Future) and not part.done()]
+        waits = [part for part in (disk, copies) if isinstance(part, Wait) and not part.ended]
         if not waits:
             return _code(disk, copies)
-        answer: asyncio.Future[ResponseCode] = asyncio.get_running_loop().create_future()
+        answer: Wait[ResponseCode] = Wait()
+
+        def part_ended(_: bool) -> None:
+            if all(wait.ended for wait in waits):
+                answer.end(_code(disk, copies))
+
         for wait in waits:
-            wait.add_done_callback(partial(_settle, answer, disk, copies))
+            wait.then(part_ended)
         return answer
 
-    def settle_silently(self, end: int) -> asyncio.Future[ResponseCode] | None:
+    def settle_silently(self, end: int) -> Wait[ResponseCode] | None:
         """The wait for a message that a consumer sends back; None if it need not wait.
 
         Its record says WAIT=false, and Apache's brokers answer at once. If the master is lost then, so is the message:
@@ -102,15 +106,15 @@ class Acknowledging:
         settled = self.settle(end)
         return None if isinstance(settled, ResponseCode) else settled
 
-    def _copied(self, end: int, config: BrokerConfig) -> ResponseCode | asyncio.Future[bool]:
+    def _copied(self, end: int, config: BrokerConfig) -> ResponseCode | Wait[bool]:
         if not self._waits_for_slaves(config):
             return ResponseCode.SUCCESS
         if self.confirmed is not None and config.all_ack_in_sync_state_set:
-            return _limited(self.confirmed(end), config.slave_timeout)
+            return limited(self.confirmed(end), config.slave_timeout)
         need = self._need(config)
         if need is None:
             return ResponseCode.SLAVE_NOT_AVAILABLE
-        return _limited(self._acks.wait(end, need), config.slave_timeout) if need else ResponseCode.SUCCESS
+        return limited(self._acks.wait(end, need), config.slave_timeout) if need else ResponseCode.SUCCESS
 
     def _need(self, config: BrokerConfig) -> Need | None:
         """The slaves to wait for; None if waiting is of no use, because no slave could confirm."""
@@ -135,44 +139,18 @@ class Acknowledging:
         copies = self._copied(end, self._live.now)
         if not await self._commit.wait(end):
             return False
-        if isinstance(copies, asyncio.Future):
-            await asyncio.wait([copies])
+        if isinstance(copies, Wait):
+            await copies
         code = _code(None, copies)
         if code is not ResponseCode.SUCCESS:
             log.warning("%s is done here, and not yet at the slaves (%s)", what, code.name)
         return True
 
 
-def _limited(future: asyncio.Future[bool], milliseconds: int) -> asyncio.Future[bool]:
-    """Has a wait end in time; the timer goes with the wait."""
-    if not future.done():
-        timer = asyncio.get_running_loop().call_later(milliseconds / 1000, _expire, future)
-        future.add_done_callback(lambda _: timer.cancel())
-    return future
-
-
-def _expire(future: asyncio.Future[bool]) -> None:
-    if not future.done():
-        future.set_result(False)
-
-
-def _settle(
-    answer: asyncio.Future[ResponseCode],
-    disk: asyncio.Future[bool] | None,
-    copies: ResponseCode | asyncio.Future[bool],
-    _: object,
-) -> None:
-    waits = [part for part in (disk, copies) if isinstance(part, asyncio.Future)]
-    if not answer.done() and all(part.done() for part in waits):
-        answer.set_result(_code(disk, copies))
-
-
-def _code(disk: asyncio.Future[bool] | None, copies: ResponseCode | asyncio.Future[bool]) -> ResponseCode:
+def _code(disk: Wait[bool] | None, copies: ResponseCode | Wait[bool]) -> ResponseCode:
     """The code when all waits are over."""
-    if isinstance(copies, asyncio.Future):
-        copied = not copies.cancelled() and copies.result()
-        copies = ResponseCode.SUCCESS if copied else ResponseCode.FLUSH_SLAVE_TIMEOUT
+    if isinstance(copies, Wait):
+        copies = ResponseCode.SUCCESS if copies.result else ResponseCode.FLUSH_SLAVE_TIMEOUT
     if copies is not ResponseCode.SUCCESS:
         return copies
-    on_disk = disk is None or (not disk.cancelled() and disk.result())
-    return ResponseCode.SUCCESS if on_disk else ResponseCode.FLUSH_DISK_TIMEOUT
+    return ResponseCode.SUCCESS if disk is None or disk.result else ResponseCode.FLUSH_DISK_TIMEOUT

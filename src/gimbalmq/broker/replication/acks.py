@@ -6,10 +6,11 @@ all of them that it reaches, and looks at no other.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
+
+from gimbalmq.broker.waits import Wait, ended
 
 Need = int | frozenset[int]
 """So many slaves, whichever; or these, by their ids."""
@@ -43,7 +44,7 @@ class ReplicaAcks:
     def __init__(self, copies: Iterable[SlaveLog], end: Callable[[], int]) -> None:
         self._copies = copies
         self._end = end
-        self._waits: dict[Need, deque[tuple[int, asyncio.Future[bool]]]] = {}
+        self._waits: dict[Need, deque[tuple[int, Wait[bool]]]] = {}
 
     @property
     def connected(self) -> int:
@@ -53,7 +54,7 @@ class ReplicaAcks:
     @property
     def waiting(self) -> int:
         """Waits that are not over."""
-        return sum(not future.done() for waits in self._waits.values() for _, future in waits)
+        return sum(not wait.ended for waits in self._waits.values() for _, wait in waits)
 
     def in_sync(self, gap: int) -> int:
         """Slaves that are less than ``gap`` bytes behind."""
@@ -73,38 +74,34 @@ class ReplicaAcks:
                 by_id[copy.slave_id] = max(by_id[copy.slave_id], copy.acked)
         return min(by_id.values())
 
-    def wait(self, end: int, need: Need) -> asyncio.Future[bool]:
-        """Done when enough slaves have the log up to ``end``; False if nobody listens to slaves any more.
+    def wait(self, end: int, need: Need) -> Wait[bool]:
+        """Ends when enough slaves have the log up to ``end``; with False if nobody listens to slaves any more.
 
-        Whoever waits no longer settles the future itself.
+        Whoever waits no longer ends the wait itself.
         """
-        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if self.reached(need) >= end:
-            future.set_result(True)
-            return future
+            return ended(True)
         waits = self._waits.get(need)
         if waits is None:
             waits = self._waits[need] = deque()
-        while waits and waits[0][1].done():
+        while waits and waits[0][1].ended:
             waits.popleft()
-        waits.append((end, future))
-        return future
+        wait: Wait[bool] = Wait()
+        waits.append((end, wait))
+        return wait
 
     def changed(self) -> None:
         """A slave has come further, has come or has gone."""
         for need, waits in list(self._waits.items()):
             reached = self.reached(need)
-            while waits and (waits[0][0] <= reached or waits[0][1].done()):
-                future = waits.popleft()[1]
-                if not future.done():
-                    future.set_result(True)
+            while waits and (waits[0][0] <= reached or waits[0][1].ended):
+                waits.popleft()[1].end(True)
             if not waits:
-                del self._waits[need]
+                self._waits.pop(need, None)
 
     def give_up(self) -> None:
         """Nobody's wait will be over: there will be no more reports."""
-        for waits in self._waits.values():
-            for _, future in waits:
-                if not future.done():
-                    future.set_result(False)
-        self._waits.clear()
+        given_up, self._waits = self._waits, {}
+        for waits in given_up.values():
+            for _, wait in waits:
+                wait.end(False)

@@ -14,7 +14,6 @@ it, up to there. Otherwise it is confirmed to its end.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Protocol
 
 from gimbalmq._clock import Clock
 from gimbalmq.broker.config import LiveConfig
+from gimbalmq.broker.waits import Wait, ended
 
 _JOIN_SECONDS = 2.0
 """A slave that is counted and does not get all of the log in this time has to catch up once more."""
@@ -92,7 +92,7 @@ class SyncSet:
         """Members that have lost what they had confirmed: they have to leave, and to join anew."""
         self._missing: dict[int, float] = {}
         """Since when a member has had no connection."""
-        self._waits: deque[tuple[int, asyncio.Future[bool]]] = deque()
+        self._waits: deque[tuple[int, Wait[bool]]] = deque()
 
     # --- what counts -------------------------------------------------------------------------
 
@@ -238,32 +238,30 @@ class SyncSet:
         """The log has grown, or an option was changed."""
         self._look()
 
-    def wait(self, end: int) -> asyncio.Future[bool]:
-        """Done when the log is confirmed up to ``end``; False if this master's term is over.
+    def wait(self, end: int) -> Wait[bool]:
+        """Ends when the log is confirmed up to ``end``; with False if this master's term is over.
 
-        Whoever waits no longer settles the future itself.
+        Whoever waits no longer ends the wait itself.
         """
-        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._look()
         if self.confirm >= end:
-            future.set_result(True)
-            return future
+            return ended(True)
         waits = self._waits
-        while waits and waits[0][1].done():
+        while waits and waits[0][1].ended:
             waits.popleft()
-        waits.append((end, future))
-        return future
+        wait: Wait[bool] = Wait()
+        waits.append((end, wait))
+        return wait
 
     @property
     def waiting(self) -> int:
-        return sum(not future.done() for _, future in self._waits)
+        return sum(not wait.ended for _, wait in self._waits)
 
     def give_up(self) -> None:
         """The term is over: what is not confirmed now never will be by us."""
         waits, self._waits = self._waits, deque()
-        for _, future in waits:
-            if not future.done():
-                future.set_result(False)
+        for _, wait in waits:
+            wait.end(False)
 
     def _look(self) -> None:
         reached = self._reached()
@@ -271,10 +269,8 @@ class SyncSet:
             return
         self.confirm = reached
         waits = self._waits
-        while waits and (waits[0][0] <= reached or waits[0][1].done()):
-            future = waits.popleft()[1]
-            if not future.done():
-                future.set_result(True)
+        while waits and (waits[0][0] <= reached or waits[0][1].ended):
+            waits.popleft()[1].end(True)
         self.confirmed()
 
     def _reached(self) -> int:
