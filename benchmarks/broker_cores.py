@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -60,7 +61,8 @@ class Many(Ours):
             with Wire(self.namesrv_port) as wire:
                 wire.write(encode(CLUSTER_INFO, {}))
                 _, body = wire.answer()
-            table = json.loads(body)["brokerAddrTable"]
+            text = re.sub(r"([{,])(\d+):", r'\1"\2":', body.decode())  # fastjson writes numbers as keys
+            table = json.loads(text)["brokerAddrTable"]
             found = [int(row["brokerAddrs"]["0"].rpartition(":")[2]) for _, row in sorted(table.items())]
             if len(found) >= self.brokers:
                 return found
