@@ -26,6 +26,7 @@ from gimbalmq.model.queue_entry import ENTRY_BYTES, entry_dtype, tags_code
 from gimbalmq.model.record import (
     BLANK_BYTES,
     CRC_MASK,
+    HEADS,
     MAX_PROPERTIES,
     head_dtype,
     host_bits,
@@ -235,15 +236,24 @@ def add_run(group: AppendGroup, run: Run) -> tuple[Numbers, Numbers]:
     body_sizes = np.fromiter(map(len, run.bodies), np.int64, count)
     sizes = body_sizes + (kind.itemsize + len(topic) + 2 + width)
     places = _place(group, sizes)
-    one = np.zeros(1, kind)
-    one["magic"] = queues[0].magic
-    one["flag"] = run.flag
-    one["sys_flag"] = run.sys_flag & ~HOST_BITS | bits
-    one["born_host"] = np.void(run.born_host)
-    one["store_timestamp"] = group.store_timestamp
-    one["store_host"] = np.void(group.store_host)
-    one["reconsume_times"] = run.reconsume_times
-    heads = np.repeat(one, count)
+    one = HEADS[bits].pack(
+        0,
+        queues[0].magic,
+        0,
+        0,
+        run.flag,
+        0,
+        0,
+        run.sys_flag & ~HOST_BITS | bits,
+        0,
+        run.born_host,
+        group.store_timestamp,
+        group.store_host,
+        run.reconsume_times,
+        0,
+        0,
+    )
+    heads = np.frombuffer(bytearray(one * count), kind)
     heads["total_size"] = sizes
     heads["body_crc"] = np.fromiter(map(crc32, run.bodies), np.uint32, count) & np.uint32(CRC_MASK)
     heads["queue_id"] = run.queue_ids

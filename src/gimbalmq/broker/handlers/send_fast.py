@@ -50,7 +50,7 @@ _UNIQUE_LENGTH = len(_UNIQUE)
 _NOT_ORDINARY = ~ORDINARY_FLAGS
 
 
-_LEAST_RUN = 48
+_LEAST_RUN = 64
 """So many messages at once are taken by vectors; fewer sooner one by one."""
 
 _Answered = tuple[int, int, str, bool, int, int]
@@ -225,7 +225,10 @@ class FastSendHandlers:
             self._shapes = send_runs.Shapes()
         length = len(frames[0][1])
         headers = [frame[1] for frame in frames]
-        alike = next((n for n, size in enumerate(map(len, headers)) if size != length), len(headers))
+        sizes = list(map(len, headers))
+        alike = len(sizes)
+        if sizes.count(length) != alike:
+            alike = next(number for number, size in enumerate(sizes) if size != length)
         shape, name = self._shapes.find(headers[0])
         if shape is None and name is not None and alike >= _LEAST_RUN:
             first = self._ordinary(headers[0])
@@ -269,11 +272,11 @@ class FastSendHandlers:
                     fields.j,
                 ),
             )
-        except (StoreError, OverflowError):  # it fits no record
+        except (StoreError, struct.error):  # it fits no record
             group.abort()
             return 0
         answered = not shape.first.header.flag & ONEWAY_FLAG
-        touched = self._commit(channel, group, run.opaques if answered else ())
+        touched = self._commit(channel, group, lambda: run.opaques if answered else ())
         if touched is None:
             return count
         self._stats.put(fields.b, count, sum(sizes))
@@ -346,7 +349,7 @@ class FastSendHandlers:
         counts: dict[str, list[int]],
     ) -> None:
         """Commits a group and answers its messages, now or when the disk and the slaves have them."""
-        touched = self._commit(channel, group, (item[0] for item in done))
+        touched = self._commit(channel, group, lambda: [item[0] for item in done])
         if touched is None:
             counts.clear()
             return
@@ -361,13 +364,15 @@ class FastSendHandlers:
             channel.send_bytes(self._answers(done, ResponseCode.SUCCESS))
         self._writer.arrived(touched)
 
-    def _commit(self, channel: Channel, group: AppendGroup, opaques: Iterable[int]) -> list[QueueLog] | None:
+    def _commit(
+        self, channel: Channel, group: AppendGroup, opaques: Callable[[], Iterable[int]]
+    ) -> list[QueueLog] | None:
         """The queues that grew; None if the messages could not be stored, which their senders are told then."""
         try:
             return group.commit()
         except StoreError as error:
             log.error("messages of %s could not be stored: %s", channel.address, error)
-            for opaque in opaques:
+            for opaque in opaques():
                 channel.send(
                     RemotingCommand(
                         ResponseCode.SERVICE_NOT_AVAILABLE,

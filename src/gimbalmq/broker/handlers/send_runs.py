@@ -161,7 +161,10 @@ class Shape:
     def keys(self, rows: Letters) -> NDArray[np.int32]:
         """Hashes of ``topic#key``: of the unique key, then of the other keys."""
         spans = (self.spans.unique, *self.spans.keys)
-        return np.stack([hash_rows(rows[:, slice(*span)], self._prefix) for span in spans], axis=1)
+        found = np.empty((len(rows), len(spans)), np.int32)
+        for column, span in enumerate(spans):
+            found[:, column] = hash_rows(rows[:, slice(*span)], self._prefix)
+        return found
 
 
 def make_shape(raw: bytes, spans: _Spans, first: Ordinary) -> Shape | None:
