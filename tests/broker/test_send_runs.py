@@ -261,40 +261,41 @@ def test_a_run_of_what_is_not_ordinary_goes_the_plain_way(
     runner.run(work())
 
 
-def test_one_that_differs_ends_a_run_and_order_is_kept(bench: tuple[asyncio.Runner, Bench]) -> None:
-    """Whatever stands in the middle: a value where it may not be, another length, another topic, an odd letter."""
+def _odd(before: bytes, after: bytes) -> Frame:
+    """One of the others, with something changed in its header that leaves it as long."""
+    kind, header, body = frame(7, texts(8)[7])
+    assert before in header
+    assert len(before) == len(after)
+    return kind, header.replace(before, after), body
+
+
+@pytest.mark.parametrize(
+    ("middle", "stored"),
+    [
+        (_odd(b'"b":"T"', b'"b":"U"'), None),
+        (_odd(b'"e":"0"', b'"e":"x"'), None),
+        (_odd(b'"g":"1"', b'"g":"?"'), None),
+        (_odd(b'"opaque":100007', b'"opaque":000007'), None),
+        (_odd(b'"code":310', b'"code":311'), None),
+        (_odd(b"ID00007", b"ID\\t007"), "ID\t007"),
+        (_odd(b"ID00007", b"ID 0007"), "ID 0007"),
+        (frame(7, "UNIQ_KEY\x01longer than others\x02WAIT\x01true\x02"), "longer than others"),
+        ((0, frame(7, texts(8)[7])[1], b""), None),
+    ],
+)
+def test_one_that_differs_is_taken_by_itself_and_order_is_kept(
+    bench: tuple[asyncio.Runner, Bench], middle: Frame, stored: str | None
+) -> None:
     runner, made = bench
-    middles = [
-        frame(0, "UNIQ_KEY\x01IDxxxx\x07\x02WAIT\x01true\x02"),
-        frame(0, "UNIQ_KEY\x01ID{0:05}\x02WAIT\x01true\x02", header_flag=1 << 9),
-        frame(0, "UNIQ_KEY\x01a\x02WAIT\x01true\x02"),
-        (
-            0,
-            frame(0, texts(1)[0])[1].replace(b'"100000"', b'"100000" ').replace(b'"e":"0"', b'"e":"x"'),
-            b"odd",
-        ),
-        (0, frame(0, texts(1)[0])[1].replace(b'"b":"T"', b'"b":"U"'), b"other topic"),
-        (0, frame(0, texts(1)[0])[1].replace(b"ID00000", b"ID 0000"), b"space"),
-        (0, frame(0, texts(1)[0])[1].replace(b"ID00000", b"ID\\t000"), b"escape"),
-        (0, frame(0, texts(1)[0])[1].replace(b'"g":"1', b'"g":"0'), b"zero"),
-        (0, frame(0, texts(1)[0])[1], b""),
-    ]
 
     async def work() -> None:
-        for middle in middles:
-            made.runs.clear()
-            line = Line()
-            start = made.end(0)
-            frames = [frame(number, text) for number, text in enumerate(texts(LEAST * 2))]
-            frames.insert(LEAST, middle)
-            made.take(line, frames)
-            stored = made.end(0) - start + len(line.plain)
-            assert stored == len(frames), middle
-            ids = [made.desk.messages("T")[at].properties["UNIQ_KEY"] for at in range(start, made.end(0))]
-            plain = [each for each in ids if each not in {f"ID{n:05}" for n in range(LEAST * 2)}]
-            assert [each for each in ids if each not in plain and each != "ID00000"] == [
-                f"ID{number:05}" for number in range(1, LEAST * 2)
-            ], middle
+        line = Line()
+        frames = [frame(number, text) for number, text in enumerate(texts(LEAST * 2))]
+        made.take(line, [*frames[:LEAST], middle, *frames[LEAST:]])
+        assert line.plain == ([] if stored else [middle])
+        found = [record.properties["UNIQ_KEY"] for record in made.desk.messages("T")]
+        ids = [f"ID{number:05}" for number in range(LEAST * 2)]
+        assert found == [*ids[:LEAST], *([stored] if stored else []), *ids[LEAST:]]
 
     runner.run(work())
 
@@ -431,6 +432,9 @@ def test_shapes_kept_are_bounded() -> None:
         # A unique key that is not among the properties.
         b'{"code":310,"extFields":{"a":"UNIQ_KEY\\u0001xy\\u0002","b":"T","e":"1","f":"0","g":"123","h":"0",'
         b'"i":"UNIQ_KEY\\u0001ab\\u0002"},"opaque":12}',
+        # Another name that ends as the one that is looked for, behind a value that is not plain.
+        b'{"code":310,"extFields":{"b":"T","e":"1","f":"0","g":"123","h":"0",'
+        b'"i":"UNIQ_KEY\\u0001a\\"b\\u0002MYUNIQ_KEY\\u0001ab\\u0002"},"opaque":12}',
     ],
 )
 def test_a_place_that_was_guessed_wrongly_gives_no_shape(header: bytes) -> None:
