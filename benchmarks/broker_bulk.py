@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.loadgen.runner import Load, run_c
 from benchmarks.report import Options, Row, main
 from benchmarks.subjects import awake, chosen, encode, measure, running
+from benchmarks.warming import MOST_MESSAGES, warm
 from tests.peers.process import HOST
 
 CASES = (  # topics and queues of each, bytes in a body
@@ -114,7 +115,10 @@ def run(options: Options) -> list[Row]:
                         "window": 400,
                     }
                     run_c("send", port=subject.port, body=body, count=filling, **shape)
-                    read_queues(subject.port, places, options.pick(10, 1))
+                    window = partial(read_queues, subject.port, places, options.pick(2, 1))
+                    # Messages, not requests: there are 32 in an answer of Apache's.
+                    limits = {"most_messages": 32 * MOST_MESSAGES, "most_seconds": 30}
+                    warm(subject, what, window, quick=options.quick, **limits)
             for _ in range(options.rounds):
                 for subject in subjects.values():
                     reading = partial(read_queues, subject.port, places, options.pick(4, 2))

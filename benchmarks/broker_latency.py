@@ -1,6 +1,6 @@
 """Synchronous sends: one connection with one request in flight, and eight such connections at once.
 
-With --auth or --tls both brokers are first measured open, then secured, and the difference is printed.
+With --auth or --tls the brokers are first measured open, then secured, and the difference is printed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.loadgen.runner import run_c
 from benchmarks.report import Options, Row, main
 from benchmarks.security import OPEN, Security
-from benchmarks.subjects import awake, chosen, measure, running
+from benchmarks.subjects import APACHE, awake, chosen, measure, running
+from benchmarks.warming import warm
 
 CASES = ((1, 100), (8, 1024))
 P50, CPU = "p50", "broker CPU for a send"
@@ -44,13 +45,19 @@ def run(options: Options) -> list[Row]:
 def _rows(options: Options, security: Security, cases: tuple[tuple[int, int], ...]) -> list[Row]:
     rows: list[Row] = []
     secured = security.load()
-    with running(chosen(options.only), security) as subjects:
+    # 4.9 knows neither users nor policies of this kind.
+    versions = APACHE[:1] if security.auth else APACHE
+    with running(chosen(options.only, versions), security) as subjects:
         for subject in subjects.values():
             with awake(subject):
                 subject.create_topics(["latency"], queues=8)
-                for window, count in ((400, options.pick(400_000, 40_000)), (8, options.pick(60_000, 5_000))):
-                    shape = {"topic": "latency", "queues": 8, "connections": 8, "window": window}
-                    run_c("send", port=subject.port, count=int(count), seconds=20, **shape, **secured)
+                warming = {"topic": "latency", "queues": 8, "connections": 8, **secured}
+                warming["count"] = int(options.pick(250_000, 40_000))
+                many = partial(run_c, "send", port=subject.port, window=400, **warming)
+                warm(subject, "sends, 400 in flight", many, quick=options.quick)
+                warming["count"] = int(options.pick(20_000, 5_000))
+                few = partial(run_c, "send", port=subject.port, window=8, **warming)
+                warm(subject, "sends, 8 in flight", few, quick=options.quick, most_seconds=20)
         for clients, body in cases:
             what = f"synchronous send, {clients} connection{'s' if clients > 1 else ''}, {body} B"
             p50 = Row(f"{what}: {P50}", "us", goal=("<=", 1.0))
@@ -67,7 +74,7 @@ def _rows(options: Options, security: Security, cases: tuple[tuple[int, int], ..
                     p50.add(name, load.p50_us)
                     p99.add(name, load.p99_us)
                     rate.add(name, load.per_second)
-                    cost.add(name, load.subject_cpu / load.raw["answered"] * 1e6)
+                    cost.add(name, load.cpu_us)
     return rows
 
 

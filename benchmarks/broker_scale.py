@@ -33,10 +33,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import subjects
 from benchmarks.loadgen.runner import CannotMeasure, Load, LoadFailed, run_c
-from benchmarks.report import RESULTS, Options, Row, disturbance, judged, parser, plain_table, write_json
-from benchmarks.subjects import Subject, Wire, chosen, measure, one
+from benchmarks.report import (
+    RESULTS,
+    Options,
+    Row,
+    disturbance,
+    judged,
+    parser,
+    plain_table,
+    settle,
+    write_json,
+)
+from benchmarks.subjects import APACHE, Subject, Wire, chosen, encode, measure, one
+from benchmarks.warming import warm
 from tests.peers.process import PeerError
 
 QUEUES = 4
@@ -78,7 +88,7 @@ class Figures:
 def runtime(subject: Subject) -> dict[str, str]:
     """What the broker says of itself (request 28)."""
     with Wire(subject.port) as wire:
-        wire.write(subjects.encode(_RUNTIME_INFO, {}))
+        wire.write(encode(_RUNTIME_INFO, {}))
         table: dict[str, str] = json.loads(wire.answer()[1])["table"]
         return table
 
@@ -141,8 +151,9 @@ def restarted(figures: Figures, subject: Subject, size: str, topic: str, options
 
 
 def warmed(subject: Subject, options: Options) -> None:
-    count = int(options.pick(600_000, 2_000))
-    run_c("send", port=subject.port, connections=4, window=2000, count=count, topic="warm", queues=QUEUES)
+    shape = {"connections": 4, "window": 2000, "topic": "warm", "queues": QUEUES}
+    shape["count"] = int(options.pick(250_000, 2_000))
+    warm(subject, "sends", partial(run_c, "send", port=subject.port, **shape), quick=options.quick)
 
 
 def counted(count: int, what: str) -> str:
@@ -160,7 +171,7 @@ def topics(figures: Figures, subject: Subject, options: Options) -> None:
         if figures.late:
             figures.missing(size, subject.name, "the time was over")
             return
-        if subject.name == "apache" and count > APACHE_TOPICS:
+        if subject.name in APACHE and count > APACHE_TOPICS:
             figures.missing(size, subject.name, "needs an open, mapped file for each queue in use")
             return
         begun = time.monotonic()
@@ -255,6 +266,7 @@ def grow(figures: Figures, part: str, name: str, options: Options) -> None:
     step = {"topics": topics, "clients": clients, "messages": messages}[part]
     with one(name) as subject:
         if name == "ours":
+            subject.log_level = "info"
             subject.settings = (
                 f"loopPauseLogMillis={PAUSE_MILLIS}",
             )  # the stack of each pause that is counted
@@ -271,7 +283,7 @@ def flat(figures: Figures) -> str:
         rows = [
             row for row in figures.rows.values() if f"{part}" in row.what and "processor time" in row.what
         ]
-        for name in ("ours", "apache"):
+        for name in ("ours", *APACHE):
             costs = [cost for row in rows if (cost := row.value(name)) is not None]
             if len(costs) > 1:
                 lines.append(
@@ -285,12 +297,12 @@ def main() -> None:
     made.add_argument("--part", choices=PARTS, action="append", help="this question only")
     made.add_argument("--minutes", type=float, default=25.0, help="begin nothing new after so long")
     asked = made.parse_args()
-    subjects.patience = asked.patience
+    settle(asked)
     options = Options(asked.quick, asked.only)
     file = asked.json or RESULTS / "scale.json"
     figures = Figures(file, options, asked.minutes)
     try:
-        names = chosen(options.only)
+        names = chosen(options.only, APACHE[:1])
     except CannotMeasure as error:
         print(f"skipped: {error}")
         return

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import subjects
+from benchmarks import subjects, warming
 from benchmarks.broker_javaclient import await_route
 from benchmarks.loadgen.runner import (
     HERE,
@@ -33,8 +33,8 @@ from benchmarks.loadgen.runner import (
     arguments,
     read_result,
 )
-from benchmarks.report import Options, Row, disturbance, parser, plain_table, write_json
-from benchmarks.subjects import ROOT, Subject, chosen, running
+from benchmarks.report import Options, Row, disturbance, parser, plain_table, settle, write_json
+from benchmarks.subjects import APACHE, ROOT, Subject, chosen, running
 from tests.peers import apache
 
 ENVIRONMENT = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
@@ -75,7 +75,7 @@ class Plan:
 @contextmanager
 def one_broker(plan: Plan, topics: dict[str, int]) -> Iterator[Subject]:
     """The broker, running and then frozen, with these topics (name: queues)."""
-    with running(chosen(plan.broker)) as found:
+    with running(chosen("ours" if plan.broker == "ours" else APACHE[0])) as found:
         (subject,) = found.values()
         with subjects.awake(subject):
             for name, queues in topics.items():
@@ -143,7 +143,7 @@ def main(run: Callable[[Plan], list[Row]], text: str | None, name: str) -> None:
         help="whose broker serves both clients",
     )
     asked = made.parse_args()
-    subjects.patience = asked.patience
+    settle(asked)
     rows: list[Row] = []
     for broker in ("apache", "ours") if asked.broker == "both" else (asked.broker,):
         try:
@@ -153,6 +153,7 @@ def main(run: Callable[[Plan], list[Row]], text: str | None, name: str) -> None:
             continue
         print(f"\n== both clients on {'our' if broker == 'ours' else 'Apache' + chr(39) + 's'} broker")
         print(plain_table(measured))
+        print(warming.warmth())
         print(f"load average {os.getloadavg()[0]:.1f}; {disturbance()}", flush=True)
         for row in measured:
             row.what = f"{broker} broker: {row.what}"

@@ -15,6 +15,7 @@ from benchmarks.client_common import Plan, in_turn, main, one_broker, run_ours
 from benchmarks.loadgen.runner import Load, run_c, run_java
 from benchmarks.report import Row
 from benchmarks.subjects import Subject, awake, measure
+from benchmarks.warming import MOST_MESSAGES, warm
 
 QUEUES = 8
 
@@ -23,7 +24,8 @@ def send(plan: Plan, subject: Subject, client: str, mode: str, **shape: object) 
     if client == "ours":
         load = partial(run_ours, mode, namesrv=subject.namesrv, **shape)
     else:
-        load = partial(run_java, mode, namesrv=subject.namesrv, home=subject.folder, **shape)
+        settle = 0 if plan.options.quick else MOST_MESSAGES
+        load = partial(run_java, mode, namesrv=subject.namesrv, home=subject.folder, settle=settle, **shape)
     return measure(subject, load, plan.options.tries)
 
 
@@ -31,21 +33,16 @@ def run(plan: Plan) -> list[Row]:
     options = plan.options
     clients = plan.clients()
     rows: list[Row] = []
-    # Both clients and the broker are warm before a figure counts: Java's compilers need seconds.
+    # Both clients and the broker are warm before a figure counts. Java's client is asked to go on until it does not
+    # get faster (`settle`); ours has nothing to compile.
     times = {"seconds": options.pick(5, 2), "warmup": options.pick(5, 2)}
     with one_broker(plan, {"send100": QUEUES, "send1024": QUEUES}) as subject:
         # A cold Apache broker takes a third of what a warm one does: whoever came first would pay for it.
         with awake(subject):
-            run_c(
-                "send",
-                port=subject.port,
-                topic="send100",
-                connections=4,
-                queues=QUEUES,
-                window=2000,
-                seconds=options.pick(14, 3),
-                body=100,
-            )
+            warming = {"topic": "send100", "connections": 4, "queues": QUEUES, "window": 2000}
+            warming["count"] = int(options.pick(250_000, 50_000))
+            window = partial(run_c, "send", port=subject.port, **warming)
+            warm(subject, "sends", window, quick=options.quick)
         for body in (100, 1024):
             rate = Row(f"async sends, 2000 in flight, {body} B", "1/s", goal=(">=", 1.0))
             cost = Row(f"our processor time for each, {body} B", "us")

@@ -25,6 +25,7 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import warming
 from benchmarks.loadgen.runner import Load, run_c
 from benchmarks.report import Options, Row, main
 from benchmarks.subjects import (
@@ -34,16 +35,17 @@ from benchmarks.subjects import (
     Subject,
     Wire,
     awake,
+    chosen,
     cpu_seconds_of,
     encode,
     measure,
     scratch_folder,
-    why_not,
+    silent_home,
 )
 from tests.peers import apache
 from tests.peers.process import HOST, PeerError, free_port
 
-NEW, OLD, OURS = "5.5.0", "4.9.7", "ours"
+NEW, OURS = "5.5.0", "ours"
 SHAPE: Mapping[str, object] = {"topic": "send", "queues": 8, "connections": 4, "window": 2000}
 BODIES = {"100 B": 100, "1 KB": 1024}
 LAG_SECONDS = 60.0
@@ -55,8 +57,7 @@ class Pair(Subject):
     """A name server, a master and a slave."""
 
     def __init__(self, folder: Path, name: str, *, waits: bool) -> None:
-        super().__init__(folder)
-        self.name = name
+        super().__init__(folder, name)
         self.waits = waits
         self.slave_port = free_port()
         self._starts: list[int | None] = [None, 0, 1]  # the name server, brokers by their ids
@@ -105,12 +106,13 @@ class Pair(Subject):
         return self._java(HEAP, "org.apache.rocketmq.broker.BrokerStartup", file)
 
     def _python(self, *words: object) -> tuple[list[str], dict[str, str]]:
-        return [sys.executable, "-m", "gimbalmq", *map(str, words)], {"PYTHONPATH": str(ROOT / "src")}
+        command = [sys.executable, "-m", "gimbalmq", *map(str, words), "--log-level", self.log_level]
+        return command, {"PYTHONPATH": str(ROOT / "src")}
 
     def _java(self, heap: str, main_class: str, file: Path) -> tuple[list[str], dict[str, str]]:
-        home = apache.prepare_home(self.folder / "home")
+        home, silent = silent_home(self.folder / "home")
         command = ["java", "-server", f"-Xms{heap}", f"-Xmx{heap}", *G1, *OPENINGS]
-        command += ["-XX:MaxDirectMemorySize=1g", f"-Duser.home={home}", "-Djava.net.preferIPv4Stack=true"]
+        command += ["-XX:MaxDirectMemorySize=1g", *silent, "-Djava.net.preferIPv4Stack=true"]
         command += ["-cp", apache.fetch(self.name), main_class, "-c", str(file)]
         return command, {"ROCKETMQ_HOME": str(home)}
 
@@ -168,30 +170,20 @@ def pairs(names: list[str], *, waits: bool) -> Iterator[dict[str, Pair]]:
 
 
 class Rows:
-    """One row for each figure and each of Apache's versions, in the order in which they came."""
+    """A row for each figure, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, str], Row] = {}
+        self._rows: dict[str, Row] = {}
 
     def add(self, what: str, unit: str, name: str, value: float, goal: Goal = None) -> None:
-        for other in (NEW, OLD):
-            if name not in (OURS, other):
-                continue
-            row = self._rows.get((what, other))
-            if row is None:
-                bound = goal if other == NEW else None
-                row = self._rows[what, other] = Row(f"{what} ({other})", unit, goal=bound, other=other)
-            row.add(name, value)
+        self._rows.setdefault(what, Row(what, unit, goal=goal)).add(name, value)
 
     def all(self) -> list[Row]:
-        return [row for row in self._rows.values() if row.values.get(row.other) or row.other == NEW]
+        return list(self._rows.values())
 
 
 def run(options: Options) -> list[Row]:
-    names = [OURS]
-    if options.only != OURS and why_not("apache") is None:
-        apache.fetch(OLD)
-        names += [NEW, OLD]
+    names = chosen(options.only)
     rows = Rows()
     seconds = options.pick(4, 2)
     with pairs(names, waits=False) as found:
@@ -201,7 +193,7 @@ def run(options: Options) -> list[Row]:
                 for name, pair in found.items():
                     load = measure(pair, partial(replicated, pair, body, seconds), options.tries)
                     rows.add(f"async sends, {what}, at both", "1/s", name, load.per_second, (">=", 1.5))
-                    cpu = load.subject_cpu / load.raw["answered"] * 1e6
+                    cpu = load.cpu_us
                     rows.add(f"async sends, {what}: CPU of the pair", "us", name, cpu)
                     rows.add(f"async sends, {what}: other answers", "1/s", name, load.refused / seconds)
         cost(found, rows, seconds)
@@ -216,7 +208,7 @@ def run(options: Options) -> list[Row]:
                     )
                     load = measure(pair, load_of, options.tries)
                     rows.add(f"waiting sends, {what}", "1/s", name, load.per_second, (">=", 1.5))
-                    cpu = load.subject_cpu / load.raw["answered"] * 1e6
+                    cpu = load.cpu_us
                     rows.add(f"waiting sends, {what}: CPU of the pair", "us", name, cpu)
                     rows.add(f"waiting sends, {what}: other answers", "1/s", name, load.refused / seconds)
             for clients in (1, 32):
@@ -235,8 +227,9 @@ def run(options: Options) -> list[Row]:
 def warm(found: dict[str, Pair], options: Options) -> None:
     for pair in found.values():
         with awake(pair):
-            until = {"count": int(options.pick(600_000, 60_000)), "seconds": options.pick(30, 4)}
-            run_c("send", port=pair.port, **until, **SHAPE)
+            count = int(options.pick(250_000, 60_000))
+            window = partial(run_c, "send", port=pair.port, **SHAPE, count=count)
+            warming.warm(pair, "waiting sends" if pair.waits else "async sends", window, quick=options.quick)
             pair.await_slave()
 
 

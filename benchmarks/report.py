@@ -23,25 +23,27 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import subjects
+from benchmarks import subjects, warming
 from benchmarks.loadgen.runner import CannotMeasure, LoadFailed
 from benchmarks.security import OPEN, Security
 from tests.peers.process import PeerError
 
 RESULTS = Path(__file__).resolve().parent / "results"
-NAMES = ("startup", "memory", "send", "latency", "pull", "topics", "timers", "javaclient")
+NAMES = ("startup", "memory", "send", "latency", "pull", "cores", "topics", "timers", "javaclient")
 
 
 @dataclass
 class Row:
-    """One figure of both brokers. The ratio is always ours over the other's; the goal is a bound on it."""
+    """One figure of ours and of its peers. A ratio is always ours over a peer's.
+
+    The goal is a bound on the ratio to the peer that is best at this.
+    """
 
     what: str
     unit: str
     values: dict[str, list[float]] = field(default_factory=dict)
     goal: tuple[Literal[">=", "<="], float] | None = None
     note: str = ""
-    other: str = "apache"
 
     def add(self, subject: str, value: float) -> None:
         self.values.setdefault(subject, []).append(value)
@@ -51,9 +53,25 @@ class Row:
         return statistics.median(seen) if seen else None
 
     @property
+    def others(self) -> list[str]:
+        return [name for name in self.values if name != "ours"]
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """Ours over each peer's."""
+        ours = self.value("ours")
+        found = {name: self.value(name) for name in self.others}
+        return {name: ours / other for name, other in found.items() if ours is not None and other}
+
+    @property
     def ratio(self) -> float | None:
-        ours, other = self.value("ours"), self.value(self.other)
-        return ours / other if ours is not None and other else None
+        """Ours over the best peer's; without a goal nobody knows which is best, and the first one counts."""
+        ratios = list(self.ratios.values())
+        if not ratios:
+            return None
+        if self.goal is None:
+            return ratios[0]
+        return min(ratios) if self.goal[0] == ">=" else max(ratios)
 
     @property
     def reached(self) -> bool | None:
@@ -66,8 +84,8 @@ class Row:
     def as_json(self) -> dict[str, object]:
         return {
             **asdict(self),
-            "ours": self.value("ours"),
-            self.other: self.value(self.other),
+            "medians": {name: self.value(name) for name in self.values},
+            "ratios": self.ratios,
             "ratio": self.ratio,
             "reached": self.reached,
         }
@@ -80,6 +98,7 @@ class Options:
     quick: bool = False
     only: str | None = None
     security: Security = OPEN
+    brokers: int = 0  # of our server; 0 for as many as there are cores
 
     def pick(self, normal: float, quick: float) -> float:
         return quick if self.quick else normal
@@ -106,32 +125,31 @@ def number(value: float | None) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}" if value >= 0.2 else f"{value:.3f}"
+
+
+def cells(row: Row, others: Sequence[str]) -> tuple[str, ...]:
     goal = "-" if row.goal is None else f"{row.goal[0]} {row.goal[1]:g}"
     reached = {True: "yes", False: "NO", None: "-"}[row.reached]
-    ratio = "-" if row.ratio is None else f"{row.ratio:.2f}" if row.ratio >= 0.2 else f"{row.ratio:.3f}"
-    return (
-        row.what,
-        row.unit,
-        number(row.value("ours")),
-        number(row.value(row.other)),
-        ratio,
-        goal,
-        reached,
-        row.note,
-    )
+    figures = [number(row.value(name)) for name in ("ours", *others)]
+    ratios = [_ratio(row.ratios.get(name)) for name in others]
+    return (row.what, row.unit, *figures, *ratios, goal, reached, row.note)
 
 
 def plain_table(rows: Iterable[Row]) -> str:
     """A table that reads the same in a terminal and in a log."""
     rows = list(rows)
-    other = rows[0].other.capitalize() if rows else "Apache"
-    lines = [("what", "unit", "ours", other, "ratio", "goal", "reached", "note"), *map(cells, rows)]
+    others = list(dict.fromkeys(name for row in rows for name in row.others)) or ["peer"]
+    titles = [name.capitalize() if name.isalpha() else name for name in others]
+    heads = ["ratio"] if len(others) == 1 else [f"/ {title}" for title in titles]
+    lines: list[tuple[str, ...]] = [("what", "unit", "ours", *titles, *heads, "goal", "reached", "note")]
+    lines += [cells(row, others) for row in rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     made = []
     for line in lines:
         padded = [
-            cell.rjust(width) if 2 <= column <= 4 else cell.ljust(width)
+            cell.rjust(width) if 2 <= column <= 2 + 2 * len(others) else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
         made.append("  ".join(padded).rstrip())
@@ -166,6 +184,7 @@ def write_json(file: Path, results: dict[str, list[Row]], failures: dict[str, st
         "machine": machine(),
         "benchmarks": {name: [row.as_json() for row in rows] for name, rows in results.items()},
         "foreign_cores": subjects.foreign_cores,
+        "warmed": [asdict(found) for found in warming.warmed],
         "not_measured": failures,
     }
     file.write_text(json.dumps(content, indent=1) + "\n")
@@ -174,7 +193,12 @@ def write_json(file: Path, results: dict[str, list[Row]], failures: dict[str, st
 def parser(text: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--quick", action="store_true", help="one short round: is it working, not how fast")
-    made.add_argument("--only", choices=["ours", "apache"], help="measure one broker, no ratios")
+    made.add_argument(
+        "--only",
+        choices=["ours", "apache", *subjects.APACHE],
+        help="measure these brokers, no ratios to ours",
+    )
+    made.add_argument("--heap", default="2g", metavar="SIZE", help="heap of each of Apache's brokers (2g)")
     made.add_argument(
         "--patience",
         type=float,
@@ -186,6 +210,12 @@ def parser(text: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def settle(asked: argparse.Namespace) -> None:
+    """What `parser` reads that is the same for all subjects."""
+    subjects.patience = asked.patience
+    subjects.apache_heap = asked.heap
+
+
 def judged(rows: list[Row], options: Options) -> list[Row]:
     """The rows; after a quick run without goals, because cold brokers prove nothing."""
     if options.quick:
@@ -194,23 +224,27 @@ def judged(rows: list[Row], options: Options) -> list[Row]:
     return rows
 
 
-def main(run: Run, text: str | None, name: str, *, secured: bool = False) -> None:
-    """The command line of one benchmark; `secured` ones know `--auth` and `--tls`."""
+def main(run: Run, text: str | None, name: str, *, secured: bool = False, many: bool = False) -> None:
+    """The command line of one benchmark; `secured` ones know `--auth` and `--tls`, `many` ones `--brokers`."""
     made = parser(text)
     if secured:
         made.add_argument("--auth", action="store_true", help="both brokers check signatures and policies")
         made.add_argument("--tls", action="store_true", help="the load comes by TLS")
+    if many:
+        made.add_argument(
+            "--brokers", type=int, default=0, metavar="N", help="of our server (as many as cores)"
+        )
     asked = made.parse_args()
-    subjects.patience = asked.patience
+    settle(asked)
     security = Security(asked.auth, asked.tls) if secured else OPEN
-    options = Options(asked.quick, asked.only, security)
+    options = Options(asked.quick, asked.only, security, asked.brokers if many else 0)
     try:
         rows = judged(run(options), options)
     except CannotMeasure as error:
         print(f"skipped: {error}")
         return
     print(plain_table(rows))
-    print(disturbance())
+    print("\n".join(filter(None, (warming.warmth(), disturbance()))))
     if asked.json:
         write_json(asked.json, {name: rows}, {})
 
@@ -237,7 +271,7 @@ def report() -> None:
     unknown = set(asked.names) - set(NAMES)
     if unknown:
         made.error(f"no such benchmark: {', '.join(sorted(unknown))}")
-    subjects.patience = asked.patience
+    settle(asked)
     begun = time.monotonic()
     results, failures = run_all(asked.names or NAMES, Options(asked.quick, asked.only))
     goals = [row for rows in results.values() for row in rows if row.goal]
@@ -245,7 +279,7 @@ def report() -> None:
         print(f"\n== goals\n{plain_table(goals)}")
         missed = [row for row in goals if row.reached is False]
         print(f"\n{len([row for row in goals if row.reached])} goals reached, {len(missed)} not.")
-    print(disturbance())
+    print("\n".join(filter(None, (warming.warmth(), disturbance()))))
     file = asked.json or RESULTS / "latest.json"
     write_json(file, results, failures)
     print(f"{time.monotonic() - begun:.0f} s in all; every figure is in {file}")

@@ -270,8 +270,8 @@ LINES: tuple[tuple[str, str, str | None, bool], ...] = (
 def rows_of(found: Mapping[str, Figures], judge: bool) -> list[Row]:
     rows: list[Row] = []
     for what, ours, kafka, wanted in LINES:
-        row = Row(what, "rows/s", goal=(">=", 1) if wanted and judge else None, other="kafka")
-        cost = Row("  processor of a row", "us", other="kafka")
+        row = Row(what, "rows/s", goal=(">=", 1) if wanted and judge else None)
+        cost = Row("  processor of a row", "us")
         notes: list[str] = []
         for side, name in (("ours", ours), ("kafka", kafka)):
             figures = found.get(side, {}).get(name or "", [])
@@ -298,7 +298,7 @@ def micro_rows(found: Mapping[str, Figures], judge: bool) -> list[Row]:
         kafka = found.get("kafka", {}).get(other, [])
         for part in ("triggerExecution", "latestOffset", "walCommit", "addBatch", "commitOffsets"):
             whole = part == "triggerExecution"
-            row = Row(f"micro-batch, {what}" if whole else f"  {part}", "ms", other="kafka")
+            row = Row(f"micro-batch, {what}" if whole else f"  {part}", "ms")
             if whole and judge and name != "micro-batch, default":
                 row.goal = ("<=", 1)
             for side, figures in (("ours", ours), ("kafka", kafka)):
@@ -306,7 +306,7 @@ def micro_rows(found: Mapping[str, Figures], judge: bool) -> list[Row]:
                     row.add(side, one.get(part, 0.0))
             rows.append(row)
     for part in ("latestOffset", "partitions", "read"):
-        row = Row(f"micro-batch, our code without Spark: {part}", "ms", other="kafka")
+        row = Row(f"micro-batch, our code without Spark: {part}", "ms")
         for one in found.get("ours", {}).get("python side", []):
             row.add("ours", one[part])
         rows.append(row)

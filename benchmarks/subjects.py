@@ -1,11 +1,13 @@
-"""The two brokers under test, behind one face: start, create topics, freeze, weigh, stop.
+"""The brokers under test, behind one face: start, create topics, freeze, weigh, stop.
 
 Fairness is the point of this file:
 
 - Apache runs with the collector and compilers its own scripts choose (G1, both compilers) and a 2 GB heap,
   not with the interop tests' quick-start flags, and with its default configuration (1 GB log files,
   asynchronous flush). Only `-XX:+AlwaysPreTouch` is left out: it would start later and weigh more with it.
+- There are two of Apache's brokers, 5.5.0 and 4.9.7, because the older is the faster one in some things.
 - Ours runs as a user starts it: `python -m gimbalmq server`, defaults.
+- Nobody writes logs: Apache's logging is switched off in the way of each version, ours is told to log errors only.
 - Both write to folders on the same disk. While one is measured the other is frozen (SIGSTOP), so that two
   warm brokers can be measured in turn without either paying for the other.
 - What other processes on the machine took meanwhile is recorded with every figure; a disturbed measurement is
@@ -33,7 +35,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from benchmarks.loadgen.runner import JAVA_VERSION, CannotMeasure, Load
+from benchmarks.loadgen.runner import CannotMeasure, Load
 from benchmarks.security import OPEN, Security, people, signed
 from tests.peers import apache
 from tests.peers.process import HOST, PeerError, free_port, tail
@@ -220,19 +222,44 @@ def _with_descendants(pids: Sequence[int]) -> list[int]:
     return found
 
 
+APACHE = ("5.5.0", "4.9.7")
+"""Apache's versions that Maven Central has in full; the newest, and the newest of those before 5."""
+apache_heap = "2g"  # of a broker; set by --heap
+
+_SILENT = '<configuration><root level="OFF"/></configuration>\n'
+
+
+def silent_home(folder: Path) -> tuple[Path, list[str]]:
+    """A ROCKETMQ_HOME in which Apache's servers log nothing, and the options of Java that this takes.
+
+    4.9 reads a file for each program there; 5.x reads the one that an option names, which its own scripts set, too.
+    """
+    home = apache.prepare_home(folder)
+    for file in (home / "conf").glob("logback_*.xml"):
+        file.write_text(_SILENT)
+    silent = home / "conf" / "silent.xml"
+    silent.write_text(_SILENT)
+    return home, [
+        f"-Duser.home={home}",
+        f"-Drmq.logback.configurationFile={silent}",
+        "-Drocketmq.client.logUseSlf4j=true",
+    ]
+
+
 class Subject:
-    """A name server and a broker: what `ours` and `apache` have in common."""
+    """A name server and a broker: what ours and Apache's have in common."""
 
-    name = "?"
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "ours") -> None:
         self.folder = folder
+        self.name = name
         self.store = folder / "store"
         self.log = folder / "output.log"
         self.port = free_port()
         self.namesrv_port = free_port()
         self.namesrv = f"{HOST}:{self.namesrv_port}"
         self.settings: tuple[str, ...] = ()  # of ours: KEY=VALUE beside the defaults
+        self.options: tuple[str, ...] = ()  # of ours: words of the command line
+        self.log_level = "error"  # of ours
         self.security = OPEN
         self._children: list[subprocess.Popen[bytes]] = []
         folder.mkdir(parents=True, exist_ok=True)
@@ -362,11 +389,11 @@ class Subject:
 
 
 class Apache(Subject):
-    name = "apache"
+    """One of Apache's versions; its name is the version."""
 
     def commands(self) -> list[tuple[list[str], dict[str, str]]]:
-        classpath = apache.fetch(JAVA_VERSION)
-        home = apache.prepare_home(self.folder / "home")
+        classpath = apache.fetch(self.name)
+        home, silent = silent_home(self.folder / "home")
         environment = {"ROCKETMQ_HOME": str(home)}
         namesrv = apache.write_properties(
             self.folder / "namesrv.properties", {"listenPort": self.namesrv_port, "bindAddress": HOST}
@@ -393,22 +420,20 @@ class Apache(Subject):
         def java(heap: str, main: str, file: Path) -> list[str]:
             return [
                 *("java", "-server", f"-Xms{heap}", f"-Xmx{heap}", *G1, *OPENINGS),
-                *("-XX:MaxDirectMemorySize=2g", f"-Duser.home={self.folder / 'home'}"),
+                *("-XX:MaxDirectMemorySize=2g", *silent),
                 *(f"-D{key}={text}" for key, text in tls.items()),
                 *("-Djava.net.preferIPv4Stack=true", "-cp", classpath, main, "-c", str(file)),
             ]
 
         return [
             (java("512m", "org.apache.rocketmq.namesrv.NamesrvStartup", namesrv), environment),
-            (java("2g", "org.apache.rocketmq.broker.BrokerStartup", broker), environment),
+            (java(apache_heap, "org.apache.rocketmq.broker.BrokerStartup", broker), environment),
         ]
 
 
 class Ours(Subject):
-    name = "ours"
-
     def commands(self) -> list[tuple[list[str], dict[str, str]]]:
-        command = [sys.executable, "-m", "gimbalmq", "server"]
+        command = [sys.executable, "-m", "gimbalmq", "server", "--log-level", self.log_level, *self.options]
         command += ["--namesrv-port", str(self.namesrv_port), "--port", str(self.port)]
         command += ["--store", str(self.store)]
         for setting in self.settings:
@@ -418,17 +443,19 @@ class Ours(Subject):
         return [(command, {"PYTHONPATH": str(ROOT / "src")})]
 
 
-KINDS: Mapping[str, type[Subject]] = {"ours": Ours, "apache": Apache}
+def subject_of(name: str, folder: Path) -> Subject:
+    """Ours, or one of Apache's versions; not started."""
+    return (Apache if name in APACHE else Ours)(folder, name)
 
 
 def why_not(name: str) -> str | None:
     """Why a subject cannot run here, or None."""
-    if name == "apache":
+    if name in APACHE:
         for program in ("java", "mvn"):
             if shutil.which(program) is None:
                 return f"{program} is not installed"
         try:
-            apache.fetch(JAVA_VERSION)
+            apache.fetch(name)
         except (PeerError, OSError, subprocess.TimeoutExpired) as error:
             return str(error).splitlines()[0]
         return None
@@ -440,10 +467,15 @@ def why_not(name: str) -> str | None:
     return None
 
 
-def chosen(only: str | None) -> list[str]:
-    """The subjects that can be measured, ours first; says on stderr which cannot and why."""
+def chosen(only: str | None, versions: Sequence[str] = APACHE) -> list[str]:
+    """The subjects that can be measured, ours first; says on stderr which cannot and why.
+
+    Args:
+        only: `ours`, `apache` for these versions of it, or one version.
+    """
+    wanted = {None: ["ours", *versions], "apache": [*versions]}.get(only, [str(only)])
     names: list[str] = []
-    for name in [only] if only else ["ours", "apache"]:
+    for name in wanted:
         reason = why_not(name)
         if reason is None:
             names.append(name)
@@ -487,7 +519,7 @@ def scratch_folder() -> Iterator[Path]:
 def one(name: str) -> Iterator[Subject]:
     """One subject on a new folder, not started; gone at the end."""
     with scratch_folder() as folder:
-        subject = KINDS[name](folder / name)
+        subject = subject_of(name, folder / name)
         try:
             yield subject
         finally:
@@ -499,7 +531,7 @@ def running(names: Sequence[str], security: Security = OPEN) -> Iterator[dict[st
     """Subjects started on new folders, then all frozen: measure each inside `awake`."""
     global _administrator
     with scratch_folder() as folder:
-        subjects = {name: KINDS[name](folder / name) for name in names}
+        subjects = {name: subject_of(name, folder / name) for name in names}
         _administrator = security.auth
         try:
             for subject in subjects.values():

@@ -21,8 +21,11 @@ import org.apache.rocketmq.common.message.Message;
  *
  *   ClientLoad async   --namesrv A --topic T --window 2000 --body 100 --seconds 8 --warmup 6
  *   ClientLoad sync    --namesrv A --topic T --threads 1 --body 100 --seconds 4 --warmup 4
- *   ClientLoad produce --namesrv A --topic T --warmcount 600000 --seconds 5    (async at two sizes, then sync)
+ *   ClientLoad produce --namesrv A --topic T --settle 5000000 --seconds 5    (async at two sizes, then sync)
  *   ClientLoad consume --namesrv A --topic T --count 300000 --batch 32
+ *
+ * Java's compilers go on for millions of messages. With --settle N, async sends are measured when three windows of a
+ * second agree within 3 %, or after N messages; sync sends, when three of half a second do, or after 20 s.
  *
  * Prints one line of JSON.
  */
@@ -108,7 +111,7 @@ public final class ClientLoad {
 
     private static void async() throws Exception {
         print(asyncPhase(producer(), OPTIONS.get("topic"), body(number("body", 100)), real("warmup", 0),
-            number("warmcount", 0), real("seconds", 5)), "async");
+            number("settle", 0), real("seconds", 5)), "async");
     }
 
     private static void sync() throws Exception {
@@ -121,9 +124,9 @@ public final class ClientLoad {
         DefaultMQProducer producer = producer();
         String topic = OPTIONS.get("topic");
         double seconds = real("seconds", 5);
-        int warm = number("warmcount", 0);
-        Phase small = asyncPhase(producer, topic, body(100), 1, warm, seconds);
-        Phase large = asyncPhase(producer, topic, body(1024), 1, warm / 6, seconds);
+        int settle = number("settle", 0);
+        Phase small = asyncPhase(producer, topic, body(100), 1, settle, seconds);
+        Phase large = asyncPhase(producer, topic, body(1024), 1, settle / 4, seconds);
         Phase one = syncPhase(producer, topic, body(100), 1, 1.5, seconds * 0.6);
         Phase eight = syncPhase(producer, topic, body(100), 8, 1, seconds * 0.6);
         if (small.ok == 0 || large.ok == 0 || one.ok == 0 || eight.ok == 0) {
@@ -135,11 +138,37 @@ public final class ClientLoad {
             small.json("async"), large.json("async"), one.json("sync"), eight.json("sync"));
     }
 
+    /** Whether the last three of a load's windows agree. */
+    private static final class Windows {
+        private final double[] rates = new double[3];
+        private final double length;
+        private long since;
+        private long before;
+        private int full;
+
+        Windows(double length, long start) {
+            this.length = length;
+            this.since = start;
+        }
+
+        boolean settled(long now, long done) {
+            double passed = (now - since) / 1e9;
+            if (passed >= length) {
+                rates[full++ % 3] = (done - before) / passed;
+                since = now;
+                before = done;
+            }
+            double most = Math.max(rates[0], Math.max(rates[1], rates[2]));
+            double least = Math.min(rates[0], Math.min(rates[1], rates[2]));
+            return full >= 3 && most - least <= 0.03 * most;
+        }
+    }
+
     /**
-     * Async sends. Measuring begins when both `warmup` seconds have passed and `warmCount` messages are stored, but
-     * after 45 s in any case: compilers warm up by calls, so that seconds alone would favour the faster broker.
+     * Async sends. Measuring begins when `warmup` seconds have passed and, if `settle` is not 0, the rate has settled or
+     * so many messages are stored.
      */
-    private static Phase asyncPhase(DefaultMQProducer producer, String topic, byte[] body, double warmup, long warmCount,
+    private static Phase asyncPhase(DefaultMQProducer producer, String topic, byte[] body, double warmup, long settle,
         double seconds) throws Exception {
         int window = number("window", 2000);
         Semaphore permits = new Semaphore(window);
@@ -165,12 +194,13 @@ public final class ClientLoad {
         long before = 0;
         long badBefore = 0;
         long now = start;
+        Windows windows = new Windows(1, start);
         while (measuredSince == 0 || now - measuredSince < seconds * 1e9) {
             permits.acquire();
             producer.send(new Message(topic, body), callback);
             now = System.nanoTime();
-            double passed = (now - start) / 1e9;
-            if (measuredSince == 0 && passed >= warmup && (good.get() >= warmCount || passed >= 45)) {
+            if (measuredSince == 0 && (now - start) / 1e9 >= warmup
+                && (good.get() >= settle || windows.settled(now, good.get()))) {
                 measuredSince = now;
                 before = good.get();
                 badBefore = bad.get();
@@ -183,8 +213,39 @@ public final class ClientLoad {
         return phase;
     }
 
+    private static void settleSync(DefaultMQProducer producer, String topic, byte[] body, int threads) throws Exception {
+        if (number("settle", 0) == 0) {
+            return;
+        }
+        AtomicLong good = new AtomicLong();
+        AtomicBoolean over = new AtomicBoolean();
+        CountDownLatch ended = new CountDownLatch(threads);
+        for (int t = 0; t < threads; t++) {
+            new Thread(() -> {
+                while (!over.get()) {
+                    try {
+                        if (producer.send(new Message(topic, body)).getSendStatus() == SendStatus.SEND_OK) {
+                            good.incrementAndGet();
+                        }
+                    } catch (Exception error) {
+                        // it does not count
+                    }
+                }
+                ended.countDown();
+            }).start();
+        }
+        long start = System.nanoTime();
+        Windows windows = new Windows(0.5, start);
+        while (System.nanoTime() - start < 20e9 && !windows.settled(System.nanoTime(), good.get())) {
+            Thread.sleep(20);
+        }
+        over.set(true);
+        ended.await();
+    }
+
     private static Phase syncPhase(DefaultMQProducer producer, String topic, byte[] body, int threads, double warmup,
         double seconds) throws Exception {
+        settleSync(producer, topic, body, threads);
         long measureFrom = System.nanoTime() + (long) (warmup * 1e9);
         long end = measureFrom + (long) (seconds * 1e9);
         long[][] times = new long[threads][2_000_000 / threads];

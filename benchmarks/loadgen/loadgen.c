@@ -7,6 +7,7 @@
  *
  *   loadgen send  --port P [...]   pipelined or synchronous sends (request 310)
  *   loadgen pull  --port P [...]   pulls as a push consumer sends them (request 11, after a heartbeat 34)
+ *   loadgen send  --port P,Q [...] the same over several brokers: connection after connection to the next of them
  *   loadgen sink  --port P         answers every request with a canned answer: the generator's own ceiling
  *
  * --user and --secret sign sends. A signature is over the fields that change, and signing each send would cost more than
@@ -37,7 +38,7 @@
 #include <openssl/ssl.h>
 #endif
 
-enum { MAX_CONNECTIONS = 256, MAX_QUEUES = 1024, INPUT_BYTES = 4 << 20, OUTPUT_BYTES = 1 << 20, SECONDS_KEPT = 600 };
+enum { MAX_CONNECTIONS = 256, MAX_QUEUES = 1024, INPUT_BYTES = 4 << 20, OUTPUT_BYTES = 1 << 20, SECONDS_KEPT = 600, MAX_BROKERS = 64 };
 
 static void die(const char *format, ...) {
     va_list args;
@@ -119,11 +120,22 @@ static double latency_us(double fraction) {
 /* ---- options ---- */
 
 static const char *host = "127.0.0.1", *topic = "bench", *group = "bench_group", *broker_name = "broker-a";
-static int port, queues = 4, connections = 1, window = 1, body_bytes = 100, topics = 1, batch = 32;
+static int ports[MAX_BROKERS], brokers, queues = 4, connections = 1, window = 1, body_bytes = 100, topics = 1, batch = 32;
 static int with_keys, with_tags, with_id56, with_tls;
 static const char *user, *secret;
 static double seconds, warmup;
 static uint64_t count;
+
+static void parse_ports(const char *text) {
+    for (brokers = 0; *text; brokers++) {
+        char *end;
+        long value = strtol(text, &end, 10);
+        if (value <= 0 || value > 65535 || (*end && *end != ',')) die("--port: numbers with commas between them, not %s", text);
+        if (brokers == MAX_BROKERS) die("--port: at most %d", MAX_BROKERS);
+        ports[brokers] = (int)value;
+        text = *end ? end + 1 : end;
+    }
+}
 
 static void parse_options(int argc, char **argv) {
     for (int i = 2; i < argc; i++) {
@@ -135,7 +147,7 @@ static void parse_options(int argc, char **argv) {
         if (i + 1 >= argc) die("option %s needs a value", name);
         const char *value = argv[++i];
         if (!strcmp(name, "--host")) host = value;
-        else if (!strcmp(name, "--port")) port = atoi(value);
+        else if (!strcmp(name, "--port")) parse_ports(value);
         else if (!strcmp(name, "--topic")) topic = value;
         else if (!strcmp(name, "--group")) group = value;
         else if (!strcmp(name, "--broker")) broker_name = value;
@@ -152,7 +164,8 @@ static void parse_options(int argc, char **argv) {
         else if (!strcmp(name, "--count")) count = strtoull(value, NULL, 10);
         else die("no such option: %s", name);
     }
-    if (port <= 0) die("--port is needed");
+    if (!brokers) die("--port is needed");
+    if (connections < brokers) die("--connections: at least one for each of %d ports", brokers);
     if (connections < 1 || connections > MAX_CONNECTIONS) die("--connections: 1 to %d", MAX_CONNECTIONS);
     if (queues < 1 || queues > MAX_QUEUES) die("--queues: 1 to %d", MAX_QUEUES);
     if (body_bytes < 1 || body_bytes > 65536) die("--body: 1 to 65536");
@@ -180,7 +193,8 @@ struct connection {
 static struct connection table[MAX_CONNECTIONS];
 static int poller;
 
-static int open_socket(void) {
+static int open_socket(int number) {
+    int port = ports[number % brokers];
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     if (inet_pton(AF_INET, host, &address.sin_addr) != 1) die("--host must be an IPv4 address");
     int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
@@ -560,7 +574,7 @@ static int run_send(void) {
     build_send_frame();
     for (send_ring = 1; send_ring < (uint64_t)window * 64 && send_ring < 1u << 22;) send_ring *= 2;
     for (int i = 0; i < connections; i++) {
-        start_connection(&table[i], open_socket());
+        start_connection(&table[i], open_socket(i));
         table[i].allowed = window / connections;
         table[i].sent_at = calloc(send_ring, sizeof(uint64_t));
     }
@@ -673,7 +687,7 @@ static int run_pull(void) {
     if (seconds <= 0 && !count) die("--seconds or --count is needed");
     subscription_version = (long)wall_ms();
     if (connections > queues) connections = queues;
-    for (int i = 0; i < connections; i++) start_connection(&table[i], open_socket());
+    for (int i = 0; i < connections; i++) start_connection(&table[i], open_socket(i));
     for (int i = 0; i < queues; i++) queue_table[i].c = &table[i % connections];
     begin_period();
     for (int i = 0; i < connections; i++) {
@@ -720,7 +734,7 @@ static void on_sink_request(struct connection *c, const struct answer *a, uint64
 }
 
 static int run_sink(void) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)ports[0])};
     inet_pton(AF_INET, host, &address.sin_addr);
     int on = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);

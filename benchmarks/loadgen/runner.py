@@ -84,6 +84,16 @@ class Load:
     foreign_cores: float = 0.0  # processors taken by everybody else meanwhile
     raw: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def accepted(self) -> int:
+        """Requests answered with success, those of the warm-up too: what `subject_cpu` was used for."""
+        return int(self.raw.get("codes", {}).get("0", self.ok))
+
+    @property
+    def cpu_us(self) -> float:
+        """Processor time of the broker for a request that it accepted."""
+        return self.subject_cpu / max(1, self.accepted) * 1e6
+
 
 def read_result(text: str) -> Load:
     """Turn a generator's line into a `Load`; a line that names an error is raised."""

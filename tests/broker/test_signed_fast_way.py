@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gimbalmq.access.gate import Gate, NotAdmitted
-from gimbalmq.broker.handlers.send_fast import _admitted, _SignedFields
+from gimbalmq.broker.handlers import send_header
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.frames import Frame
 from gimbalmq.protocol.serializers import decode_command
@@ -29,7 +29,7 @@ class Known:
 
 def admitted(frame: Frame) -> object:
     try:
-        return _admitted(cast(Gate, Known()), cast(Channel, None), frame)
+        return send_header.admitted(cast(Gate, Known()), cast(Channel, None), frame)
     except (NotAdmitted, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
@@ -41,7 +41,7 @@ def frame_of(pairs: list[tuple[str, object]], body: bytes, code: int) -> Frame:
     return (0, header.encode(), body)
 
 
-NAMES = [name for name in _SignedFields.__struct_fields__ if name not in ("AccessKey", SIGNATURE)]
+NAMES = [name for name in send_header._SignedFields.__struct_fields__ if name not in ("AccessKey", SIGNATURE)]
 NUMBERS = st.sampled_from(["0", "1", "7", "1700000000000", "-1", "", "x", "1_0", "٣", "9" * 30])
 VALUES = st.one_of(
     NUMBERS, st.text(st.characters(codec="utf-8"), max_size=6), st.sampled_from(["true", "false"])

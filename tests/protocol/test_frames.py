@@ -111,3 +111,32 @@ def test_random_headers_decode_or_are_a_protocol_error(kind: int, header: bytes,
     except RemoteProtocolError:
         return
     assert bytes(command.body) == body
+
+
+runs = st.lists(
+    st.tuples(st.integers(0, 255), st.integers(0, 20), st.integers(0, 30), st.sampled_from([1, 2, 17, 40])),
+    max_size=6,
+)
+
+
+@given(runs, st.integers(0, 2000))
+def test_frames_of_equal_lengths_are_cut_as_others_are(
+    parts: list[tuple[int, int, int, int]], cut: int
+) -> None:
+    sent = [
+        (kind, bytes([number % 256]) * header, bytes([number % 251]) * body)
+        for kind, header, body, count in parts
+        for number in range(count)
+    ]
+    stream = b"".join(frame(*part) for part in sent)
+    reader = FrameReader()
+    assert reader.feed(stream[:cut]) + reader.feed(stream[cut:]) == sent
+    assert (reader.held_bytes, reader.wanted_bytes) == (0, 8)
+
+
+def test_an_illegal_length_behind_equal_frames_is_found() -> None:
+    good = frame(0, b"header", b"body")
+    with pytest.raises(RemoteProtocolError, match="frame length -1"):
+        FrameReader().feed(good * 50 + head(-1) + good * 50)
+    with pytest.raises(RemoteProtocolError, match="header length 20 exceeds"):
+        FrameReader().feed(good * 50 + head(14, 20) + good * 50)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from gimbalmq.errors import StoreError
 from gimbalmq.model.batch import encode_batch, split_batch
 from gimbalmq.model.ids import offset_id
 from gimbalmq.model.javahash import tag_hash
 from gimbalmq.model.record import find_property
-from gimbalmq.store.append_vectors import add_items, offset_ids, read_items
+from gimbalmq.store.append_vectors import Run, add_items, add_run, offset_ids, read_items
 from gimbalmq.store.config import StoreConfig
 from gimbalmq.store.message_store import MessageStore
 from tests.support import ManualClock
@@ -83,3 +85,62 @@ def test_bytes_that_are_no_batch_are_left_to_whoever_can_say_why(seed: int) -> N
         assert [item.body for item in split_batch(cut)] == [
             cut[a : a + n] for a, n in zip(found.bodies.tolist(), found.body_sizes.tolist(), strict=True)
         ]
+
+
+def made_run(
+    store: MessageStore, bodies: list[bytes], queue_ids: list[int], properties: bytes, host: bytes
+) -> Run:
+    count = len(bodies)
+    rows = np.frombuffer(properties * count, np.uint8).reshape(count, -1)
+    return Run(
+        {queue_id: store.queue("T", queue_id) for queue_id in queue_ids},
+        np.array(queue_ids),
+        bodies,
+        rows,
+        np.arange(count, dtype=np.int32) - 3,
+        np.zeros((count, 1), np.int32),
+        7,
+        0x101,
+        np.arange(count) + 1_700_000_000_000,
+        host,
+        2,
+    )
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("host", [HOST, bytes(16) + HOST[4:]])
+def test_a_run_at_once_is_stored_as_message_by_message(seed: int, host: bytes, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    one, other = open_store(tmp_path / "one"), open_store(tmp_path / "other")
+    for _ in range(4):
+        count = rng.choice([1, 3, 40, 200])
+        bodies = [rng.randbytes(rng.choice([1, 2, 40, 300, 2000])) for _ in range(count)]
+        queue_ids = [rng.randrange(5) for _ in range(count)]
+        properties = b"a\x01" + b"b" * rng.randrange(300) + b"\x02"
+        with one.group() as group:
+            places, offsets = add_run(group, made_run(one, bodies, queue_ids, properties, host))
+        expected = []
+        with other.group() as group:
+            for number, (body, queue_id) in enumerate(zip(bodies, queue_ids, strict=True)):
+                queue, born = other.queue("T", queue_id), 1_700_000_000_000 + number
+                expected.append(group.add(queue, body, properties, number - 3, 7, 0x101, born, host, 2, 0))
+        assert list(zip(places.tolist(), offsets.tolist(), strict=True)) == expected
+    for store in (one, other):
+        store.close()
+    for path in sorted((tmp_path / "one" / "commitlog").iterdir()) + sorted(
+        (tmp_path / "one" / "consumequeue").rglob("0*")
+    ):
+        twin = tmp_path / "other" / path.relative_to(tmp_path / "one")
+        if path.is_file():
+            assert path.read_bytes() == twin.read_bytes(), path.name
+
+
+def test_a_run_that_fits_no_record_leaves_the_group_as_it_was(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    group = store.group()
+    for bodies, properties in ([b"x", b"y" * 20_000], b"a\x01b\x02"), ([b"x", b"y"], b"a" * 40_000):
+        with pytest.raises(StoreError):
+            add_run(group, made_run(store, bodies, [0, 1], properties, HOST))
+    assert group.position == 0
+    assert not group.commit()
+    store.close()

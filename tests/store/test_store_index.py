@@ -3,6 +3,7 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from gimbalmq.model.javahash import java_hash
 from gimbalmq.model.record import decode_record, encode_properties
 from gimbalmq.store import index as index_module
+from gimbalmq.store.append import KeyRun
 from gimbalmq.store.files import Files
 from gimbalmq.store.index import KeyIndex
 from tests.store.helpers import NOON, FailingFiles, FakeClock, index_content, open_store, put
@@ -279,3 +281,61 @@ def test_a_question_reads_the_queues_of_a_topic_in_short_steps_and_once(tmp_path
     assert files.read == 100
     assert len(store.query_by_key("t", "k", 1000, 0, 1 << 62).records) == 64
     store.close()
+
+
+@pytest.mark.parametrize("limit", [1, 5, 7, None])
+def test_runs_give_the_same_files_as_items(tmp_path: Path, limit: int | None) -> None:
+    """Runs and single items in turn, over the ends of files."""
+    indexes = [KeyIndex(tmp_path / name, SLOTS, ENTRIES, Files(), lambda: NOON) for name in ("items", "runs")]
+    made = [f"k{number}" for number in range(50)]
+    for each in indexes:
+        each.load([])
+    items, runs = indexes
+    items.add(
+        [("t", f"UNIQ_KEY\x01{key}\x02KEYS\x01same\x02".encode(), n * 10, NOON) for n, key in enumerate(made)]
+    )
+    for start in range(0, 50, 10):
+        if start == 20:
+            runs.add(items.pending[20:30])
+            continue
+        hashes = [[java_hash(f"t#{key}"), java_hash("t#same")] for key in made[start : start + 10]]
+        places = np.arange(start, start + 10, dtype=np.int64) * 10
+        runs.add([KeyRun(np.array(hashes, np.int32), places, NOON)])
+        assert runs.first_waiting == 0
+    assert items.waiting == runs.waiting == 50
+    for each in indexes:
+        left = 50
+        while done := each.build(limit):
+            left -= done
+            assert each.waiting == left
+        assert (left, each.pending, each.first_waiting) == (0, [], None)
+        each.close()
+    files = [sorted((tmp_path / name).iterdir()) for name in ("items", "runs")]
+    assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
+
+
+def test_a_step_takes_few_runs(tmp_path: Path) -> None:
+    index = KeyIndex(tmp_path, 800, 2000, Files(), lambda: NOON)
+    index.load([])
+    for number in range(10):
+        places = np.arange(number * 100, number * 100 + 100, dtype=np.int64)
+        index.add([KeyRun(np.ones((100, 1), np.int32), places, NOON)])
+    assert [index.build(150) for _ in range(5)] == [200] * 5
+    index.close()
+
+
+def test_a_run_of_which_a_part_was_written_before_a_failure_is_finished(tmp_path: Path) -> None:
+    files = FailingFiles()
+    index = KeyIndex(tmp_path, SLOTS, ENTRIES, files, lambda: NOON)
+    index.load([])
+    hashes = np.arange(1, 31, dtype=np.int32).reshape(-1, 1)
+    index.add([KeyRun(hashes, np.arange(30, dtype=np.int64) * 10, NOON)])
+    files.room = 500  # one file and its entries, not a second one
+    with pytest.raises(OSError, match="injected"):
+        index.build()
+    files.room = None
+    assert (index.end_offset, index.waiting) == (180, 30)
+    index.build()
+    assert [file.count for file in index.files] == [20, 12]
+    assert (index.end_offset, index.waiting) == (290, 0)
+    index.close()

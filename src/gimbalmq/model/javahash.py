@@ -85,6 +85,17 @@ def _hash_units(data: bytes, dtype: str, sizes: list[int]) -> tuple[NDArray[np.i
     return hashes.view(np.int32), powers[lengths]
 
 
+def hash_rows(units: NDArray[np.uint8], prefix: int = 0) -> NDArray[np.int32]:
+    """The hash of each row of ASCII letters, all equally long, behind a prefix of which the hash is given."""
+    import numpy as np
+
+    width = units.shape[1]
+    powers = _powers(width + 1)
+    hashes: NDArray[np.uint32] = units.astype(np.uint32) @ powers[:width][::-1]
+    hashes += np.uint32(prefix * int(powers[width]) & 0xFFFFFFFF)
+    return hashes.view(np.int32)
+
+
 _COLUMNS = 128
 _power_table: NDArray[np.uint32] | None = None
 

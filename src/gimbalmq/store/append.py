@@ -10,7 +10,7 @@ known beforehand, because there is one writer. Nothing is visible until then: re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -36,6 +36,9 @@ from gimbalmq.model.record import (
 from gimbalmq.store.consumequeue import QueueLog
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from gimbalmq.store.message_store import MessageStore
 
 _NOT_HOST_BITS = ~HOST_BITS
@@ -43,6 +46,32 @@ _LENGTHS = [n.to_bytes(2, "big") for n in range(1024)]  # most properties are sh
 _ENTRY_PACK = ENTRY.pack
 
 IndexItem = tuple[str, bytes, int, int]
+"""Topic, properties, commit-log offset and store timestamp of a record whose keys are wanted."""
+
+
+class KeyRun:
+    """Keys of many records of one group, hashed already; what is known of each is in the same row.
+
+    Attributes:
+        hashes: of ``topic#key``; a row has the keys of a record.
+        places: commit-log offsets, ascending.
+        timestamp: when all of them were stored.
+    """
+
+    __slots__ = ("hashes", "places", "timestamp")
+
+    def __init__(self, hashes: NDArray[np.int32], places: NDArray[np.int64], timestamp: int) -> None:
+        self.hashes = hashes
+        self.places = places
+        self.timestamp = timestamp
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def before(self, place: int) -> KeyRun:
+        """Those of records that lie before a place."""
+        kept = int(self.places.searchsorted(place))
+        return KeyRun(self.hashes[:kept], self.places[:kept], self.timestamp)
 
 
 class AppendGroup:
@@ -88,7 +117,7 @@ class AppendGroup:
         self._parts: list[bytes | memoryview] = []
         self._chunks: list[tuple[int, list[bytes | memoryview]]] = [(position, self._parts)]
         self._touched: list[QueueLog] = []
-        self._index: list[IndexItem] | None = [] if store.config.message_index_enable else None
+        self._index: list[IndexItem | KeyRun] | None = [] if store.config.message_index_enable else None
         self._open = True
 
     def add(
@@ -182,23 +211,27 @@ class AppendGroup:
         return self._index is not None
 
     def add_made(
-        self, queue: QueueLog, records: list[memoryview], entries: bytes, index: list[IndexItem]
+        self,
+        queues: Iterable[tuple[QueueLog, bytes]],
+        records: list[memoryview],
+        index: Iterable[IndexItem | KeyRun],
     ) -> None:
         """Adds records that somebody else made for the places they get.
 
         Args:
+            queues: with the entries of the records that go there.
             records: one piece for each commit-log file; the first goes to where the group is, maybe nothing.
-            entries: of all of them, for the queue.
         """
         for number, piece in enumerate(records):
             if number:
                 self._roll(0)
             self._parts.append(piece)
             self.position += len(piece)
-        if queue.next_offset == queue.max_offset:
-            self._touched.append(queue)
-        queue.tail += entries
-        queue.next_offset += len(entries) // ENTRY_BYTES
+        for queue, entries in queues:
+            if queue.next_offset == queue.max_offset:
+                self._touched.append(queue)
+            queue.tail += entries
+            queue.next_offset += len(entries) // ENTRY_BYTES
         if self._index is not None:
             self._index += index
 

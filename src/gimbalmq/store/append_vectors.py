@@ -1,4 +1,4 @@
-"""Appending by vectors: a whole batch request into one group at once.
+"""Appending by vectors: a whole batch request, or a run of requests that are alike, into one group at once.
 
 It does for thousands of messages what ``AppendGroup.add`` (store/append) does for one. The pieces of a record lie
 elsewhere already: a head, the body, the topic, a length, the properties and what the broker adds to them. Each kind of
@@ -9,8 +9,11 @@ for each message is the crc of its body.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +22,16 @@ from gimbalmq.errors import StoreError
 from gimbalmq.model import properties as prop
 from gimbalmq.model.batch import ITEM_BYTES, ITEM_HEAD_BYTES
 from gimbalmq.model.flags import HOST_BITS
-from gimbalmq.model.queue_entry import entry_dtype, tags_code
+from gimbalmq.model.queue_entry import ENTRY_BYTES, entry_dtype, tags_code
 from gimbalmq.model.record import (
     BLANK_BYTES,
     CRC_MASK,
+    HEADS,
     MAX_PROPERTIES,
     head_dtype,
     host_bits,
 )
-from gimbalmq.store.append import AppendGroup, IndexItem
+from gimbalmq.store.append import AppendGroup, IndexItem, KeyRun
 from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.vectors import Numbers, copy, crcs, gather, overlapping
 
@@ -178,8 +182,113 @@ def add_items(
         keyed = zip(_properties(items), places.tolist(), strict=True)
         index = [(queue.topic, text, place, group.store_timestamp) for text, place in keyed]
     records = _records(items, heads, queue.topic_field, property_sizes, added, sizes)
-    group.add_made(queue, _cut_by_file(records, places, sizes, group.position), entries.tobytes(), index)
+    pieces = _cut_by_file(records, places, sizes, group.position)
+    group.add_made([(queue, entries.tobytes())], pieces, index)
     return places, first
+
+
+class Run(NamedTuple):
+    """Messages of one topic that came together: what ``AppendGroup.add`` is told of one, told of all of them.
+
+    Attributes:
+        queues: those that they go to, by id.
+        queue_ids: the one of each message.
+        properties: encoded; those of all messages are equally long, a row is one message's.
+        tags_codes: of each, or one that all have.
+        keys: hashes of ``topic#key``; a row has the keys of a message.
+    """
+
+    queues: Mapping[int, QueueLog]
+    queue_ids: Numbers
+    bodies: Sequence[bytes]
+    properties: NDArray[np.uint8]
+    tags_codes: NDArray[np.int32] | int
+    keys: NDArray[np.int32]
+    flag: int
+    sys_flag: int
+    born_timestamps: Numbers
+    born_host: bytes
+    reconsume_times: int
+
+
+def add_run(group: AppendGroup, run: Run) -> tuple[Numbers, Numbers]:
+    """Adds all of them in their order; their commit-log offsets and their queue offsets.
+
+    Raises:
+        StoreError: one fits no record; nothing was added then.
+    """
+    count, width = run.properties.shape
+    if width > MAX_PROPERTIES:
+        raise StoreError(f"properties of {width} bytes; at most {MAX_PROPERTIES} fit a record")
+    order = np.argsort(run.queue_ids, kind="stable")
+    numbers = np.bincount(run.queue_ids)
+    there = np.flatnonzero(numbers)
+    queues = [run.queues[queue_id] for queue_id in there.tolist()]
+    numbers = numbers[there]
+    ends = np.cumsum(numbers)
+    firsts = np.array([queue.next_offset for queue in queues], np.int64)
+    offsets = np.empty(count, np.int64)
+    offsets[order] = np.arange(count) + np.repeat(firsts - (ends - numbers), numbers)
+
+    topic = queues[0].topic_field
+    bits = host_bits(run.born_host, group.store_host)
+    kind = head_dtype(bits)
+    body_sizes = np.fromiter(map(len, run.bodies), np.int64, count)
+    sizes = body_sizes + (kind.itemsize + len(topic) + 2 + width)
+    places = _place(group, sizes)
+    one = HEADS[bits].pack(
+        0,
+        queues[0].magic,
+        0,
+        0,
+        run.flag,
+        0,
+        0,
+        run.sys_flag & ~HOST_BITS | bits,
+        0,
+        run.born_host,
+        group.store_timestamp,
+        group.store_host,
+        run.reconsume_times,
+        0,
+        0,
+    )
+    heads = np.frombuffer(bytearray(one * count), kind)
+    heads["total_size"] = sizes
+    heads["body_crc"] = np.fromiter(map(crc32, run.bodies), np.uint32, count) & np.uint32(CRC_MASK)
+    heads["queue_id"] = run.queue_ids
+    heads["queue_offset"] = offsets
+    heads["commitlog_offset"] = places
+    heads["born_timestamp"] = run.born_timestamps
+    heads["body_size"] = body_sizes
+    middle = topic + width.to_bytes(2, "big")
+    rests = np.empty((count, len(middle) + width), np.uint8)
+    rests[:, : len(middle)] = np.frombuffer(middle, np.uint8)
+    rests[:, len(middle) :] = run.properties
+    # Bodies are objects of Python already, of any sizes; joined with rows made so, they need no copy of their own.
+    made = b"".join(chain.from_iterable(zip(_rows(heads), run.bodies, _rows(rests), strict=True)))
+    if len(made) == int(places[-1] + sizes[-1]) - group.position:
+        pieces = [memoryview(made)]
+    else:
+        pieces = _cut_by_file(np.frombuffer(made, np.uint8), places, sizes, group.position)
+
+    entries = np.empty(count, entry_dtype())
+    entries["place"] = places
+    entries["size"] = sizes
+    entries["code"] = run.tags_codes
+    data = entries[order].tobytes()
+    stops = (ends * ENTRY_BYTES).tolist()
+    portions = [data[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
+    keys = [KeyRun(run.keys, places, group.store_timestamp)] if group.indexes else []
+    group.add_made(zip(queues, portions, strict=True), pieces, keys)
+    return places, offsets
+
+
+def _rows(table: NDArray[Any]) -> list[bytes]:
+    """Each row of a table, or each item of a list, as bytes."""
+    size = table.nbytes // len(table)
+    rows: list[Any] = table.view(np.uint8).reshape(-1).view(np.dtype((np.void, size))).tolist()
+    return rows
 
 
 def offset_ids(store_host: bytes, places: Numbers) -> str:

@@ -23,7 +23,7 @@ from gimbalmq.model.record import (
     START,
     check_record,
 )
-from gimbalmq.store.append import IndexItem
+from gimbalmq.store.append import IndexItem, KeyRun
 from gimbalmq.store.commitlog import CommitLog
 from gimbalmq.store.consumequeue import QueueFiles, QueueLog, entries_mark
 from gimbalmq.store.dispatcher import Dispatcher, Found, Place, read_found, read_plain
@@ -44,7 +44,7 @@ _SINGLES = 32
 _SIZES_DIFFER = (
     "is mappedFileSizeCommitLog the same at both brokers? It must be; then wipe this store's folder"
 )
-Committed = Callable[[list[QueueLog], "list[IndexItem] | None", int], None]
+Committed = Callable[[list[QueueLog], "list[IndexItem | KeyRun] | None", int], None]
 
 
 class _Whole(NamedTuple):
@@ -83,7 +83,7 @@ class LiveDispatcher(Dispatcher):
         self._tails = tails
         self._committed = committed
         self._touched: dict[QueueLog, None] = {}
-        self._items: list[IndexItem] = []
+        self._items: list[IndexItem | KeyRun] = []
         self.grown: dict[QueueLog, None] = {}
 
     @property

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gimbalmq.model.javahash import hash_and_power_utf8, java_hash
-from gimbalmq.store.append import IndexItem
+from gimbalmq.store.append import IndexItem, KeyRun
 from gimbalmq.store.files import Files, sync_file, sync_names, translated
 
 if TYPE_CHECKING:
@@ -356,7 +356,8 @@ class KeyIndex:
         self._files = files
         self._now_ms = now_ms
         self.files: list[IndexFile] = []
-        self.pending: list[IndexItem] = []
+        self.pending: list[IndexItem | KeyRun] = []
+        self._runs = self._run_records = 0  # how many runs are in there, and how many records they have
         self._prefixes: dict[str, int] = {}
         self._mark: int | None = None
         self.marked: tuple[int, int, int] | None = None
@@ -392,6 +393,23 @@ class KeyIndex:
     def end_ms(self) -> int:
         return next((f.end_ms for f in reversed(self.files) if f.count > 1), 0)
 
+    def add(self, items: list[IndexItem | KeyRun]) -> None:
+        """Has the keys of these records wait for ``build``; they follow those that wait already."""
+        self.pending += items
+        runs = [len(item) for item in items if type(item) is KeyRun]
+        self._runs += len(runs)
+        self._run_records += sum(runs)
+
+    @property
+    def waiting(self) -> int:
+        """How many records wait."""
+        return len(self.pending) - self._runs + self._run_records
+
+    @property
+    def first_waiting(self) -> int | None:
+        """Commit-log offset of the first record that waits."""
+        return _place(self.pending[0]) if self.pending else None
+
     def mark(self, log_offset: int) -> None:
         """Has ``marked`` say where the index stands when all records before the offset are in it, and no other."""
         self._mark, self.marked = log_offset, None
@@ -400,7 +418,8 @@ class KeyIndex:
     def _pass_mark(self) -> None:
         if self.files and self.files[-1].is_stale:
             return
-        if self._mark is not None and not (self.pending and self.pending[0][2] < self._mark):
+        first = self.first_waiting
+        if self._mark is not None and (first is None or first >= self._mark):
             file = next((f for f in reversed(self.files) if f.count > 1), None)
             self.marked = (int(file.path.name), file.count, file.end_ms) if file is not None else (0, 0, 0)
             self._mark = None
@@ -417,19 +436,35 @@ class KeyIndex:
             self.unsynced.append(self.files[-1])
             self._pass_mark()
         while self.pending and (limit is None or done < limit):
-            items = self.pending if limit is None else self.pending[: limit - done]
-            if self._mark is not None and items[-1][2] >= self._mark:
-                items = items[: bisect_left(items, self._mark, key=lambda item: item[2])]
+            items = self.pending if limit is None else self._first_of(limit - done)
+            # A mark is where a group ended, so no run lies on both sides of it.
+            if self._mark is not None and _place(items[-1]) >= self._mark:
+                items = items[: bisect_left(items, self._mark, key=_place)]
             batch = self._keys(items)
             if batch is not None:
                 self._put(*batch)
-            done += len(items)
+            runs = [len(item) for item in items if type(item) is KeyRun] if self._runs else []
+            done += len(items) - len(runs) + sum(runs)
+            self._runs -= len(runs)
+            self._run_records -= sum(runs)
             if len(items) == len(self.pending):
                 self.pending = []
             else:
                 del self.pending[: len(items)]
             self._pass_mark()
         return done
+
+    def _first_of(self, limit: int) -> list[IndexItem | KeyRun]:
+        """The first that wait, so many records; a run is taken as a whole."""
+        if not self._runs:
+            return self.pending[:limit]
+        taken: list[IndexItem | KeyRun] = []
+        for item in self.pending:
+            taken.append(item)
+            limit -= len(item) if type(item) is KeyRun else 1
+            if limit <= 0:
+                break
+        return taken
 
     def _put(self, hashes: NDArray[np.int32], offsets: NDArray[np.int64], times: NDArray[np.int64]) -> None:
         start = 0
@@ -468,13 +503,31 @@ class KeyIndex:
 
         return make
 
-    def _keys(self, items: list[IndexItem]) -> Batch | None:
+    def _keys(self, items: list[IndexItem | KeyRun]) -> Batch | None:
         """Hashes of all keys with their records' offsets and times: UNIQ_KEY first, then each of KEYS."""
         indexed = self.end_offset
-        if items[0][2] <= indexed:  # indexed before a restart
+        batches: list[Batch] = []
+        singles: list[IndexItem] = []
+        for item in items if self._runs else ():
+            if type(item) is KeyRun:
+                batches += filter(None, (self._single_keys(singles, indexed), _run_keys(item, indexed)))
+                singles = []
+            else:
+                singles.append(item)  # type: ignore[arg-type]
+        last = self._single_keys(singles if self._runs else items, indexed)  # type: ignore[arg-type]
+        batches += [last] if last is not None else []
+        if len(batches) < 2:
+            return batches[0] if batches else None
+        import numpy as np
+
+        hashes, offsets, times = map(np.concatenate, zip(*batches, strict=True))
+        return hashes, offsets, times
+
+    def _single_keys(self, items: list[IndexItem], indexed: int) -> Batch | None:
+        if items and items[0][2] <= indexed:  # indexed before a restart
             items = [item for item in items if item[2] > indexed]
-            if not items:
-                return None
+        if not items:
+            return None
         topics, datas, places, stored = zip(*items, strict=True)
         keys: list[bytes] = []
         ends: list[int] = []  # how many keys there were after each record
@@ -509,8 +562,7 @@ class KeyIndex:
         # hash("topic#key") from the two halves; see hash_and_power
         powers = powers * np.repeat(prefixes, counts)
         powers += hashes.view(np.uint32)
-        whole = np.abs(powers.view(np.int32))
-        whole[whole < 0] = 0  # abs(-2**31) overflows in Java, too
+        whole = _entry_hashes(powers.view(np.int32))
         offsets = np.repeat(np.array(places, dtype=np.int64), counts)
         times = np.repeat(np.array(stored, dtype=np.int64), counts)
         return whole, offsets, times
@@ -596,7 +648,11 @@ class KeyIndex:
 
     def cut(self, log_offset: int) -> None:
         """Forgets the keys of records from this offset on, those that wait too."""
-        self.pending = [item for item in self.pending if item[2] < log_offset]
+        kept = [item for item in self.pending if _place(item) < log_offset]
+        if kept and type(last := kept[-1]) is KeyRun:
+            kept[-1] = last.before(log_offset)
+        self.pending, self._runs, self._run_records = [], 0, 0
+        self.add(kept)
         with translated(self._folder):
             while self.files:
                 file = self.files[-1]
@@ -621,3 +677,27 @@ class KeyIndex:
         if self._is_ahead:
             self._files.remove(self._ahead.path)
             self._is_ahead = False
+
+
+def _place(item: IndexItem | KeyRun) -> int:
+    """Where the first of its records lies."""
+    return int(item.places[0]) if type(item) is KeyRun else item[2]  # type: ignore[index]
+
+
+def _run_keys(run: KeyRun, indexed: int) -> Batch | None:
+    import numpy as np
+
+    first = int(run.places.searchsorted(indexed, "right"))  # an attempt that failed may have come so far
+    if first == len(run):
+        return None
+    offsets = np.repeat(run.places[first:], run.hashes.shape[1])
+    return _entry_hashes(run.hashes[first:].ravel()), offsets, np.full(len(offsets), run.timestamp, np.int64)
+
+
+def _entry_hashes(hashes: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Hashes as entries have them: without a sign."""
+    import numpy as np
+
+    whole = np.abs(hashes)
+    whole[whole < 0] = 0  # abs(-2**31) overflows in Java, too
+    return whole

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from gimbalmq._clock import Clock
 from gimbalmq._steps import Steps, run_through
 from gimbalmq.errors import ResourceShortageError, StateError, StoreError, StoreFollowsError
-from gimbalmq.store.append import AppendGroup, IndexItem
+from gimbalmq.store.append import AppendGroup, IndexItem, KeyRun
 from gimbalmq.store.checkpoint import BegunCheckpoint, Checkpoints
 from gimbalmq.store.commitlog import CommitLog
 from gimbalmq.store.config import StoreConfig
@@ -262,7 +262,9 @@ class MessageStore(StoreReading):
         """For AppendGroup only."""
         self._open_group = None
 
-    def committed(self, touched: list[QueueLog], index: list[IndexItem] | None, timestamp: int) -> None:
+    def committed(
+        self, touched: list[QueueLog], index: list[IndexItem | KeyRun] | None, timestamp: int
+    ) -> None:
         """For AppendGroup only: the records are in the log; now show them."""
         self._open_group = None
         self._last_timestamp = timestamp
@@ -279,7 +281,7 @@ class MessageStore(StoreReading):
                 if len(queue.tail) > limit:
                     tails.write(queue)
             if index and self._index is not None:
-                self._index.pending += index
+                self._index.add(index)
                 self._index_some(self._index)
             if tails.unwritten * 20 > self.config.queue_tails_total_bytes:
                 tails.write_some(_QUEUES_AT_ONCE)
@@ -293,9 +295,9 @@ class MessageStore(StoreReading):
     def _index_some(self, index: KeyIndex) -> None:
         """Keeps the records that wait for the index few, even if the steps that should do it do not keep up."""
         limit = self.config.index_pending_limit
-        if len(index.pending) > limit and not index.waits_for_file:
+        if index.waiting > limit and not index.waits_for_file:
             self.build_index(limit)
-        while len(index.pending) > limit * _MOST_INDEX_BATCHES:
+        while index.waiting > limit * _MOST_INDEX_BATCHES:
             self.build_index(limit)
 
     @property
@@ -520,7 +522,7 @@ class MessageStore(StoreReading):
 
     def index_waiting(self) -> Steps[None]:
         """``build_index`` in steps, for the records that wait now."""
-        left = len(self._index.pending) if self._index is not None else 0
+        left = self._index.waiting if self._index is not None else 0
         while left > 0 and (done := self.build_index(min(left, _INDEX_STEP))):
             left -= done
             yield

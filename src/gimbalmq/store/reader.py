@@ -31,6 +31,8 @@ _PIECES = 8
 """More pieces of the log than this are copied together."""
 _VIEW_FROM = 65_536
 """Pieces of the log from this size on are not copied."""
+_COPIES_BELOW = 16_384
+"""A few records of fewer bytes in all are copied twice sooner than seen through views and copied once."""
 
 _UNPACK = [places_and_sizes(count).unpack for count in range(FEW + 1)]
 """Places and sizes of so many entries; their tags are left out."""
@@ -157,7 +159,8 @@ class Reader:
         if starts[-1] + sizes[-1] - starts[0] == size and _adjacent(starts, sizes):
             parts = (self._piece(low, low + size),)
         else:
-            file = memoryview(segments.map(segment))
+            mapped = segments.map(segment)
+            file = mapped if size < _COPIES_BELOW else memoryview(mapped)
             parts = [
                 file[(at := start - base) : at + long] for start, long in zip(starts, sizes, strict=True)
             ]

@@ -134,5 +134,5 @@ class StoreReading:
     @property
     def dispatch_behind_bytes(self) -> int:
         """How much of the log waits to be indexed; queue entries never wait."""
-        pending = self._index.pending if self._index is not None else None
-        return self.log.position - pending[0][2] if pending else 0
+        place = self._index.first_waiting if self._index is not None else None
+        return self.log.position - place if place is not None else 0

@@ -19,6 +19,7 @@ import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import wraps
+from itertools import islice
 from typing import Any, Protocol, cast
 
 from gimbalmq.errors import (
@@ -672,8 +673,9 @@ class Channel(asyncio.Protocol):
                 start = position
                 position += 1
                 if mark not in singles:
-                    end = min(count, start + _RUN_FRAMES)
-                    while position < end and frames[position][1][8:11] == mark:
+                    for frame in islice(frames, position, start + _RUN_FRAMES):
+                        if frame[1][8:11] != mark:
+                            break
                         position += 1
                 position = start + batch(self, frames[start:position] if position - start < count else frames)
         finally:

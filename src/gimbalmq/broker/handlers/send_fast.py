@@ -1,9 +1,9 @@
 """Sending, the fast way: a run of ordinary messages (310) off one socket read.
 
 Ordinary messages to known topics are nearly all traffic. They are appended in one group and answered in one write, and
-the header of each is decoded once, straight into a struct. Whatever asks for more than being stored (a new topic, a
-delay, a transaction, a retry, another encoding) goes the plain way (send.py), one message at a time; both ways end
-in the same store and the same answer.
+the header of each is decoded once, straight into a struct (send_header.py); or, if many are alike, all of them at once
+(send_runs.py). Whatever asks for more than being stored (a new topic, a delay, a transaction, a retry, another
+encoding) goes the plain way (send.py), one message at a time; all ways end in the same store and the same answer.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from __future__ import annotations
 import json
 import logging
 import struct
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gimbalmq.access.gate import Gate, NotAdmitted
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.handlers.send import ORDINARY_FLAGS, cluster_property, trace_fields
+from gimbalmq.broker.handlers.send_header import SEND, SendHeader, admitted, decode_header
 from gimbalmq.broker.metadata import Topics
 from gimbalmq.broker.replication.acknowledging import Acknowledging
 from gimbalmq.broker.stats import Stats
@@ -31,82 +34,23 @@ from gimbalmq.model.record import MAX_PROPERTIES
 from gimbalmq.protocol.codes import OUR_VERSION, RequestCode, ResponseCode
 from gimbalmq.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
 from gimbalmq.protocol.frames import Frame
-from gimbalmq.protocol.signing import text_verified
 from gimbalmq.store.append import AppendGroup
 from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.channel import Channel, Handlers
 
+if TYPE_CHECKING:
+    from gimbalmq.broker.handlers.send_runs import AnswerLetters, Numbers, Ordinary, Shapes
+
 log = logging.getLogger(__name__)
 
-_SEND = int(RequestCode.SEND_MESSAGE_V2)
 _UNIQUE = f"{prop.UNIQ_KEY}\x01"
 _UNIQUE_LENGTH = len(_UNIQUE)
 _NOT_ORDINARY = ~ORDINARY_FLAGS
 
 
-class _FastFields(msgspec.Struct, gc=False):
-    b: str
-    e: int
-    f: int
-    g: int
-    h: int
-    i: str = ""
-    j: int = 0
-    m: bool = False
-
-
-class _FastHeader(msgspec.Struct, gc=False):
-    code: int
-    opaque: int
-    extFields: _FastFields
-    flag: int = 0
-
-
-class _SignedFields(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """Every field that clients send, as text: the signature is over all of them, in the order of their names.
-
-    One that is missing adds nothing to what is signed, and neither does an empty text. A send with any other field
-    goes the plain way.
-    """
-
-    AccessKey: str
-    Signature: str
-    b: str
-    e: str
-    f: str
-    g: str
-    h: str
-    SecurityToken: str = ""
-    a: str = ""
-    bname: str = ""
-    c: str = ""
-    d: str = ""
-    i: str = ""
-    j: str = ""
-    k: str = ""
-    l: str = ""  # noqa: E741
-    m: str = ""
-    n: str = ""
-    ns: str = ""
-    nsd: str = ""
-    oway: str = ""
-
-
-class _SignedHeader(msgspec.Struct, gc=False):
-    code: int
-    opaque: int
-    extFields: _SignedFields
-    flag: int = 0
-
-
-_decode_fast = msgspec.json.Decoder(_FastHeader, strict=False).decode
-_decode_signed = msgspec.json.Decoder(_SignedHeader).decode
-
-_NUMBERS = {str(number): number for number in range(1024)}
-"""Queue ids and flags of sends that go the fast way; the plain way reads the others."""
-_MOST_DIGITS = 18
-
+_LEAST_RUN = 64
+"""So many messages at once are taken by vectors; fewer sooner one by one."""
 
 _Answered = tuple[int, int, str, bool, int, int]
 """Opaque, queue id, unique key, waits for the disk or slaves, commit-log offset, queue offset."""
@@ -148,8 +92,8 @@ class FastSendHandlers:
         """Queues that ordinary messages may go to, as found under the tables and the configuration of then."""
         self._queues_of = (-1, -1)
         self._tails: dict[str, _Tail] = {}
+        self._shapes: Shapes | None = None
         self._answer_head = ""
-        self._answer_tail = f',"serializeTypeCurrentRPC":"JSON","version":{OUR_VERSION}}}'
         self._cluster_property = cluster_property(live.now)
 
     def register(self, handlers: Handlers) -> None:
@@ -173,38 +117,35 @@ class FastSendHandlers:
             self._queues.clear()
             self._queues_of = (self._topics.generation, self._live.version)
             region, trace = json.dumps(config.region_id), str(config.trace_on).lower()
-            self._answer_head = f'"extFields":{{"MSG_REGION":{region},"TRACE_ON":"{trace}","msgId":"'
-        queues, tails, gate = self._queues, self._tails, self._gate
+            self._answer_head = (
+                f'"extFields":{{"MSG_REGION":{region},"TRACE_ON":"{trace}","msgId":"{self._id_prefix}'
+            )
+        queues, gate = self._queues, self._gate
+        taken = 0
+        if gate is None:
+            while len(frames) - taken >= _LEAST_RUN:
+                number = self._take_run(channel, frames[taken:] if taken else frames, sync, refused)
+                if not number:
+                    break
+                taken += number
         group: AppendGroup | None = None
         done: list[_Answered] = []
         counts: dict[str, list[int]] = {}
         counted, count = "", [0, 0]
         plain = 0
-        for number, frame in enumerate(frames, 1):
+        for number, frame in enumerate(frames[taken:] if taken else frames, taken + 1):
             body = frame[2]
             queue = None
             try:
-                header = _decode_fast(frame[1]) if gate is None else _admitted(gate, channel, frame)
-                fields = header.extFields
-                text = fields.i
-                topic = fields.b
-                key = (topic, fields.e)
-                unique_at = text.find(_UNIQUE)
-                unique_end = text.find("\x02", unique_at)
-                if (
-                    header.code == _SEND
-                    and not fields.m
-                    and not fields.f & _NOT_ORDINARY
-                    and unique_at >= 0
-                    and unique_end > unique_at + _UNIQUE_LENGTH
-                    and 0 < len(body) <= limit
-                    and len(text) < MAX_PROPERTIES // 4
-                ):
-                    end = text[unique_end:]
-                    tail = tails.get(end) or self._read_tail(end)
-                    if refused and tail[3]:
-                        pass  # the plain way says why
-                    elif tail[0] and (not unique_at or _ordinary_head(text[:unique_at])):
+                header = decode_header(frame[1]) if gate is None else admitted(gate, channel, frame)
+                reading = self._read(header)
+                if reading is not None and 0 < len(body) <= limit:
+                    unique_at, unique_end, tail = reading
+                    fields = header.extFields
+                    text = fields.i
+                    topic = fields.b
+                    if not (refused and tail[3]):  # the plain way says why
+                        key = (topic, fields.e)
                         queue = queues.get(key) or self._find_queue(key)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, NotAdmitted):
                 pass
@@ -253,6 +194,116 @@ class FastSendHandlers:
             self._finish(channel, group, done, counts)
         return len(frames)
 
+    def _read(self, header: SendHeader) -> tuple[int, int, _Tail] | None:
+        """Of one that asks for nothing but being stored: where its unique key begins and ends, and what follows."""
+        fields = header.extFields
+        text = fields.i
+        unique_at = text.find(_UNIQUE)
+        unique_end = text.find("\x02", unique_at)
+        if (
+            header.code == SEND
+            and not fields.m
+            and not fields.f & _NOT_ORDINARY
+            and unique_at >= 0
+            and unique_end > unique_at + _UNIQUE_LENGTH
+            and len(text) < MAX_PROPERTIES // 4
+        ):
+            end = text[unique_end:]
+            tail = self._tails.get(end) or self._read_tail(end)
+            if tail[0] and (not unique_at or _ordinary_head(text[:unique_at])):
+                return unique_at, unique_end, tail
+        return None
+
+    def _take_run(self, channel: Channel, frames: list[Frame], sync: bool, refused: bool) -> int:
+        """Takes the first frames by vectors if many are alike; how many, or 0."""
+        # Here, not above: a broker without messages has no use for numpy.
+        from gimbalmq.broker.handlers import send_runs
+        from gimbalmq.store.append_vectors import Run, add_run
+
+        if self._shapes is None:
+            self._shapes = send_runs.Shapes()
+        length = len(frames[0][1])
+        headers = [frame[1] for frame in frames]
+        sizes = list(map(len, headers))
+        alike = len(sizes)
+        if sizes.count(length) != alike:
+            alike = next(number for number, size in enumerate(sizes) if size != length)
+        shape, name = self._shapes.find(headers[0])
+        if shape is None and name is not None and alike >= _LEAST_RUN:
+            first = self._ordinary(headers[0])
+            shape = self._shapes.keep(name, headers[0], first) if first is not None else None
+        if shape is None or alike < _LEAST_RUN or (refused and shape.first.waits):
+            return 0
+        run = send_runs.HeaderRun(shape, headers[:alike])
+        count = run.count
+        if count < _LEAST_RUN:
+            return 0
+        bodies = [frame[2] for frame in frames[:count]]
+        sizes = list(map(len, bodies))
+        if min(sizes) < 1 or max(sizes) > self._live.now.max_message_size:
+            return 0
+        fields = shape.first.header.extFields
+        queue_ids = run.queue_ids
+        queues: dict[int, QueueLog] = {}
+        for queue_id in set(queue_ids.tolist()):
+            queue = self._queues.get((fields.b, queue_id)) or self._find_queue((fields.b, queue_id))
+            if queue is None:
+                return 0
+            queues[queue_id] = queue
+        try:
+            group = self._store.group()
+        except StoreError:
+            return 0  # as below: the plain way says why
+        try:
+            places, offsets = add_run(
+                group,
+                Run(
+                    queues,
+                    queue_ids,
+                    bodies,
+                    run.properties,
+                    run.tags_codes,
+                    run.keys,
+                    fields.h,
+                    fields.f,
+                    run.born_timestamps,
+                    channel.peer_bytes,
+                    fields.j,
+                ),
+            )
+        except (StoreError, struct.error):  # it fits no record
+            group.abort()
+            return 0
+        answered = not shape.first.header.flag & ONEWAY_FLAG
+        touched = self._commit(channel, group, lambda: run.opaques if answered else ())
+        if touched is None:
+            return count
+        self._stats.put(fields.b, count, sum(sizes))
+        if answered:
+            answers = partial(self._run_answers, run.letters(), places, offsets)
+            if sync and shape.first.waits:
+                self._answer_when_kept(channel, count, answers)
+            else:
+                channel.send_bytes(answers(ResponseCode.SUCCESS))
+        self._writer.arrived(touched)
+        return count
+
+    def _ordinary(self, raw: bytes) -> Ordinary | None:
+        """What a header means for the store, if that is all it asks for."""
+        from gimbalmq.broker.handlers.send_runs import Ordinary
+
+        try:
+            header = decode_header(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+        reading = self._read(header)
+        if reading is None:
+            return None
+        unique_at, unique_end, tail = reading
+        text = header.extFields.i
+        before = text[: unique_at + _UNIQUE_LENGTH].encode()
+        return Ordinary(header, text[:unique_end].encode() + tail[1], len(before), tail[2], tail[3])
+
     def _read_tail(self, text: str) -> _Tail:
         """Properties from the end of the unique key on; they repeat, so each is read once."""
         if len(self._tails) >= _TAILS_KEPT:
@@ -297,11 +348,30 @@ class FastSendHandlers:
         counts: dict[str, list[int]],
     ) -> None:
         """Commits a group and answers its messages, now or when the disk and the slaves have them."""
+        touched = self._commit(channel, group, lambda: [item[0] for item in done])
+        if touched is None:
+            counts.clear()
+            return
+        for topic, (count, size) in counts.items():
+            self._stats.put(topic, count, size)
+        counts.clear()
+        waiting = [item for item in done if item[3]] if self._acknowledging.waits else []
+        if waiting:
+            done = [item for item in done if not item[3]]
+            self._answer_when_kept(channel, len(waiting), partial(self._answers, waiting))
+        if done:
+            channel.send_bytes(self._answers(done, ResponseCode.SUCCESS))
+        self._writer.arrived(touched)
+
+    def _commit(
+        self, channel: Channel, group: AppendGroup, opaques: Callable[[], Iterable[int]]
+    ) -> list[QueueLog] | None:
+        """The queues that grew; None if the messages could not be stored, which their senders are told then."""
         try:
-            touched = group.commit()
+            return group.commit()
         except StoreError as error:
-            log.error("%d messages could not be stored: %s", len(done), error)
-            for opaque, *_ in done:
+            log.error("messages of %s could not be stored: %s", channel.address, error)
+            for opaque in opaques():
                 channel.send(
                     RemotingCommand(
                         ResponseCode.SERVICE_NOT_AVAILABLE,
@@ -311,78 +381,58 @@ class FastSendHandlers:
                         remark=f"service not available now: {error}",
                     )
                 )
-            counts.clear()
-            return
-        for topic, (count, size) in counts.items():
-            self._stats.put(topic, count, size)
-        counts.clear()
-        waiting = [item for item in done if item[3]] if self._acknowledging.waits else []
-        if waiting:
-            done = [item for item in done if not item[3]]
-            code = self._acknowledging.settle(self._store.max_commitlog_offset)
-            if isinstance(code, ResponseCode):
-                channel.send_bytes(self._answers(waiting, code))
-            else:
-                channel.began(len(waiting))
-                code.then(partial(self._answer_later, channel, waiting))
-        if done:
-            channel.send_bytes(self._answers(done, ResponseCode.SUCCESS))
-        self._writer.arrived(touched)
+            return None
 
-    def _answer_later(self, channel: Channel, done: list[_Answered], code: ResponseCode) -> None:
+    def _answer_when_kept(self, channel: Channel, count: int, answers: Callable[[int], bytes]) -> None:
+        """Answers messages when the disk and the slaves have them, with the code that they get then."""
+        code = self._acknowledging.settle(self._store.max_commitlog_offset)
+        if isinstance(code, ResponseCode):
+            channel.send_bytes(answers(code))
+        else:
+            channel.began(count)
+            code.then(partial(self._answer_later, channel, count, answers))
+
+    def _answer_later(
+        self, channel: Channel, count: int, answers: Callable[[int], bytes], code: ResponseCode
+    ) -> None:
         try:
-            channel.send_bytes(self._answers(done, code))
+            channel.send_bytes(answers(code))
         finally:
-            channel.finished(len(done))
+            channel.finished(count)
 
     def _answers(self, done: list[_Answered], code: int) -> bytes:
         """The answers of a group as bytes, from a template: encoding each would cost more than storing it."""
-        head = f'{{"code":{code:d},{self._answer_head}{self._id_prefix}'
-        tail = self._answer_tail
+        head = self._head(code)
         parts: list[str] = []
         prefixes = _FRAME_PREFIXES
         for opaque, queue_id, unique, _, commitlog_offset, queue_offset in done:
             if not (unique.isascii() and unique.isalnum()):
                 unique = json.dumps(unique)[1:-1]
             header = (
-                f'{head}{commitlog_offset:016X}","queueId":"{queue_id}","queueOffset":"{queue_offset}",'
-                f'"transactionId":"{unique}"}},"flag":{RESPONSE_FLAG},"language":"PYTHON","opaque":{opaque}{tail}'
+                f"{head}{commitlog_offset:016X}{_QUEUE_ID}{queue_id}{_QUEUE_OFFSET}{queue_offset}"
+                f"{_TRANSACTION}{unique}{_OPAQUE}{opaque}{_END}"
             )
             length = len(header)
             parts += (prefixes[length] if length < 1024 else _prefix(length), header)
         # All of it is ASCII but the length words, so one encoding of the whole serves.
         return "".join(parts).encode("latin-1")
 
+    def _run_answers(self, letters: AnswerLetters, places: Numbers, offsets: Numbers, code: int) -> bytes:
+        from gimbalmq.broker.handlers import send_runs
 
-def _admitted(gate: Gate, channel: Channel, frame: Frame) -> _FastHeader:
-    """The header of a signed send that the gate lets pass.
+        texts = send_runs.AnswerTexts(self._head(code), _QUEUE_ID, _QUEUE_OFFSET, _TRANSACTION, _OPAQUE, _END)
+        return send_runs.answers(texts, letters, places, offsets)
 
-    It is read once: what was signed is what is used.
-    """
-    header = _decode_signed(frame[1])
-    of = header.extFields
-    key = gate.sender_key(channel, of.AccessKey, of.b)
-    if key is None or header.code != _SEND:
-        raise NotAdmitted
-    text = (
-        f"{of.AccessKey}{of.SecurityToken}{of.a}{of.b}{of.bname}{of.c}{of.d}{of.e}{of.f}{of.g}{of.h}{of.i}"
-        f"{of.j}{of.k}{of.l}{of.m}{of.n}{of.ns}{of.nsd}{of.oway}"
-    )
-    born = of.g
-    if (
-        not text_verified(text, frame[2], of.Signature, key)
-        or len(born) > _MOST_DIGITS
-        or not (born.isascii() and born.isdigit())
-        or of.m not in ("", "false")
-    ):
-        raise NotAdmitted
-    try:
-        fields = _FastFields(
-            of.b, _NUMBERS[of.e], _NUMBERS[of.f], int(born), _NUMBERS[of.h], of.i, _NUMBERS[of.j or "0"]
-        )
-    except KeyError:
-        raise NotAdmitted from None
-    return _FastHeader(_SEND, header.opaque, fields, header.flag)
+    def _head(self, code: int) -> str:
+        return f'{{"code":{code:d},{self._answer_head}'
+
+
+_QUEUE_ID = '","queueId":"'
+_QUEUE_OFFSET = '","queueOffset":"'
+_TRANSACTION = '","transactionId":"'
+_OPAQUE = f'"}},"flag":{RESPONSE_FLAG},"language":"PYTHON","opaque":'
+_END = f',"serializeTypeCurrentRPC":"JSON","version":{OUR_VERSION}}}'
+"""What stands between the values of an answer."""
 
 
 def _prefix(header_bytes: int) -> str:

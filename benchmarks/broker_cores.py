@@ -1,0 +1,150 @@
+"""All cores: several brokers of one `gimbalmq server --brokers N` beside one broker, and beside Apache's.
+
+The load is that of broker_send.py for each broker: 4 connections, 2000 requests in flight, one generator for all.
+Of N brokers each has the topic and gets its share, as a producer's route would have it. Apache's brokers use all cores
+in one process, so each of them is asked alone.
+
+    python benchmarks/broker_cores.py [--brokers N] [--quick] [--only ours|apache] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.loadgen.runner import CannotMeasure, run_c
+from benchmarks.report import Options, Row, main
+from benchmarks.subjects import (
+    APACHE,
+    Ours,
+    Subject,
+    Wire,
+    awake,
+    chosen,
+    encode,
+    measure,
+    running,
+    scratch_folder,
+)
+from benchmarks.warming import MOST_MESSAGES, warm
+
+TOPIC = "cores"
+QUEUES = 8
+WINDOW = 2000
+CLUSTER_INFO = 106
+BODIES = {"100 B": 100, "1 KB": 1024}
+ONE = "1 broker"
+
+
+class Many(Ours):
+    """Our server with several brokers."""
+
+    def __init__(self, folder: Path, brokers: int) -> None:
+        super().__init__(folder)
+        self.brokers = brokers
+        self.options = ("--brokers", str(brokers))
+
+    def ports(self) -> list[int]:
+        """Where its brokers listen, as the name server tells clients; waits until all are there."""
+        deadline = time.monotonic() + 30
+        while True:
+            with Wire(self.namesrv_port) as wire:
+                wire.write(encode(CLUSTER_INFO, {}))
+                _, body = wire.answer()
+            text = re.sub(r"([{,])(\d+):", r'\1"\2":', body.decode())  # fastjson writes numbers as keys
+            table = json.loads(text)["brokerAddrTable"]
+            found = [int(row["brokerAddrs"]["0"].rpartition(":")[2]) for _, row in sorted(table.items())]
+            if len(found) >= self.brokers:
+                return found
+            if time.monotonic() > deadline:
+                raise CannotMeasure(f"only {len(found)} of {self.brokers} brokers have registered in 30 s")
+            time.sleep(0.1)
+
+
+@contextmanager
+def _many(brokers: int) -> Iterator[Many]:
+    """Started, then frozen."""
+    with scratch_folder() as folder:
+        subject = Many(folder / "ours", brokers)
+        try:
+            subject.start()
+            for port in subject.ports():
+                with Wire(port) as wire:
+                    answer = wire.call(17, _topic())
+                    if answer["code"] != 0:
+                        raise CannotMeasure(f"the broker at port {port} makes no topic: {answer}")
+            subject.freeze()
+            yield subject
+        finally:
+            subject.kill()
+
+
+def _topic() -> dict[str, object]:
+    shape: dict[str, object] = {"readQueueNums": QUEUES, "writeQueueNums": QUEUES, "perm": 6, "topic": TOPIC}
+    return shape | {
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": 0,
+        "order": "false",
+        "defaultTopic": "TBW102",
+    }
+
+
+def run(options: Options) -> list[Row]:
+    brokers = options.brokers or len(os.sched_getaffinity(0))
+    seconds = options.pick(4, 2)
+    names = chosen(options.only)
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        found: dict[str, Subject] = dict(stack.enter_context(running(names)))
+        if "ours" in found:
+            found = {ONE: found.pop("ours"), "ours": stack.enter_context(_many(brokers)), **found}
+            found[ONE].name = ONE
+        shapes: dict[str, dict[str, Any]] = {}
+        for name, subject in found.items():
+            with awake(subject):
+                ports = subject.ports() if isinstance(subject, Many) else [subject.port]
+                if not isinstance(subject, Many):
+                    subject.create_topics([TOPIC], queues=QUEUES)
+                shapes[name] = {
+                    "port": ",".join(map(str, ports)),
+                    "topic": TOPIC,
+                    "queues": QUEUES,
+                    "connections": 4 * len(ports),
+                    "window": WINDOW * len(ports),
+                }
+                for what, body in BODIES.items():
+                    count = int(options.pick(250_000, 50_000))
+                    window = partial(run_c, "send", **shapes[name], body=body, count=count)
+                    most = MOST_MESSAGES if body == 100 else MOST_MESSAGES // 4
+                    warm(subject, f"sends, {what}", window, quick=options.quick, most_messages=most)
+        for what, body in BODIES.items():
+            title = f"sends, {what}, {brokers} brokers"
+            more = Row(f"{title}, beside one", "1/s", goal=(">=", 1.7))
+            rate = Row(f"{title}, beside Apache", "1/s", goal=(">=", 2.0))
+            cost = Row(f"{title}: broker CPU for each", "us")
+            refused = Row(f"{title}: refused", "1/s")
+            rows += [more, rate, cost, refused]
+            for _ in range(options.rounds):
+                for name, subject in found.items():
+                    load_of = partial(run_c, "send", **shapes[name], body=body, seconds=seconds, warmup=1)
+                    load = measure(subject, load_of, options.tries)
+                    for row in (more, rate):
+                        if name == "ours" or (name in APACHE) == (row is rate):
+                            row.add(name, load.per_second)
+                    cost.add(name, load.cpu_us)
+                    refused.add(name, load.refused / seconds)
+    return rows
+
+
+if __name__ == "__main__":
+    main(run, __doc__, "cores", many=True)
