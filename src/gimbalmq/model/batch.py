@@ -26,13 +26,13 @@ class BatchItem(NamedTuple):
     properties: bytes
 
 
-def encode_batch(items: Iterable[tuple[int, bytes, bytes]]) -> bytes:
+def encode_batch(items: Iterable[tuple[int, bytes | memoryview, bytes]]) -> bytes:
     """One body out of (flag, body, encoded properties) items.
 
     Raises:
         LocalProtocolError: an item's properties do not fit their 16-bit length.
     """
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     for flag, body, properties in items:
         if len(properties) > MAX_PROPERTIES:
             raise LocalProtocolError(f"properties of {len(properties)} bytes; at most {MAX_PROPERTIES} fit")
