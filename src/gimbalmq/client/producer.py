@@ -309,8 +309,12 @@ class Producer:
         """Sends with others, or behind those of its queue that wait for others; None if it need do neither."""
         batches, sending = self._batches, self.sending
         assert batches is not None
-        fits = timeout is None and batches.fits(message, prepared)
         bound = queue is not None or selector is not None or message.sharding_key is not None
+        if not bound and timeout is None and self._tracer is None:
+            taken = batches.take(message, prepared, awaited=awaited)
+            if taken is not None:
+                return taken
+        fits = timeout is None and batches.fits(message, prepared)
         if not fits and not bound:
             return None
         topic = message.topic

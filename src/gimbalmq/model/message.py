@@ -227,8 +227,11 @@ class Message:
 
     def properties_text(self) -> str:
         """All properties as they travel."""
+        known = self._known
+        if len(known) == 1 and not self.properties:
+            return f"WAIT\x01{known[names.WAIT]}\x02"  # most messages of most producers
         text = ""  # a handful at most: a loop is quicker than a join
-        for name, value in self._known.items():
+        for name, value in known.items():
             text += f"{name}\x01{value}\x02"
         for name, value in self.properties.items():
             text += f"{name}\x01{value}\x02"

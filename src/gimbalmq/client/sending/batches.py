@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Hashable
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -20,7 +20,7 @@ import msgspec
 from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.sending.lines import Lines, PlaceInLine
 from gimbalmq.client.sending.loop import Sending
-from gimbalmq.client.sending.prepare import SEND, Prepared, join
+from gimbalmq.client.sending.prepare import Prepared, join
 from gimbalmq.client.sending.rules import ONCE, Rules
 from gimbalmq.errors import MessageIllegalError, RequestTimeoutError, RocketMQError, StateError
 from gimbalmq.model import properties as names
@@ -32,6 +32,10 @@ from gimbalmq.model.topics import RETRY_PREFIX
 
 _T = TypeVar("_T")
 
+Kind = tuple[str, str, bool]
+"""What messages of one batch have in common: topic, waiting for the flush as the property says it, and whether their
+senders await them, by which the rules for further attempts differ."""
+
 _ALONE: Final = frozenset({*names.DELAYS, names.TRAN_MSG, names.MESSAGE_TYPE, names.CORRELATION_ID})
 """Messages with one of these leave alone: brokers take no delayed ones or halves in batches, and requests and replies
 have somebody who waits for them."""
@@ -41,18 +45,14 @@ class Batch(msgspec.Struct, eq=False):
     """Messages that leave together; each has its future.
 
     Attributes:
-        key: what they have in common.
         queue: the queue that all of them are bound to; None is any.
-        wait: whether the answer waits for the flush, as the property says it.
         limit: seconds to send it in, counted from when it leaves.
         size: bytes, as in the request.
         timer: sends it at the latest; None if it waits for nothing any more.
     """
 
-    key: Hashable
-    topic: str
+    kind: Kind
     queue: MessageQueue | None
-    wait: str
     rules: Rules
     limit: float
     size: int = 0
@@ -110,8 +110,10 @@ class Batches:
         self._awaited = awaited
         self._soon = soon
         self._loop = asyncio.get_running_loop()
-        self._open: dict[Hashable, Batch] = {}
-        """By what their messages have in common."""
+        self._new_future = self._loop.create_future
+        self._open: dict[Kind, Batch] = {}
+        """Of messages that are bound to no queue."""
+        self._bound: dict[MessageQueue, Batch] = {}
         self._lines = Lines()
         """Bound batches that could not leave at once, for want of a connection."""
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -174,11 +176,33 @@ class Batches:
 
     # -- gathering ------------------------------------------------------------------------
 
+    def take(
+        self, message: Message, prepared: Prepared, *, awaited: bool
+    ) -> asyncio.Future[SendResult] | None:
+        """``put`` for a message that is bound to no queue; None if it does not fit, or has to wait for room."""
+        attempts = self._attempts
+        known = message.system_properties
+        if (
+            self.held >= self._most_held
+            or attempts.count >= attempts.most
+            or self._waiting
+            or prepared.sys_flag
+            or not _ALONE.isdisjoint(known)
+        ):
+            return None
+        properties = prepared.properties
+        if not properties.isascii() or prepared.topic.startswith(RETRY_PREFIX):
+            return None  # the long way counts the bytes
+        size = ITEM_BYTES + len(prepared.body) + len(properties)
+        if size > self._most_bytes:
+            return None
+        attempts.count += 1
+        return self._add(prepared, (prepared.topic, known[names.WAIT], awaited), None, size)
+
     def fits(self, message: Message, prepared: Prepared) -> bool:
         """Whether a message may be in a batch; a large one, each compressed one among them, gains nothing by it."""
         return (
-            prepared.code == SEND
-            and not prepared.sys_flag
+            not prepared.sys_flag
             and _ALONE.isdisjoint(message.system_properties)
             and _item_bytes(prepared) <= self._most_bytes
             and not prepared.topic.startswith(RETRY_PREFIX)
@@ -187,19 +211,19 @@ class Batches:
     def put(
         self, prepared: Prepared, queue: MessageQueue | None, *, wait: str, awaited: bool
     ) -> asyncio.Future[SendResult]:
-        """Puts a message, which is counted as under way, into the batch that is open for its like."""
-        size = _item_bytes(prepared)
-        key = (prepared.topic, None, wait, awaited) if queue is None else queue
-        batch = self._open.get(key)
-        if batch is not None and (batch.size + size > self._most_bytes or batch.wait != wait):
-            self._send(batch)
-            batch = None
+        """Puts a message, which fits and is counted as under way, into the batch that is open for its like."""
+        return self._add(prepared, (prepared.topic, wait, awaited), queue, _item_bytes(prepared))
+
+    def _add(
+        self, prepared: Prepared, kind: Kind, queue: MessageQueue | None, size: int
+    ) -> asyncio.Future[SendResult]:
+        batch = self._open.get(kind) if queue is None else self._bound.get(queue)
         if batch is None:
-            rules = ONCE if queue is not None else self._awaited if awaited else self._soon
-            batch = Batch(key, prepared.topic, queue, wait, rules, self._limit)
-            batch.timer = self._loop.call_later(self._delay, self._send, batch)
-            self._open[key] = batch
-        future: asyncio.Future[SendResult] = self._loop.create_future()
+            batch = self._begin(kind, queue)
+        elif batch.size + size > self._most_bytes or batch.kind[1] != kind[1]:
+            self._send(batch)
+            batch = self._begin(kind, queue)
+        future: asyncio.Future[SendResult] = self._new_future()
         batch.messages.append(prepared)
         batch.futures.append(future)
         batch.size += size
@@ -210,18 +234,28 @@ class Batches:
             self._let_in()
         return future
 
+    def _begin(self, kind: Kind, queue: MessageQueue | None) -> Batch:
+        rules = ONCE if queue is not None else self._awaited if kind[2] else self._soon
+        batch = Batch(kind, queue, rules, self._limit)
+        batch.timer = self._loop.call_later(self._delay, self._send, batch)
+        if queue is None:
+            self._open[kind] = batch
+        else:
+            self._bound[queue] = batch
+        return batch
+
     def put_alone(
         self, prepared: Prepared, queue: MessageQueue | None, *, limit: float
     ) -> asyncio.Future[SendResult]:
         """Sends by itself a message that is bound, behind those that were bound to its queue before."""
         assert queue is not None, "what is bound to no queue need not go behind others"
-        before = self._open.get(queue)
+        before = self._bound.get(queue)
         if before is not None:
             self._send(before)
         size = _item_bytes(prepared)
         future: asyncio.Future[SendResult] = self._loop.create_future()
         self.held += size
-        self._send(Batch(queue, prepared.topic, queue, "", ONCE, limit, size, [prepared], [future]))
+        self._send(Batch((prepared.topic, "", False), queue, ONCE, limit, size, [prepared], [future]))
         if self._waiting:
             self._let_in()
         return future
@@ -237,7 +271,7 @@ class Batches:
 
     def flush(self) -> None:
         """All that waits for company leaves."""
-        for batch in list(self._open.values()):
+        for batch in (*self._open.values(), *self._bound.values()):
             self._send(batch)
 
     async def close(self) -> None:
@@ -253,12 +287,13 @@ class Batches:
         if batch.timer is not None:
             batch.timer.cancel()
             batch.timer = None
-            del self._open[batch.key]
-        place = None
-        if batch.queue is not None and (
-            batch.topic in self._lines or not self._attempts.reaches(batch.queue)
-        ):
-            place = self._lines.join(batch.topic)
+            if batch.queue is None:
+                del self._open[batch.kind]
+            else:
+                del self._bound[batch.queue]
+        topic, place = batch.kind[0], None
+        if batch.queue is not None and (topic in self._lines or not self._attempts.reaches(batch.queue)):
+            place = self._lines.join(topic)
         task = self.own(self._deliver(batch, place))
         task.add_done_callback(partial(self._ended, batch, len(batch.messages), batch.size, place))
 
@@ -291,7 +326,7 @@ class Batches:
             batch.fail(error)
 
     async def _deliver_together(self, batch: Batch, started: float) -> None:
-        request = join(batch.messages, batch.wait)
+        request = join(batch.messages, batch.kind[1])
         try:
             result = await self._sending.deliver(
                 request, batch.rules, batch.limit, started=started, chosen=batch.queue
