@@ -92,7 +92,9 @@ class Producer:
         self.sending = Sending(joined, self.config)
         self._publish = self.sending.targets.known
         if self.config.auto_batch:
-            self._batches = Batches(self.sending, self.config, awaited=self._rules, soon=self._soon_rules)
+            self._batches = Batches(
+                self.sending, joined, self.config, awaited=self._rules, soon=self._soon_rules
+            )
         try:
             await joined.start()
             if self.config.trace:
@@ -165,13 +167,13 @@ class Producer:
             ResponseError: a broker refused in a way no other broker would mend.
             SendFailedError: every attempt failed.
         """
+        if self._batches is not None:
+            gathered = self._gather(self._batches, message, queue, selector, argument, timeout, awaited=True)
+            if gathered is not None:
+                return await gathered
         prepared = prepare(message, self._instance or self.instance, self.config, self._publish)
         limit = self.config.send_timeout if timeout is None else timeout
         bound = queue is not None or selector is not None or message.sharding_key is not None
-        if self._batches is not None:
-            gathered = self._gather(message, prepared, queue, selector, argument, timeout, awaited=True)
-            if gathered is not None:
-                return await gathered
         started = self._loop.time()
         sending = self.sending
         attempts = sending.attempts
@@ -229,12 +231,12 @@ class Producer:
         Raises:
             MessageIllegalError, StateError: at once. All else comes through the future.
         """
-        instance = self._instance or self.instance
-        prepared = prepare(message, instance, self.config, self._publish)
         if self._batches is not None:
-            gathered = self._gather(message, prepared, queue, selector, argument, timeout, awaited=False)
+            gathered = self._gather(self._batches, message, queue, selector, argument, timeout, awaited=False)
             if gathered is not None:
                 return gathered
+        instance = self._instance or self.instance
+        prepared = prepare(message, instance, self.config, self._publish)
         limit = self.config.send_timeout if timeout is None else timeout
         started = self._loop.time()
         bound = queue is not None or selector is not None or message.sharding_key is not None
@@ -297,8 +299,8 @@ class Producer:
 
     def _gather(
         self,
+        batches: Batches,
         message: Message,
-        prepared: Prepared,
         queue: MessageQueue | None,
         selector: Selector | None,
         argument: Any,
@@ -307,16 +309,16 @@ class Producer:
         awaited: bool,
     ) -> asyncio.Future[SendResult] | None:
         """Sends with others, or behind those of its queue that wait for others; None if it need do neither."""
-        batches, sending = self._batches, self.sending
-        assert batches is not None
         bound = queue is not None or selector is not None or message.sharding_key is not None
         if not bound and timeout is None and self._tracer is None:
-            taken = batches.take(message, prepared, awaited=awaited)
+            taken = batches.take(message, awaited=awaited)
             if taken is not None:
                 return taken
-        fits = timeout is None and batches.fits(message, prepared)
+        fits = timeout is None and batches.fits(message)
         if not fits and not bound:
             return None
+        sending = self.sending
+        prepared = prepare(message, self._instance or self.instance, self.config, self._publish)
         topic = message.topic
         limit = self.config.send_timeout if timeout is None else timeout
         started = self._loop.time()

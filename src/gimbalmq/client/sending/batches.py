@@ -18,9 +18,10 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from gimbalmq.client.config import ProducerConfig
+from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.sending.lines import Lines, PlaceInLine
 from gimbalmq.client.sending.loop import Sending
-from gimbalmq.client.sending.prepare import Prepared, join
+from gimbalmq.client.sending.prepare import SEND, Prepared, join, stamp
 from gimbalmq.client.sending.rules import ONCE, Rules
 from gimbalmq.errors import MessageIllegalError, RequestTimeoutError, RocketMQError, StateError
 from gimbalmq.model import properties as names
@@ -99,13 +100,24 @@ class Batches:
         held: bytes of messages that are without an answer.
     """
 
-    def __init__(self, sending: Sending, config: ProducerConfig, *, awaited: Rules, soon: Rules) -> None:
+    def __init__(
+        self,
+        sending: Sending,
+        instance: ClientInstance,
+        config: ProducerConfig,
+        *,
+        awaited: Rules,
+        soon: Rules,
+    ) -> None:
         self._sending = sending
+        self._now_ms = instance.clock.wall_ms
+        self._next_id = instance.unique_ids.next
         self._attempts = sending.attempts
         self._group = config.group
         self._limit = config.send_timeout
         self._delay = config.batch_max_delay
         self._most_bytes = min(config.batch_max_bytes, config.max_message_size)
+        self._small = min(config.compress_over, self._most_bytes)
         self._most_held = config.total_batch_max_bytes
         self._awaited = awaited
         self._soon = soon
@@ -176,47 +188,53 @@ class Batches:
 
     # -- gathering ------------------------------------------------------------------------
 
-    def take(
-        self, message: Message, prepared: Prepared, *, awaited: bool
-    ) -> asyncio.Future[SendResult] | None:
-        """``put`` for a message that is bound to no queue; None if it does not fit, or has to wait for room."""
+    def take(self, message: Message, *, awaited: bool) -> asyncio.Future[SendResult] | None:
+        """Puts a message that is bound to no queue into the batch that is open for its like.
+
+        The short way, for nearly all messages of who sends many: there is such a batch, and the message has room in it.
+
+        Returns:
+            None if it must go the long way, by ``prepare``.
+        """
         attempts = self._attempts
         known = message.system_properties
+        topic, body = message.topic, message.body
+        batch = self._open.get((topic, known[names.WAIT], awaited))
         if (
-            self.held >= self._most_held
+            batch is None
             or attempts.count >= attempts.most
+            or self.held >= self._most_held
             or self._waiting
-            or prepared.sys_flag
+            or not 0 < len(body) < self._small
             or not _ALONE.isdisjoint(known)
         ):
             return None
-        properties = prepared.properties
-        if not properties.isascii() or prepared.topic.startswith(RETRY_PREFIX):
-            return None  # the long way counts the bytes
-        size = ITEM_BYTES + len(prepared.body) + len(properties)
-        if size > self._most_bytes:
+        now_ms = self._now_ms()
+        msg_id, properties = stamp(message, self._next_id, now_ms)
+        size = batch.size + ITEM_BYTES + len(body) + len(properties)
+        if size > self._most_bytes or not properties.isascii():
             return None
+        self.held += size - batch.size
+        batch.size = size
         attempts.count += 1
-        return self._add(prepared, (prepared.topic, known[names.WAIT], awaited), None, size)
+        batch.messages.append(Prepared(SEND, topic, body, properties, 0, message.flag, msg_id, now_ms))
+        future: asyncio.Future[SendResult] = self._new_future()
+        batch.futures.append(future)
+        return future
 
-    def fits(self, message: Message, prepared: Prepared) -> bool:
+    def fits(self, message: Message) -> bool:
         """Whether a message may be in a batch; a large one, each compressed one among them, gains nothing by it."""
         return (
-            not prepared.sys_flag
+            0 < len(message.body) < self._small
             and _ALONE.isdisjoint(message.system_properties)
-            and _item_bytes(prepared) <= self._most_bytes
-            and not prepared.topic.startswith(RETRY_PREFIX)
+            and not message.topic.startswith(RETRY_PREFIX)
         )
 
     def put(
         self, prepared: Prepared, queue: MessageQueue | None, *, wait: str, awaited: bool
     ) -> asyncio.Future[SendResult]:
-        """Puts a message, which fits and is counted as under way, into the batch that is open for its like."""
-        return self._add(prepared, (prepared.topic, wait, awaited), queue, _item_bytes(prepared))
-
-    def _add(
-        self, prepared: Prepared, kind: Kind, queue: MessageQueue | None, size: int
-    ) -> asyncio.Future[SendResult]:
+        """Puts a message, which fits and is counted as under way, into the batch of its like, which it may begin."""
+        kind, size = (prepared.topic, wait, awaited), _item_bytes(prepared)
         batch = self._open.get(kind) if queue is None else self._bound.get(queue)
         if batch is None:
             batch = self._begin(kind, queue)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 import msgspec
 
@@ -63,10 +63,7 @@ def prepare(
         raise _wrong_size(len(body), config.max_message_size)
     known = message.system_properties
     now_ms = instance.clock.wall_ms()
-    # The id goes first, as in Java's sends: what follows repeats, and our broker reads it only once.
-    msg_id = known.pop(names.UNIQ_KEY, None) or instance.unique_ids.next(now_ms)
-    properties = f"{names.UNIQ_KEY}\x01{msg_id}\x02{message.properties_text()}"
-    known[names.UNIQ_KEY] = msg_id
+    msg_id, properties = stamp(message, instance.unique_ids.next, now_ms)
     sys_flag = 0
     if len(body) >= config.compress_over:
         assert isinstance(config.compression, Compression)
@@ -79,6 +76,16 @@ def prepare(
     if message.topic.startswith(RETRY_PREFIX):
         _move_retry_fields(message, prepared)
     return prepared
+
+
+def stamp(message: Message, next_id: Callable[[int], str], now_ms: int) -> tuple[str, str]:
+    """The message's id, which is noted in it, and its properties as they travel."""
+    known = message.system_properties
+    # The id goes first, as in Java's sends: what follows repeats, and our broker reads it only once.
+    msg_id = known.pop(names.UNIQ_KEY, None) or next_id(now_ms)
+    properties = f"UNIQ_KEY\x01{msg_id}\x02{message.properties_text()}"
+    known[names.UNIQ_KEY] = msg_id
+    return msg_id, properties
 
 
 def _move_retry_fields(message: Message, prepared: Prepared) -> None:
