@@ -24,7 +24,7 @@ from gimbalmq.client.sending.prepare import Prepared, prepare, prepare_batches
 from gimbalmq.client.sending.rules import ONCE, Rules, awaited_rules, soon_rules
 from gimbalmq.client.sending.targets import Selector as Selector
 from gimbalmq.client.trace import Tracer
-from gimbalmq.errors import RocketMQError, StateError
+from gimbalmq.errors import ResponseError, RocketMQError, RouteError, StateError, TransportError
 from gimbalmq.model import properties as names
 from gimbalmq.model.message import Message, MessageView
 from gimbalmq.model.queues import MessageQueue
@@ -177,16 +177,28 @@ class Producer:
         started = self._loop.time()
         sending = self.sending
         attempts = sending.attempts
+        remaining = limit
         if attempts.count < attempts.most:
             attempts.count += 1
         else:
             await attempts.wait_turn(limit)
+            remaining = attempts.remaining(limit, started)
         try:
+            publish = self._publish.get(message.topic)
             if bound:
                 chosen = await self._choose(message, queue, selector, argument, limit, started)
                 result = await sending.deliver(prepared, ONCE, limit, started=started, chosen=chosen)
-            else:
+            elif publish is None or self._rules.not_safe:
                 result = await sending.deliver(prepared, self._rules, limit, started=started)
+            else:
+                # Most sends are done after one attempt: it is made here, which saves a coroutine.
+                chosen = sending.targets.next(publish, None)
+                try:
+                    result = await attempts.attempt(prepared, chosen, remaining)
+                except (TransportError, RouteError, ResponseError) as error:
+                    result = await sending.deliver_again(
+                        prepared, self._rules, limit, started=started, chosen=chosen, error=error
+                    )
         except RocketMQError:
             if self._tracer is not None:
                 self._trace(message, prepared, None, started)

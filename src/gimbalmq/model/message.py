@@ -283,8 +283,6 @@ _HEAD_BYTES: Final = {bits: form.size for bits, form in _USED_AT_ONCE.items()}
 _STORED_AT: Final = STORE_TIMESTAMP_AT[0]
 _LONG: Final = struct.Struct(">q")
 
-_MAGICS: Final = (MAGIC_V1, MAGIC_V2)
-
 _LARGE_BODY = 4096
 """From so many bytes on, a body that was read is not kept within the record as well."""
 
@@ -549,9 +547,8 @@ def decode_views(data: bytes, queue: MessageQueue | None = None, broker_name: st
     append = views.append
     new = MessageView
     unpack_plain, plain_size = _USED_AT_ONCE[0].unpack_from, _USED_AT_ONCE[0].size
-    starts_with = data.startswith
-    named = b""  # topic of the record before, its length in front of it
-    named_step = 0
+    last_name = tail = b""  # tail: what stands between body and properties, if it is as in the record before
+    tail_size = properties_size = 0
     topic = ""
     owner: Any = queue
     position, end = 0, len(data)
@@ -563,20 +560,29 @@ def decode_views(data: bytes, queue: MessageQueue | None = None, broker_name: st
                 form = _USED_AT_ONCE[sys_flag & HOST_BITS]
                 _, _, _, _, times, body_size = form.unpack_from(data, position)
                 topic_at = position + form.size + body_size
-            if magic == MAGIC_V1 and named and starts_with(named, topic_at):
-                properties_at = topic_at + named_step
+            if magic == MAGIC_V1 and tail and data[topic_at : topic_at + tail_size] == tail:
+                properties_at = topic_at + tail_size
             else:
-                width = 1 if magic == MAGIC_V1 else 2
-                name_at = topic_at + width
-                name_end = name_at + int.from_bytes(data[topic_at:name_at], "big")
-                topic = data[name_at:name_end].decode("utf-8", "replace")
-                named = data[topic_at:name_end] if magic == MAGIC_V1 else b""
-                named_step = len(named) + 2
+                if magic == MAGIC_V1:
+                    name_at = topic_at + 1
+                    name_end = name_at + data[topic_at]
+                elif magic == MAGIC_V2:
+                    name_at = topic_at + 2
+                    name_end = name_at + (data[topic_at] << 8 | data[topic_at + 1])
+                else:
+                    raise _corrupt(data, position)
+                name = data[name_at:name_end]
+                if name != last_name:
+                    last_name = name
+                    topic = name.decode("utf-8", "replace")
                 properties_at = name_end + 2
-            stop = properties_at + (data[properties_at - 2] << 8 | data[properties_at - 1])
+                properties_size = data[name_end] << 8 | data[name_end + 1]
+                tail = data[topic_at:properties_at] if magic == MAGIC_V1 else b""
+                tail_size = len(tail)
+            stop = properties_at + properties_size
         except (struct.error, IndexError):
-            stop = -1
-        if stop < 0 or stop - position != size or stop > end or body_size < 0 or magic not in _MAGICS:
+            stop = end + 1
+        if stop > end or stop - position != size or body_size < 0:
             raise _corrupt(data, position)
         if queue is None:
             at = position + QUEUE_ID_AT
