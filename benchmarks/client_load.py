@@ -1,6 +1,6 @@
 """Our client as a load, the twin of `loadgen/ClientLoad.java` and `ClientConsume.java`; prints one line of JSON.
 
-python -m benchmarks.client_load async   --namesrv A --topic T --window 2000 --body 100 --seconds 5 --warmup 1
+python -m benchmarks.client_load async   --namesrv A --topic T --window 2000 --body 100 --seconds 5 [--autobatch 1]
 python -m benchmarks.client_load sync    --namesrv A --topic T --threads 8 --body 100 --seconds 4 --warmup 1
 python -m benchmarks.client_load consume --namesrv A --topic T --count 300000 --batch 32 [--plain]
 python -m benchmarks.client_load decode  --namesrv A --file F --seconds 3 [--read]
@@ -29,7 +29,8 @@ Result = dict[str, object]
 async def send_async(asked: argparse.Namespace) -> Result:
     """A window of futures; each answer starts the next send."""
     body = b"x" * asked.body
-    async with Producer("bench_python", asked.namesrv, send_timeout=10.0, retry_times_async=0) as producer:
+    options: dict[str, Any] = {"retry_times_async": 0, "auto_batch": bool(asked.autobatch)}
+    async with Producer("bench_python", asked.namesrv, send_timeout=10.0, **options) as producer:
         await producer.publish_queues(asked.topic)
         await producer.send(Message(asked.topic, body))
         loop = asyncio.get_running_loop()
@@ -221,7 +222,8 @@ def main() -> None:
     made.add_argument("--namesrv", required=True)
     made.add_argument("--topic", default="")
     made.add_argument("--file", default="")
-    for name, value in {"body": 100, "window": 2000, "threads": 1, "count": 100_000, "batch": 32}.items():
+    numbers = {"body": 100, "window": 2000, "threads": 1, "count": 100_000, "batch": 32, "autobatch": 0}
+    for name, value in numbers.items():
         made.add_argument(f"--{name}", type=int, default=value)
     for name, seconds in {"seconds": 5.0, "warmup": 1.0}.items():
         made.add_argument(f"--{name}", type=float, default=seconds)

@@ -23,6 +23,8 @@ from gimbalmq import ConsumeFromWhere, ConsumeResult, Message, MessageView, Tran
 from gimbalmq.client import events, request_reply
 from gimbalmq.client.members import ProducerMember
 from gimbalmq.errors import ConfigError, MessageIllegalError, RequestTimeoutError, StateError
+from gimbalmq.model.results import SendResult
+from gimbalmq.sync.loop import loop_thread
 from gimbalmq.testing import LocalCluster, ThreadCluster
 from tests.client.group_peers import until
 
@@ -115,6 +117,43 @@ def test_sends_of_every_kind_are_stored(cluster: ThreadCluster) -> None:
             if len(seen) == 200:
                 break
     assert seen == {b"%d" % n for n in range(200)}
+
+
+def test_messages_of_many_threads_share_batches_and_close_sends_the_last(cluster: ThreadCluster) -> None:
+    options: dict[str, Any] = {"auto_batch": True, "batch_max_delay": 0.005}
+    producer = sync.Producer("sync-batch", cluster.namesrv, **options)
+    results: list[SendResult] = []
+
+    def send_some() -> None:
+        results.extend(producer.send(Message("sync-batch", b"awaited")) for _ in range(5))
+
+    with producer:
+        threads = [threading.Thread(target=send_some) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        soon = [producer.send_soon(Message("sync-batch", b"soon")) for _ in range(300)]
+        for thread in threads:
+            thread.join()
+    results += [future.result(0) for future in soon]
+    assert len({(result.queue, result.queue_offset) for result in results}) == 340
+    assert len({result.msg_id for result in results}) == 340
+
+
+def test_a_signal_that_another_thread_receives_ends_a_wait_of_the_main_thread() -> None:
+    thread = loop_thread()
+    begun = time.monotonic()
+    threading.Timer(0.05, lambda: signal.pthread_kill(thread._thread.ident or 0, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        thread.run(asyncio.sleep(30))
+    assert time.monotonic() - begun < 10
+
+
+def test_a_timeout_of_the_work_itself_is_raised_not_waited_out() -> None:
+    async def work() -> None:
+        raise RequestTimeoutError("the time is up")
+
+    with pytest.raises(RequestTimeoutError, match="the time is up"):
+        loop_thread().run(work())
 
 
 def test_send_soon_waits_while_too_many_are_out(cluster: ThreadCluster) -> None:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Self
 
+from gimbalmq.model.batch import split_batch
 from gimbalmq.model.ids import offset_id, pack_host
 from gimbalmq.protocol.bodies import BrokerData, Heartbeat, QueueData, TopicRoute
 from gimbalmq.protocol.codes import RequestCode
@@ -79,11 +80,13 @@ class ScriptedBroker:
         """The answer of a broker that has stored the message."""
         fields = request.ext_fields or {}
         place = self.next_offset
-        self.next_offset += 1
+        batch = request.code == RequestCode.SEND_BATCH_MESSAGE
+        self.next_offset += len(split_batch(bytes(request.body))) if batch else 1
+        host = pack_host(HOST, self.server.port)
         return request.reply(
             code,
             ext_fields={
-                "msgId": offset_id(pack_host(HOST, self.server.port), place * 1000),
+                "msgId": ",".join(offset_id(host, at * 1000) for at in range(place, self.next_offset)),
                 "queueId": fields["e"],
                 "queueOffset": str(place),
                 "transactionId": "tx",

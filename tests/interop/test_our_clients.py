@@ -121,6 +121,40 @@ def test_every_way_to_send_reaches_a_java_consumer(apache: ApacheServer, java_55
     run(scenario())
 
 
+def test_automatic_batches_give_each_message_its_place(apache: ApacheServer) -> None:
+    async def scenario() -> None:
+        topic = await apache.topic(4)
+        async with apache.producer(auto_batch=True) as producer:
+            anywhere = [producer.send_soon(Message(topic, f"any {i}", tags="t")) for i in range(300)]
+            keyed = [
+                producer.send_soon(Message(topic, f"{i % 3} {i:03d}", sharding_key=f"k{i % 3}"))
+                for i in range(90)
+            ]
+            results = await asyncio.gather(*anywhere, *keyed)
+        assert len({(result.queue, result.queue_offset) for result in results}) == 390
+        places = {(r.queue.queue_id, r.queue_offset): r for r in results}
+        seen: list[MessageView] = []
+        reader = PullConsumer(apache.group(), apache.namesrv, consume_from_where=FIRST)
+        reader.subscribe(topic)
+        async with reader:
+            async with asyncio.timeout(60):
+                while len(seen) < 390:
+                    seen += await reader.poll(1.0)
+        for message in seen:
+            sent = places[message.queue_id, message.queue_offset]
+            assert (message.msg_id, message.offset_msg_id) == (sent.msg_id, sent.offset_msg_id)
+        for key in "012":
+            bodies = [
+                message.body
+                for message in sorted(seen, key=lambda one: (one.queue_id, one.queue_offset))
+                if message.body.startswith(f"{key} ".encode())
+            ]
+            assert bodies == sorted(bodies)
+            assert len(bodies) == 30
+
+    run(scenario())
+
+
 def test_compressed_bodies_are_read_by_the_other_side(apache: ApacheServer, java_550: JavaClient) -> None:
     """zlib, and on 5.5.0 lz4 and zstd; Java's own compression is read by us."""
 

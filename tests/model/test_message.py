@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import zlib
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gimbalmq.errors import CorruptRecordError, MessageIllegalError, RemoteProtocolError
+from gimbalmq.model import message as message_module
 from gimbalmq.model import properties as names
 from gimbalmq.model.message import Message, MessageView, decode_views
 from gimbalmq.model.queues import MessageQueue
-from gimbalmq.model.record import encode_properties, encode_record, iter_records
+from gimbalmq.model.record import decode_properties, encode_properties, encode_record, iter_records
 
 QUEUE = MessageQueue("TopicA", "broker-a", 3)
 
@@ -201,3 +203,91 @@ def test_views_agree_with_records(
 def test_view_can_be_built_by_hand() -> None:
     view = MessageView.build("T", b"x", properties={"a": "1"}, queue=QUEUE, queue_offset=5, reconsume_times=1)
     assert (view.body, view.properties, view.queue_id, view.queue_offset) == (b"x", {"a": "1"}, 3, 5)
+
+
+# --- what is read once ------------------------------------------------------------------------------
+
+
+def view_of(properties: bytes, body: bytes = b"x", **fields: Any) -> MessageView:
+    return decode_views(encode_record(topic="T", body=body, properties=properties, **fields))[0]
+
+
+def test_views_with_equal_properties_do_not_share_what_may_be_changed() -> None:
+    text = b"UNIQ_KEY\x01%d\x02TAGS\x01t\x02own\x01v\x02"
+    first, second = view_of(text % 1), view_of(text % 2)
+    first.all_properties["own"] = "changed"
+    first.properties["more"] = "1"
+    second.properties["more"] = "2"
+    assert (first.properties, second.properties) == ({"own": "changed"}, {"own": "v"})
+    assert second.all_properties == {"UNIQ_KEY": "2", "TAGS": "t", "own": "v"}
+    assert (first.msg_id, second.msg_id, second.tags) == ("1", "2", "t")
+    first.all_properties["TAGS"] = "other"
+    assert (first.tags, view_of(text % 3).tags) == ("other", "t")
+
+
+@pytest.mark.parametrize(
+    ("raw", "msg_id", "properties"),
+    [
+        (b"UNIQ_KEY\x01a\x02p\x011\x02UNIQ_KEY\x01b\x02", "b", {"p": "1"}),
+        (b"p\x011\x02UNIQ_KEY\x01c\x02", "c", {"p": "1"}),
+        (b"UNIQ_KEY\x01d", "d", {}),
+        (b"UNIQ_KEY\x01d\x02p\x011", "d", {"p": "1"}),
+        (b"UNIQ_KEY\x01\x02p\x011\x02", None, {"p": "1"}),
+        (b"UNIQ_KEY2\x01e\x02", None, {"UNIQ_KEY2": "e"}),
+        (b"", None, {}),
+        (b"UNIQ_KEY\x01\xff\x02p\x01\xfe\x02", "\ufffd", {"p": "\ufffd"}),
+    ],
+)
+def test_the_id_counts_wherever_it_stands(raw: bytes, msg_id: str | None, properties: dict[str, str]) -> None:
+    view = view_of(raw)
+    assert view.msg_id == (msg_id or view.offset_msg_id)
+    assert view.properties == properties
+    assert view.all_properties == decode_properties(raw)
+    assert view.properties_bytes == raw
+
+
+def test_tables_of_properties_are_bounded() -> None:
+    for number in range(3000):
+        assert view_of(b"UNIQ_KEY\x01i\x02KEYS\x01%d\x02" % number).tags is None
+    assert len(message_module._TABLES) <= 1024
+    assert view_of(b"UNIQ_KEY\x01i\x02p\x01" + b"v" * 5000).properties == {"p": "v" * 5000}
+    assert all(len(raw) <= 512 for raw in message_module._TABLES)
+
+
+def test_a_large_body_is_kept_once_and_nothing_else_is_lost() -> None:
+    body = bytes(range(256)) * 40
+    view = view_of(b"UNIQ_KEY\x01i\x02p\x011\x02", body, store_timestamp=7, queue_offset=3)
+    assert view.body == body
+    assert view.body is view.body
+    assert len(view._record) < 300
+    assert (view.msg_id, view.properties, view.store_timestamp) == ("i", {"p": "1"}, 7)
+    assert (view.body_size, view.store_size, view.properties_bytes) == (
+        len(body),
+        len(encode_record(topic="T", body=body, properties=view.properties_bytes)),
+        b"UNIQ_KEY\x01i\x02p\x011\x02",
+    )
+
+
+def test_records_of_other_topics_lengths_and_kinds_in_one_answer_are_told_apart() -> None:
+    shapes = [
+        ("T", b"a\x011\x02"),
+        ("T", b"a\x011\x02"),
+        ("T", b"a\x0122\x02"),
+        ("U", b"a\x0122\x02"),
+        ("V" * 200, b"a\x0122\x02"),
+        ("V" * 200, b""),
+        ("T", b""),
+    ]
+    hosts: list[dict[str, Any]] = [{}, {"born_host": ("::1", 1)}, {"store_host": ("::2", 2)}]
+    made = [(topic, raw, fields) for fields in hosts for topic, raw in shapes]
+    data = b"".join(
+        encode_record(topic=topic, body=b"b%d" % n, properties=raw, queue_offset=n, **fields)
+        for n, (topic, raw, fields) in enumerate(made)
+    )
+    views = decode_views(data)
+    assert [(view.topic, view.properties_bytes) for view in views] == [(topic, raw) for topic, raw, _ in made]
+    assert [view.body for view in views] == [b"b%d" % n for n in range(len(made))]
+    assert [view.queue_offset for view in views] == list(range(len(made)))
+    for cut in range(1, 40):
+        with pytest.raises(CorruptRecordError):
+            decode_views(data[:-cut])

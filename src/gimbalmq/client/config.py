@@ -183,6 +183,10 @@ class ProducerConfig(ClientConfig):
         latency_fault: whether slow and failing brokers are avoided for a while.
         fault_rule: whose rule that is: ``seed`` (up to 4.7.1), ``4.8`` (to 5.1.3) or ``5.1.4``.
         max_in_flight: sends without an answer at a time; further ones wait their turn.
+        auto_batch: whether messages wait a moment for others, and then leave together in one request.
+        batch_max_delay: seconds that a message waits for others at most; 0 gathers those of one turn of the loop.
+        batch_max_bytes: bytes of a batch, at most ``max_message_size``; a message that is larger leaves alone.
+        total_batch_max_bytes: bytes of messages without an answer; further ones wait for room.
         trace: whether each send leaves a record in ``trace_topic``.
     """
 
@@ -202,6 +206,10 @@ class ProducerConfig(ClientConfig):
     latency_fault: bool = False
     fault_rule: str = DEFAULT_RULE
     max_in_flight: int = 10_000
+    auto_batch: bool = False
+    batch_max_delay: float = 0.01
+    batch_max_bytes: int = 32 * 1024
+    total_batch_max_bytes: int = 32 * 1024 * 1024
     trace: bool = False
     trace_topic: str = TRACE_TOPIC
 
@@ -221,5 +229,8 @@ class ProducerConfig(ClientConfig):
         check_range("max_message_size", self.max_message_size, 1, 16_000_000)
         check_range("default_topic_queue_nums", self.default_topic_queue_nums, 1, 65_536)
         check_range("max_in_flight", self.max_in_flight, 1, 65_535)
+        check_range("batch_max_delay", self.batch_max_delay, 0, 30)
+        check_range("batch_max_bytes", self.batch_max_bytes, 1, 16_000_000)
+        check_range("total_batch_max_bytes", self.total_batch_max_bytes, self.batch_max_bytes, 2**40)
         if self.fault_rule not in RULES:
             raise ConfigError("fault_rule", self.fault_rule, f"use one of {', '.join(RULES)}")

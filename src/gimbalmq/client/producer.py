@@ -17,14 +17,15 @@ from typing import Any, Self
 
 from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.instance import ClientInstance
-from gimbalmq.client.sending.attempts import TICK
+from gimbalmq.client.sending.batches import Batches
 from gimbalmq.client.sending.lines import PlaceInLine
 from gimbalmq.client.sending.loop import Sending
 from gimbalmq.client.sending.prepare import Prepared, prepare, prepare_batches
 from gimbalmq.client.sending.rules import ONCE, Rules, awaited_rules, soon_rules
 from gimbalmq.client.sending.targets import Selector as Selector
 from gimbalmq.client.trace import Tracer
-from gimbalmq.errors import RocketMQError, StateError
+from gimbalmq.errors import ResponseError, RocketMQError, RouteError, StateError, TransportError
+from gimbalmq.model import properties as names
 from gimbalmq.model.message import Message, MessageView
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.results import SendResult
@@ -33,8 +34,8 @@ from gimbalmq.transport.tasks import Ending
 
 log = logging.getLogger(__name__)
 
-Batches = list[tuple[Prepared, MessageQueue | None]]
-"""Requests of several messages, each with the queue that it is bound to."""
+Choice = MessageQueue | None | Callable[[], Coroutine[Any, Any, MessageQueue]]
+"""The queue that a message goes to, if it matters, or how it is found once the topic's queues are known."""
 
 
 class Producer:
@@ -66,6 +67,7 @@ class Producer:
         self.group = config.group
         self._instance: ClientInstance | None = None
         self._tracer: Tracer | None = None
+        self._batches: Batches | None = None
         self._rules = awaited_rules(config)
         self._soon_rules = soon_rules(config)
         self._ending = Ending()
@@ -89,6 +91,10 @@ class Producer:
         self._loop = asyncio.get_running_loop()
         self.sending = Sending(joined, self.config)
         self._publish = self.sending.targets.known
+        if self.config.auto_batch:
+            self._batches = Batches(
+                self.sending, joined, self.config, awaited=self._rules, soon=self._soon_rules
+            )
         try:
             await joined.start()
             if self.config.trace:
@@ -99,7 +105,7 @@ class Producer:
             raise
 
     async def close(self) -> None:
-        """Lets traces leave, takes leave of the brokers; the last of an instance closes it."""
+        """Lets batches and traces leave, takes leave of the brokers; the last of an instance closes it."""
         await self._ending.run(self._leave)
 
     async def _leave(self) -> None:
@@ -107,10 +113,12 @@ class Producer:
         if instance is None:
             return
         try:
+            if self._batches is not None:
+                await self._batches.close()
             if self._tracer is not None:
                 await self._tracer.close()
         finally:
-            self._tracer = None
+            self._tracer = self._batches = None
             self.sending.close()
         await instance.unregister_producer(self.group)
         self._instance = None
@@ -159,22 +167,38 @@ class Producer:
             ResponseError: a broker refused in a way no other broker would mend.
             SendFailedError: every attempt failed.
         """
+        if self._batches is not None:
+            gathered = self._gather(self._batches, message, queue, selector, argument, timeout, awaited=True)
+            if gathered is not None:
+                return await gathered
         prepared = prepare(message, self._instance or self.instance, self.config, self._publish)
         limit = self.config.send_timeout if timeout is None else timeout
         bound = queue is not None or selector is not None or message.sharding_key is not None
         started = self._loop.time()
         sending = self.sending
         attempts = sending.attempts
+        remaining = limit
         if attempts.count < attempts.most:
             attempts.count += 1
         else:
             await attempts.wait_turn(limit)
+            remaining = attempts.remaining(limit, started)
         try:
+            publish = self._publish.get(message.topic)
             if bound:
                 chosen = await self._choose(message, queue, selector, argument, limit, started)
                 result = await sending.deliver(prepared, ONCE, limit, started=started, chosen=chosen)
-            else:
+            elif publish is None or self._rules.not_safe:
                 result = await sending.deliver(prepared, self._rules, limit, started=started)
+            else:
+                # Most sends are done after one attempt: it is made here, which saves a coroutine.
+                chosen = sending.targets.next(publish, None)
+                try:
+                    result = await attempts.attempt(prepared, chosen, remaining)
+                except (TransportError, RouteError, ResponseError) as error:
+                    result = await sending.deliver_again(
+                        prepared, self._rules, limit, started=started, chosen=chosen, error=error
+                    )
         except RocketMQError:
             if self._tracer is not None:
                 self._trace(message, prepared, None, started)
@@ -198,7 +222,7 @@ class Producer:
         targets = self.sending.targets
         publish = self._publish.get(message.topic)
         if publish is None:
-            publish = await targets.find(message.topic, self._remaining(limit, started))
+            publish = await targets.find(message.topic, self.sending.attempts.remaining(limit, started))
         return targets.choose(publish, message, queue, selector, argument)
 
     def send_soon(
@@ -219,6 +243,10 @@ class Producer:
         Raises:
             MessageIllegalError, StateError: at once. All else comes through the future.
         """
+        if self._batches is not None:
+            gathered = self._gather(self._batches, message, queue, selector, argument, timeout, awaited=False)
+            if gathered is not None:
+                return gathered
         instance = self._instance or self.instance
         prepared = prepare(message, instance, self.config, self._publish)
         limit = self.config.send_timeout if timeout is None else timeout
@@ -228,7 +256,7 @@ class Producer:
         publish = self._publish.get(message.topic)
         sending = self.sending
         attempts = sending.attempts
-        choice: MessageQueue | Callable[[], Coroutine[Any, Any, MessageQueue]]
+        choice: Choice
         if publish is None:
             choice = partial(self._choose, message, queue, selector, argument, limit, started)
         else:
@@ -249,7 +277,7 @@ class Producer:
         self,
         message: Message,
         prepared: Prepared,
-        choice: MessageQueue | Callable[[], Coroutine[Any, Any, MessageQueue]],
+        choice: Choice,
         limit: float,
         started: float,
         rules: Rules,
@@ -261,14 +289,17 @@ class Producer:
         try:
             if place is not None:
                 await place.come_first()
-            chosen = choice if isinstance(choice, MessageQueue) else await choice()
+            chosen = await choice() if callable(choice) else choice
+            assert chosen is not None, "the queue is chosen, or found"
             if attempts.count < attempts.most:
                 attempts.count += 1
             else:
-                await attempts.wait_turn(limit if place is None else self._remaining(limit, started))
+                await attempts.wait_turn(
+                    limit if place is None else self.sending.attempts.remaining(limit, started)
+                )
             try:
                 if place is not None:
-                    await attempts.connect(chosen, self._remaining(limit, started))
+                    await attempts.connect(chosen, self.sending.attempts.remaining(limit, started))
                     place.leave()
                 result = await self.sending.deliver(prepared, rules, limit, started=started, chosen=chosen)
             finally:
@@ -278,8 +309,83 @@ class Producer:
             if self._tracer is not None:
                 self._trace(message, prepared, result, started)
 
-    def _remaining(self, limit: float, started: float) -> float:
-        return max(TICK, limit - (self._loop.time() - started))
+    def _gather(
+        self,
+        batches: Batches,
+        message: Message,
+        queue: MessageQueue | None,
+        selector: Selector | None,
+        argument: Any,
+        timeout: float | None,
+        *,
+        awaited: bool,
+    ) -> asyncio.Future[SendResult] | None:
+        """Sends with others, or behind those of its queue that wait for others; None if it need do neither."""
+        bound = queue is not None or selector is not None or message.sharding_key is not None
+        if not bound and timeout is None and self._tracer is None:
+            taken = batches.take(message, awaited=awaited)
+            if taken is not None:
+                return taken
+        fits = timeout is None and batches.fits(message)
+        if not fits and not bound:
+            return None
+        sending = self.sending
+        prepared = prepare(message, self._instance or self.instance, self.config, self._publish)
+        topic = message.topic
+        limit = self.config.send_timeout if timeout is None else timeout
+        started = self._loop.time()
+        wait = message.system_properties[names.WAIT]
+        choice: Choice = None
+        if bound:
+            publish = self._publish.get(topic)
+            if publish is None:
+                choice = partial(self._choose, message, queue, selector, argument, limit, started)
+            else:
+                choice = sending.targets.choose(publish, message, queue, selector, argument)
+        future: asyncio.Future[SendResult]
+        if batches.full or callable(choice) or (bound and topic in sending.lines):
+            if fits:
+                put = partial(batches.put, prepared, wait=wait, awaited=awaited)
+            else:
+                put = partial(batches.put_alone, prepared, limit=limit)
+            place = sending.lines.join(topic) if bound else None
+            future = task = batches.own(self._gather_later(batches, choice, put, limit, started, place))
+            if place is not None:
+                task.add_done_callback(place.leave)
+        else:
+            sending.attempts.count += 1
+            if fits:
+                future = batches.put(prepared, choice, wait=wait, awaited=awaited)
+            else:
+                future = batches.put_alone(prepared, choice, limit=limit)
+        if self._tracer is not None:
+            future.add_done_callback(partial(self._trace_gathered, message, prepared, started))
+        return future
+
+    async def _gather_later(
+        self,
+        batches: Batches,
+        choice: Choice,
+        put: Callable[[MessageQueue | None], asyncio.Future[SendResult]],
+        limit: float,
+        started: float,
+        place: PlaceInLine | None,
+    ) -> SendResult:
+        """``_gather`` if a route, room or a turn has to be waited for."""
+        if place is not None:
+            await place.come_first()
+        chosen = await choice() if callable(choice) else choice
+        await batches.wait_room(self.sending.attempts.remaining(limit, started))
+        future = put(chosen)
+        if place is not None:
+            place.leave()
+        return await future
+
+    def _trace_gathered(
+        self, message: Message, prepared: Prepared, started: float, sent: asyncio.Future[SendResult]
+    ) -> None:
+        failed = sent.cancelled() or sent.exception() is not None
+        self._trace(message, prepared, None if failed else sent.result(), started)
 
     async def send_oneway(
         self,
@@ -319,7 +425,7 @@ class Producer:
         """
         limit = self.config.send_timeout if timeout is None else timeout
         given = list(messages)
-        requests: Batches = [
+        requests: list[tuple[Prepared, MessageQueue | None]] = [
             (prepared, queue) for prepared in prepare_batches(given, self.instance, self.config)
         ]
         if queue is None and any(message.sharding_key is not None for message in given):
@@ -331,7 +437,9 @@ class Producer:
             results.append(await self.sending.deliver(prepared, rules, limit, started=started, chosen=chosen))
         return results
 
-    async def _batches_by_key(self, messages: list[Message], limit: float) -> Batches:
+    async def _batches_by_key(
+        self, messages: list[Message], limit: float
+    ) -> list[tuple[Prepared, MessageQueue | None]]:
         topic, targets = messages[0].topic, self.sending.targets
         publish = self._publish.get(topic) or await targets.find(topic, limit)
         parts: dict[MessageQueue | None, list[Message]] = {}

@@ -26,23 +26,25 @@ class BatchItem(NamedTuple):
     properties: bytes
 
 
-def encode_batch(items: Iterable[tuple[int, bytes, bytes]]) -> bytes:
+def encode_batch(items: Iterable[tuple[int, bytes | memoryview, bytes]]) -> bytes:
     """One body out of (flag, body, encoded properties) items.
 
     Raises:
         LocalProtocolError: an item's properties do not fit their 16-bit length.
     """
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
+    last = (-1, -1, -1)
+    head = properties_size = b""
     for flag, body, properties in items:
         if len(properties) > MAX_PROPERTIES:
             raise LocalProtocolError(f"properties of {len(properties)} bytes; at most {MAX_PROPERTIES} fit")
-        total = ITEM_BYTES + len(body) + len(properties)
-        parts += (
-            _HEAD.pack(total, 0, 0, flag, len(body)),
-            body,
-            len(properties).to_bytes(2, "big"),
-            properties,
-        )
+        shape = (flag, len(body), len(properties))
+        if shape != last:  # those of one producer are often alike
+            last = shape
+            total = ITEM_BYTES + len(body) + len(properties)
+            head = _HEAD.pack(total, 0, 0, flag, len(body))
+            properties_size = len(properties).to_bytes(2, "big")
+        parts += (head, body, properties_size, properties)
     return b"".join(parts)
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 _UNIQUE_TAIL = struct.Struct(">HiIH")  # days 25 to 31 need the sign bit
 _PLACE = struct.Struct(">iq")
 _PORT_BYTES = 4
+_HEX = [f"{byte:02X}" for byte in range(256)]
 
 V4_HOST_BYTES = 4 + _PORT_BYTES
 V6_HOST_BYTES = 16 + _PORT_BYTES
@@ -106,7 +107,7 @@ class UniqueIdGenerator:
             self._set_time(now_ms)
         counter = self._counter
         self._counter = (counter + 1) & 0xFFFF
-        return f"{self._stem}{counter:04X}"
+        return f"{self._stem}{_HEX[counter >> 8]}{_HEX[counter & 0xFF]}"
 
     def _set_time(self, now_ms: int) -> None:
         since = now_ms - self._start

@@ -1,9 +1,10 @@
 """A message to send, and a message received.
 
-Received ones come by the hundred thousand a second, so a ``MessageView`` is made from a record with
-as little as can be: what every consumer needs is unpacked, head, body and properties are slices, and what the
-slices mean (times, hosts, property table, unpacked body, ids) is worked out when it is asked for. Nothing in it
-is a container that the garbage collector would have to look at.
+Received ones come by the million a second, so a ``MessageView`` is made from a record with as little as can be:
+what every consumer needs is unpacked, the record is one slice, and what it means (body, times, hosts, properties, ids)
+is worked out when it is asked for. Properties that one producer writes are alike but for the message's id, so the table
+behind the id is read once for all messages that have the same. Nothing in a view is a container that the garbage
+collector would have to look at.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from gimbalmq.model.record import (
     MAGIC_V2,
     MIN_RECORD,
     QUEUE_ID_AT,
+    STORE_TIMESTAMP_AT,
     Head,
     Host,
     check_record,
@@ -225,8 +227,11 @@ class Message:
 
     def properties_text(self) -> str:
         """All properties as they travel."""
+        known = self._known
+        if len(known) == 1 and not self.properties:
+            return f"WAIT\x01{known[names.WAIT]}\x02"  # most messages of most producers
         text = ""  # a handful at most: a loop is quicker than a join
-        for name, value in self._known.items():
+        for name, value in known.items():
             text += f"{name}\x01{value}\x02"
         for name, value in self.properties.items():
             text += f"{name}\x01{value}\x02"
@@ -242,6 +247,44 @@ class Message:
 _USED_AT_ONCE: Final = head_subset(
     "total_size", "magic", "queue_offset", "sys_flag", "reconsume_times", "body_size"
 )
+
+
+class Table(msgspec.Struct, frozen=True):
+    """Properties as many messages have them, all but their ids; nobody changes it.
+
+    Attributes:
+        own: the application's.
+        later_id: an id behind the first one, which counts instead: brokers of 4.x store a batch's own id behind the id
+            of each of its messages.
+    """
+
+    all: dict[str, str]
+    own: dict[str, str]
+    tags: str | None
+    later_id: str | None
+
+    @classmethod
+    def read(cls, raw: bytes) -> Table:
+        found = decode_properties(raw)
+        return cls(found, _own(found), found.get(names.TAGS), found.get(names.UNIQ_KEY))
+
+
+def _own(properties: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in properties.items() if name not in SYSTEM_PROPERTIES}
+
+
+_TABLES: Final[dict[bytes, Table]] = {}
+"""Tables by their bytes; all are forgotten once there are too many."""
+_MOST_TABLES = 1024
+_LONGEST_KEPT = 512
+_ID_START: Final = names.UNIQ_KEY.encode() + b"\x01"
+
+_HEAD_BYTES: Final = {bits: form.size for bits, form in _USED_AT_ONCE.items()}
+_STORED_AT: Final = STORE_TIMESTAMP_AT[0]
+_LONG: Final = struct.Struct(">q")
+
+_LARGE_BODY = 4096
+"""From so many bytes on, a body that was read is not kept within the record as well."""
 
 
 class MessageView(msgspec.Struct, eq=False, gc=False):
@@ -260,10 +303,11 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
     queue_offset: int
     reconsume_times: int
     body_size: int
-    _packed: int
-    _head: bytes
-    _body: bytes
-    _raw: bytes
+    _record: bytes
+    _properties_at: int
+    _body: bytes | None = None
+    _id: str | None = None
+    _table: Table | None = None
     _properties: dict[str, str] | None = None
 
     @classmethod
@@ -308,8 +352,8 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
             prepared_transaction_offset,
             len(body),
         )
-        packed = sys_flag & COMPRESSED
-        return cls(topic, queue, queue_offset, reconsume_times, len(body), packed, head, body, raw)
+        record = head + body + raw  # nothing asks a view for its record's topic and lengths
+        return cls(topic, queue, queue_offset, reconsume_times, len(body), record, len(record) - len(raw))
 
     # -- the record's own fields ------------------------------------------------------
 
@@ -320,14 +364,25 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
         Raises:
             RemoteProtocolError: they were, and cannot be unpacked.
         """
-        if self._packed:
-            self._body = decompress(self._body, self.sys_flag)
-            self._packed = 0
-        return self._body
+        body = self._body
+        return self._take_body() if body is None else body
+
+    def _take_body(self) -> bytes:
+        record, size = self._record, self.body_size
+        flags = record[HOST_BITS_AT]
+        start = _HEAD_BYTES[flags & HOST_BITS]
+        body = record[start : start + size]
+        if flags & COMPRESSED:
+            body = decompress(body, self.sys_flag)
+        if size >= _LARGE_BODY:
+            self._record = record[:start] + record[start + size :]
+            self._properties_at -= size
+        self._body = body
+        return body
 
     def _fields(self) -> Head:
-        head = self._head
-        return Head._make(HEADS[head[HOST_BITS_AT] & HOST_BITS].unpack(head))
+        record = self._record
+        return Head._make(HEADS[record[HOST_BITS_AT] & HOST_BITS].unpack_from(record))
 
     @property
     def store_size(self) -> int:
@@ -371,7 +426,11 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
     @property
     def store_timestamp(self) -> int:
         """When the broker stored it, ms since 1970."""
-        return self._fields().store_timestamp
+        record = self._record
+        if record[HOST_BITS_AT] & HOST_BITS:
+            return self._fields().store_timestamp
+        stored: int = _LONG.unpack_from(record, _STORED_AT)[0]
+        return stored
 
     @property
     def store_host(self) -> Host:
@@ -387,29 +446,53 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
     def all_properties(self) -> dict[str, str]:
         """Every property, RocketMQ's own included; the table may be changed."""
         if self._properties is None:
-            self._properties = decode_properties(self._raw)
+            table = self._table or self._read_table()
+            found = {} if self._id is None else {names.UNIQ_KEY: self._id}
+            found.update(table.all)
+            self._properties = found
         return self._properties
 
     @property
     def properties(self) -> dict[str, str]:
         """The application's properties, without RocketMQ's own."""
-        return {name: value for name, value in self.all_properties.items() if name not in SYSTEM_PROPERTIES}
+        if self._properties is not None:
+            return _own(self._properties)
+        return (self._table or self._read_table()).own.copy()
 
     def get(self, name: str) -> str | None:
         """One property, RocketMQ's own included, without reading the others."""
         if self._properties is not None:
             return self._properties.get(name)
-        found = find_property(self._raw, name.encode())
+        found = find_property(self.properties_bytes, name.encode())
         return None if found is None else found.decode("utf-8", "replace")
+
+    def _read_table(self) -> Table:
+        """Reads the id, and the table of what is behind it."""
+        raw = self._record[self._properties_at :]
+        end = raw.find(b"\x02") if raw.startswith(_ID_START) else -1
+        if end > len(_ID_START):
+            self._id = raw[len(_ID_START) : end].decode("utf-8", "replace")
+            raw = raw[end + 1 :]
+        table = _TABLES.get(raw)
+        if table is None:
+            table = Table.read(raw)
+            if len(raw) <= _LONGEST_KEPT:
+                if len(_TABLES) >= _MOST_TABLES:
+                    _TABLES.clear()
+                _TABLES[raw] = table
+        self._table = table
+        return table
 
     @property
     def properties_bytes(self) -> bytes:
         """The properties as they came."""
-        return self._raw
+        return self._record[self._properties_at :]
 
     @property
     def tags(self) -> str | None:
-        return self.get(names.TAGS)
+        if self._properties is not None:
+            return self._properties.get(names.TAGS)
+        return (self._table or self._read_table()).tags
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -435,7 +518,10 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
     @property
     def msg_id(self) -> str:
         """The producer's unique id if there is one, else the offset id."""
-        return self.get(names.UNIQ_KEY) or self.offset_msg_id
+        if self._properties is not None:
+            return self._properties.get(names.UNIQ_KEY) or self.offset_msg_id
+        table = self._table or self._read_table()
+        return table.later_id or self._id or self.offset_msg_id
 
     @property
     def original_topic(self) -> str:
@@ -461,55 +547,49 @@ def decode_views(data: bytes, queue: MessageQueue | None = None, broker_name: st
     append = views.append
     new = MessageView
     unpack_plain, plain_size = _USED_AT_ONCE[0].unpack_from, _USED_AT_ONCE[0].size
-    last_topic_bytes = b""
+    last_name = tail = b""  # tail: what stands between body and properties, if it is as in the record before
+    tail_size = properties_size = 0
     topic = ""
     owner: Any = queue
     position, end = 0, len(data)
     while position < end:
         try:
             size, magic, offset, sys_flag, times, body_size = unpack_plain(data, position)
-            body_start = position + plain_size
+            topic_at = position + plain_size + body_size
             if sys_flag & HOST_BITS:
                 form = _USED_AT_ONCE[sys_flag & HOST_BITS]
                 _, _, _, _, times, body_size = form.unpack_from(data, position)
-                body_start = position + form.size
-            topic_at = body_start + body_size
-            if magic == MAGIC_V1:
-                topic_start = topic_at + 1
-                topic_end = topic_start + data[topic_at]
-            elif magic == MAGIC_V2:
-                topic_start = topic_at + 2
-                topic_end = topic_start + (data[topic_at] << 8 | data[topic_at + 1])
+                topic_at = position + form.size + body_size
+            if magic == MAGIC_V1 and tail and data[topic_at : topic_at + tail_size] == tail:
+                properties_at = topic_at + tail_size
             else:
-                topic_start = topic_end = end
-            properties_start = topic_end + 2
-            stop = properties_start + (data[topic_end] << 8 | data[topic_end + 1])
+                if magic == MAGIC_V1:
+                    name_at = topic_at + 1
+                    name_end = name_at + data[topic_at]
+                elif magic == MAGIC_V2:
+                    name_at = topic_at + 2
+                    name_end = name_at + (data[topic_at] << 8 | data[topic_at + 1])
+                else:
+                    raise _corrupt(data, position)
+                name = data[name_at:name_end]
+                if name != last_name:
+                    last_name = name
+                    topic = name.decode("utf-8", "replace")
+                properties_at = name_end + 2
+                properties_size = data[name_end] << 8 | data[name_end + 1]
+                tail = data[topic_at:properties_at] if magic == MAGIC_V1 else b""
+                tail_size = len(tail)
+            stop = properties_at + properties_size
         except (struct.error, IndexError):
-            stop = -1
-        if stop < 0 or stop - position != size or stop > end or body_size < 0:
+            stop = end + 1
+        if stop > end or stop - position != size or body_size < 0:
             raise _corrupt(data, position)
-        topic_bytes = data[topic_start:topic_end]
-        if topic_bytes != last_topic_bytes:
-            last_topic_bytes = topic_bytes
-            topic = topic_bytes.decode("utf-8", "replace")
         if queue is None:
             at = position + QUEUE_ID_AT
             queue_id = int.from_bytes(data[at : at + 4], "big", signed=True)
             if owner != (topic, broker_name, queue_id):
                 owner = MessageQueue(topic, broker_name, queue_id)
-        append(
-            new(
-                topic,
-                owner,
-                offset,
-                times,
-                body_size,
-                sys_flag & COMPRESSED,
-                data[position:body_start],
-                data[body_start:topic_at],
-                data[properties_start:stop],
-            )
-        )
+        append(new(topic, owner, offset, times, body_size, data[position:stop], properties_at - position))
         position = stop
     return views
 

@@ -10,7 +10,7 @@ from gimbalmq.client.consumer import Consumer as AsyncConsumer
 from gimbalmq.client.producer import Producer as AsyncProducer
 from gimbalmq.errors import StateError
 from gimbalmq.sync.bridge import items_of
-from gimbalmq.sync.loop import LoopThread, loop_thread
+from gimbalmq.sync.loop import LoopThread, loop_thread, result_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class BlockingClient(Generic[A]):
             self._thread = None
             closing = thread.begin(self._async.close())
             if isinstance(error, Exception):  # else interrupted: leave at once, and let the loop tidy up
-                closing.result()
+                result_of(closing)
             raise
         self._closed = False
         thread.started.add(self._async)
@@ -75,7 +75,7 @@ class BlockingClient(Generic[A]):
             return
         self._closed = True
         if not thread.forked:  # else the connections are the parent's
-            thread.begin(work()).result()
+            result_of(thread.begin(work()))
             thread.started.discard(self._async)
         self._thread = None
 

@@ -17,6 +17,9 @@ T = TypeVar("T")
 _EXIT_SECONDS = 10.0
 """How long the end of the program waits for objects that nobody has closed."""
 
+_SIGNAL_SECONDS = 0.2
+"""How long the main thread waits before it looks for signals."""
+
 
 class _Closable(Protocol):
     def close(self) -> Coroutine[Any, Any, None]: ...
@@ -59,7 +62,7 @@ class LoopThread:
         """Does the work on the loop and waits for it; Ctrl-C cancels it."""
         future = self.begin(work)
         try:
-            return future.result()
+            return result_of(future)
         except BaseException:
             future.cancel()  # nothing, unless this thread was interrupted
             raise
@@ -88,6 +91,21 @@ class LoopThread:
         for future in late:
             future.cancel()
         return not late
+
+
+def result_of(future: concurrent.futures.Future[T]) -> T:
+    """Waits for a result. Ctrl-C ends the wait, also if another thread than the main one is sent the signal.
+
+    Python looks at signals in the main thread only, and while that waits for a lock without a limit, a signal that
+    another thread has received does not wake it.
+    """
+    if threading.current_thread() is threading.main_thread():
+        while not future.done():
+            try:
+                return future.result(_SIGNAL_SECONDS)
+            except TimeoutError:
+                continue  # of this wait, or of the work, which is done then
+    return future.result()
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -139,16 +139,25 @@ class Attempts:
                 ) from error
             raise
 
-    def landed(self) -> None:
-        """A send has its answer, or none will come. Its place goes to whoever has waited longest."""
-        while self._waiting:
+    def landed(self, sends: int = 1) -> None:
+        """So many sends have their answers, or none will come. Their places go to those who have waited longest."""
+        while self._waiting and sends:
             waiter = self._waiting.popleft()
             if not waiter.done():
                 waiter.set_result(None)
-                return
-        self.count -= 1
+                sends -= 1
+        self.count -= sends
+
+    def remaining(self, limit: float, started: float) -> float:
+        """Seconds that are left, and never none: who has no time left finds out when it waits."""
+        return max(TICK, limit - (self._loop.time() - started))
 
     # -- attempts -----------------------------------------------------------------------
+
+    def reaches(self, chosen: MessageQueue) -> bool:
+        """Whether there is a connection to a queue's master: what is sent now leaves at once."""
+        address = self._instance.send_address(chosen.broker_name)
+        return address is not None and self._instance.pool.existing(address) is not None
 
     def attempt(self, prepared: Prepared, chosen: MessageQueue, timeout: float) -> Awaitable[SendResult]:
         """Sends once and notes how it went."""

@@ -123,6 +123,27 @@ class Sending:
             raise RequestTimeoutError(f"the time of {limit:g} s is up: {failure}") from failure
         raise failure
 
+    async def deliver_again(
+        self,
+        prepared: Prepared,
+        rules: Rules,
+        limit: float,
+        *,
+        started: float,
+        chosen: MessageQueue,
+        error: RocketMQError,
+    ) -> SendResult:
+        """``deliver`` after a first attempt that failed.
+
+        Raises:
+            ResponseError: the error itself, if the rules call it final; all else as ``deliver``.
+        """
+        if isinstance(error, ResponseError) and error.code not in rules.codes:
+            raise error
+        return await self.deliver(
+            prepared, rules, limit, started=started, chosen=chosen, failures=[(chosen, error)]
+        )
+
     async def _look_again(self, topic: str) -> None:
         try:
             await self._instance.refresh_route(topic)
@@ -146,13 +167,13 @@ class Sending:
         future, rules = attempt.future, attempt.rules
         assert rules is not None
         try:
-            result = await self.deliver(
+            result = await self.deliver_again(
                 attempt.prepared,
                 rules,
                 attempt.limit,
                 started=attempt.started,
                 chosen=attempt.chosen,
-                failures=[(attempt.chosen, error)],
+                error=error,
             )
         except RocketMQError as failure:
             if not future.done():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 import msgspec
 
@@ -11,7 +11,7 @@ from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.errors import MessageIllegalError
 from gimbalmq.model import properties as names
-from gimbalmq.model.batch import encode_batch
+from gimbalmq.model.batch import ITEM_BYTES, encode_batch
 from gimbalmq.model.compression import Compression, compress
 from gimbalmq.model.flags import COMPRESSED, TRANSACTION_PREPARED
 from gimbalmq.model.message import Message
@@ -24,8 +24,10 @@ SEND = int(RequestCode.SEND_MESSAGE_V2)
 SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
 _SEND_REPLY = int(RequestCode.SEND_REPLY_MESSAGE_V2)
 
-_BATCH_ITEM_BYTES = 22
 _NOT_IN_BATCHES = frozenset({*names.DELAYS, names.TRAN_MSG})
+
+
+Body = bytes | memoryview
 
 
 class Prepared(msgspec.Struct, gc=False):
@@ -33,7 +35,7 @@ class Prepared(msgspec.Struct, gc=False):
 
     code: int
     topic: str
-    body: bytes | memoryview
+    body: Body
     properties: str
     sys_flag: int
     flag: int
@@ -61,10 +63,7 @@ def prepare(
         raise _wrong_size(len(body), config.max_message_size)
     known = message.system_properties
     now_ms = instance.clock.wall_ms()
-    # The id goes first, as in Java's sends: what follows repeats, and our broker reads it only once.
-    msg_id = known.pop(names.UNIQ_KEY, None) or instance.unique_ids.next(now_ms)
-    properties = f"{names.UNIQ_KEY}\x01{msg_id}\x02{message.properties_text()}"
-    known[names.UNIQ_KEY] = msg_id
+    msg_id, properties = stamp(message, instance.unique_ids.next, now_ms)
     sys_flag = 0
     if len(body) >= config.compress_over:
         assert isinstance(config.compression, Compression)
@@ -77,6 +76,16 @@ def prepare(
     if message.topic.startswith(RETRY_PREFIX):
         _move_retry_fields(message, prepared)
     return prepared
+
+
+def stamp(message: Message, next_id: Callable[[int], str], now_ms: int) -> tuple[str, str]:
+    """The message's id, which is noted in it, and its properties as they travel."""
+    known = message.system_properties
+    # The id goes first, as in Java's sends: what follows repeats, and our broker reads it only once.
+    msg_id = known.pop(names.UNIQ_KEY, None) or next_id(now_ms)
+    properties = f"UNIQ_KEY\x01{msg_id}\x02{message.properties_text()}"
+    known[names.UNIQ_KEY] = msg_id
+    return msg_id, properties
 
 
 def _move_retry_fields(message: Message, prepared: Prepared) -> None:
@@ -103,7 +112,7 @@ def prepare_batches(
     if first.topic.startswith(RETRY_PREFIX):
         raise MessageIllegalError("Retry Group is not supported for batching")
     limit = config.max_message_size
-    pieces: list[list[tuple[int, bytes, bytes]]] = [[]]
+    pieces: list[list[tuple[int, Body, bytes]]] = [[]]
     ids: list[list[str]] = [[]]
     size = 0
     now_ms = instance.clock.wall_ms()
@@ -119,7 +128,7 @@ def prepare_batches(
         if msg_id is None:
             msg_id = known[names.UNIQ_KEY] = instance.unique_ids.next(now_ms)
         properties = message.properties_text().encode()
-        item_bytes = _BATCH_ITEM_BYTES + len(message.body) + len(properties)
+        item_bytes = ITEM_BYTES + len(message.body) + len(properties)
         if not message.body or item_bytes > limit:
             raise _wrong_size(item_bytes if message.body else 0, limit)
         if size + item_bytes > limit:
@@ -129,14 +138,30 @@ def prepare_batches(
         pieces[-1].append((message.flag, message.body, properties))
         ids[-1].append(msg_id)
         size += item_bytes
-    # No id of the batch's own: a 4.9 broker appends these properties to those of every message.
-    properties_text = f"WAIT\x01{'true' if first.wait_store_ok else 'false'}\x02"
+    wait = first.system_properties[names.WAIT]
     return [
-        Prepared(
-            SEND_BATCH, first.topic, encode_batch(items), properties_text, 0, 0, ",".join(item_ids), now_ms
-        )
+        _batch(first.topic, items, item_ids, wait, now_ms)
         for items, item_ids in zip(pieces, ids, strict=True)
     ]
+
+
+def join(messages: list[Prepared], wait: str) -> Prepared:
+    """One request of messages that were prepared one by one, of one topic and none of them compressed.
+
+    Args:
+        wait: what all of them say about waiting for the flush.
+    """
+    items = [(message.flag, message.body, message.properties.encode()) for message in messages]
+    ids = [message.msg_id for message in messages]
+    return _batch(messages[0].topic, items, ids, wait, messages[0].born_ms)
+
+
+def _batch(
+    topic: str, items: list[tuple[int, Body, bytes]], ids: list[str], wait: str, born_ms: int
+) -> Prepared:
+    # No id of the batch's own: a 4.9 broker appends these properties to those of every message.
+    properties = f"{names.WAIT}\x01{wait}\x02"
+    return Prepared(SEND_BATCH, topic, encode_batch(items), properties, 0, 0, ",".join(ids), born_ms)
 
 
 def _check_topic(topic: str) -> None:

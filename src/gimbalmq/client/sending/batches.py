@@ -1,0 +1,377 @@
+"""Messages that wait a moment for company and then leave together, in one request (``auto_batch``).
+
+Each message keeps what it would have had alone: its id, its own result, its error, its place behind those that were
+sent before it to the same queue. Messages that no queue was chosen for share a batch if they agree in topic, in waiting
+for the flush, and in the rules for further attempts; the batch goes to the next queue. Those that are bound to a
+queue have one batch for each queue. What cannot be in a batch leaves by itself; if it is bound, it leaves behind the
+batch of its queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from gimbalmq.client.config import ProducerConfig
+from gimbalmq.client.instance import ClientInstance
+from gimbalmq.client.sending.lines import Lines, PlaceInLine
+from gimbalmq.client.sending.loop import Sending
+from gimbalmq.client.sending.prepare import SEND, Prepared, join, stamp
+from gimbalmq.client.sending.rules import ONCE, Rules
+from gimbalmq.errors import MessageIllegalError, RequestTimeoutError, RocketMQError, StateError
+from gimbalmq.model import properties as names
+from gimbalmq.model.batch import ITEM_BYTES
+from gimbalmq.model.message import Message
+from gimbalmq.model.queues import MessageQueue
+from gimbalmq.model.results import SendResult
+from gimbalmq.model.topics import RETRY_PREFIX
+
+_T = TypeVar("_T")
+
+Kind = tuple[str, str, bool]
+"""What messages of one batch have in common: topic, waiting for the flush as the property says it, and whether their
+senders await them, by which the rules for further attempts differ."""
+
+_ALONE: Final = frozenset({*names.DELAYS, names.TRAN_MSG, names.MESSAGE_TYPE, names.CORRELATION_ID})
+"""Messages with one of these leave alone: brokers take no delayed ones or halves in batches, and requests and replies
+have somebody who waits for them."""
+
+
+class Batch(msgspec.Struct, eq=False):
+    """Messages that leave together; each has its future.
+
+    Attributes:
+        queue: the queue that all of them are bound to; None is any.
+        limit: seconds to send it in, counted from when it leaves.
+        size: bytes, as in the request.
+        timer: sends it at the latest; None if it waits for nothing any more.
+    """
+
+    kind: Kind
+    queue: MessageQueue | None
+    rules: Rules
+    limit: float
+    size: int = 0
+    messages: list[Prepared] = []
+    futures: list[asyncio.Future[SendResult]] = []
+    timer: asyncio.TimerHandle | None = None
+
+    def settle(self, result: SendResult) -> None:
+        """A broker has stored it: its messages lie one behind the other."""
+        offset_ids = result.offset_msg_id.split(",")
+        if len(offset_ids) != len(self.messages):  # stored as one record, which has one id
+            offset_ids = [result.offset_msg_id] * len(self.messages)
+        status, queue, queue_offset = result.status, result.queue, result.queue_offset
+        region, trace_on = result.region_id, result.trace_on
+        for message, future, offset_id in zip(self.messages, self.futures, offset_ids, strict=True):
+            if not future.done():
+                future.set_result(
+                    SendResult(status, message.msg_id, queue, queue_offset, offset_id, None, region, trace_on)
+                )
+            queue_offset += 1
+
+    def fail(self, error: Exception) -> None:
+        for future in self.futures:
+            if not future.done():
+                future.set_exception(error)
+
+    def drop_cancelled(self) -> int:
+        """Forgets the messages whose senders have given up; how many they were."""
+        kept = [n for n, future in enumerate(self.futures) if not future.done()]
+        dropped = len(self.futures) - len(kept)
+        if dropped:
+            self.messages = [self.messages[n] for n in kept]
+            self.futures = [self.futures[n] for n in kept]
+        return dropped
+
+
+class Batches:
+    """The batches of one producer (Java: ProduceAccumulator).
+
+    Args:
+        awaited, soon: the rules for further attempts of messages that are bound to no queue, by how they were sent.
+
+    Attributes:
+        held: bytes of messages that are without an answer.
+    """
+
+    def __init__(
+        self,
+        sending: Sending,
+        instance: ClientInstance,
+        config: ProducerConfig,
+        *,
+        awaited: Rules,
+        soon: Rules,
+    ) -> None:
+        self._sending = sending
+        self._now_ms = instance.clock.wall_ms
+        self._next_id = instance.unique_ids.next
+        self._attempts = sending.attempts
+        self._group = config.group
+        self._limit = config.send_timeout
+        self._delay = config.batch_max_delay
+        self._most_bytes = min(config.batch_max_bytes, config.max_message_size)
+        self._small = min(config.compress_over, self._most_bytes)
+        self._most_held = config.total_batch_max_bytes
+        self._awaited = awaited
+        self._soon = soon
+        self._loop = asyncio.get_running_loop()
+        self._new_future = self._loop.create_future
+        self._open: dict[Kind, Batch] = {}
+        """Of messages that are bound to no queue."""
+        self._bound: dict[MessageQueue, Batch] = {}
+        self._lines = Lines()
+        """Bound batches that could not leave at once, for want of a connection."""
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._unfinished: set[asyncio.Task[Any]] = set()
+        self._closing = False
+        self.held = 0
+
+    # -- room -----------------------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        """Whether a further message has to wait, for bytes or for its turn."""
+        attempts = self._attempts
+        return self.held >= self._most_held or attempts.count >= attempts.most or bool(self._waiting)
+
+    async def wait_room(self, limit: float) -> None:
+        """Waits until there is room for one more message, and counts it as under way.
+
+        Raises:
+            RequestTimeoutError: there was none in time.
+        """
+        if self.full:
+            self.flush()  # what waits for company takes up the room
+        attempts = self._attempts
+        ends = self._loop.time() + limit
+        if attempts.count < attempts.most:
+            attempts.count += 1
+        else:
+            await attempts.wait_turn(limit)
+        try:
+            if self.held >= self._most_held or self._waiting:
+                await self._wait_bytes(ends, limit)
+        except BaseException:
+            attempts.landed()
+            raise
+
+    async def _wait_bytes(self, ends: float, limit: float) -> None:
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(waiter)
+        try:
+            async with asyncio.timeout_at(ends):
+                await waiter
+        except BaseException as error:
+            if waiter.done() and not waiter.cancelled():
+                self._let_in()  # the room came in the same moment: it is the next one's
+            if isinstance(error, TimeoutError):
+                raise RequestTimeoutError(
+                    f"{self.held} bytes are without an answer, total_batch_max_bytes is {self._most_held}, and no "
+                    f"room came within {limit:g} s; this message was not sent"
+                ) from error
+            raise
+
+    def _let_in(self) -> None:
+        """Wakes whoever has waited longest for bytes; who is let in lets in the next, once its own are counted."""
+        while self._waiting and self.held < self._most_held:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    # -- gathering ------------------------------------------------------------------------
+
+    def take(self, message: Message, *, awaited: bool) -> asyncio.Future[SendResult] | None:
+        """Puts a message that is bound to no queue into the batch that is open for its like.
+
+        The short way, for nearly all messages of who sends many: there is such a batch, and the message has room in it.
+
+        Returns:
+            None if it must go the long way, by ``prepare``.
+        """
+        attempts = self._attempts
+        known = message.system_properties
+        topic, body = message.topic, message.body
+        batch = self._open.get((topic, known[names.WAIT], awaited))
+        if (
+            batch is None
+            or attempts.count >= attempts.most
+            or self.held >= self._most_held
+            or self._waiting
+            or not 0 < len(body) < self._small
+            or not _ALONE.isdisjoint(known)
+        ):
+            return None
+        now_ms = self._now_ms()
+        msg_id, properties = stamp(message, self._next_id, now_ms)
+        size = batch.size + ITEM_BYTES + len(body) + len(properties)
+        if size > self._most_bytes or not properties.isascii():
+            return None
+        self.held += size - batch.size
+        batch.size = size
+        attempts.count += 1
+        batch.messages.append(Prepared(SEND, topic, body, properties, 0, message.flag, msg_id, now_ms))
+        future: asyncio.Future[SendResult] = self._new_future()
+        batch.futures.append(future)
+        return future
+
+    def fits(self, message: Message) -> bool:
+        """Whether a message may be in a batch; a large one, each compressed one among them, gains nothing by it."""
+        return (
+            0 < len(message.body) < self._small
+            and _ALONE.isdisjoint(message.system_properties)
+            and not message.topic.startswith(RETRY_PREFIX)
+        )
+
+    def put(
+        self, prepared: Prepared, queue: MessageQueue | None, *, wait: str, awaited: bool
+    ) -> asyncio.Future[SendResult]:
+        """Puts a message, which fits and is counted as under way, into the batch of its like, which it may begin."""
+        kind, size = (prepared.topic, wait, awaited), _item_bytes(prepared)
+        batch = self._open.get(kind) if queue is None else self._bound.get(queue)
+        if batch is None:
+            batch = self._begin(kind, queue)
+        elif batch.size + size > self._most_bytes or batch.kind[1] != kind[1]:
+            self._send(batch)
+            batch = self._begin(kind, queue)
+        future: asyncio.Future[SendResult] = self._new_future()
+        batch.messages.append(prepared)
+        batch.futures.append(future)
+        batch.size += size
+        self.held += size
+        if self._closing:
+            self._send(batch)
+        if self._waiting:
+            self._let_in()
+        return future
+
+    def _begin(self, kind: Kind, queue: MessageQueue | None) -> Batch:
+        rules = ONCE if queue is not None else self._awaited if kind[2] else self._soon
+        batch = Batch(kind, queue, rules, self._limit)
+        batch.timer = self._loop.call_later(self._delay, self._send, batch)
+        if queue is None:
+            self._open[kind] = batch
+        else:
+            self._bound[queue] = batch
+        return batch
+
+    def put_alone(
+        self, prepared: Prepared, queue: MessageQueue | None, *, limit: float
+    ) -> asyncio.Future[SendResult]:
+        """Sends by itself a message that is bound, behind those that were bound to its queue before."""
+        assert queue is not None, "what is bound to no queue need not go behind others"
+        before = self._bound.get(queue)
+        if before is not None:
+            self._send(before)
+        size = _item_bytes(prepared)
+        future: asyncio.Future[SendResult] = self._loop.create_future()
+        self.held += size
+        self._send(Batch((prepared.topic, "", False), queue, ONCE, limit, size, [prepared], [future]))
+        if self._waiting:
+            self._let_in()
+        return future
+
+    def own(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """A task that ``close`` waits for."""
+        task = self._sending.own(work)
+        self._unfinished.add(task)
+        task.add_done_callback(self._unfinished.discard)
+        return task
+
+    # -- leaving --------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """All that waits for company leaves."""
+        for batch in (*self._open.values(), *self._bound.values()):
+            self._send(batch)
+
+    async def close(self) -> None:
+        """Flushes, and returns when all have their answers or the time for it is up."""
+        self._closing = True
+        ends = self._loop.time() + self._limit
+        self.flush()
+        while self._unfinished and (left := ends - self._loop.time()) > 0:
+            await asyncio.wait(self._unfinished, timeout=left)
+
+    def _send(self, batch: Batch) -> None:
+        """The batch is closed and on its way."""
+        if batch.timer is not None:
+            batch.timer.cancel()
+            batch.timer = None
+            if batch.queue is None:
+                del self._open[batch.kind]
+            else:
+                del self._bound[batch.queue]
+        topic, place = batch.kind[0], None
+        if batch.queue is not None and (topic in self._lines or not self._attempts.reaches(batch.queue)):
+            place = self._lines.join(topic)
+        task = self.own(self._deliver(batch, place))
+        task.add_done_callback(partial(self._ended, batch, len(batch.messages), batch.size, place))
+
+    def _ended(
+        self, batch: Batch, messages: int, size: int, place: PlaceInLine | None, task: asyncio.Task[None]
+    ) -> None:
+        """The batch has its answer, or none will come."""
+        if place is not None:
+            place.leave()
+        if task.cancelled():
+            batch.fail(StateError(f"producer {self._group} was closed before the answer came"))
+        self.held -= size
+        self._attempts.landed(messages)
+        self._let_in()
+
+    async def _deliver(self, batch: Batch, place: PlaceInLine | None) -> None:
+        started = self._loop.time()
+        try:
+            if place is not None:
+                assert batch.queue is not None, "only what is bound stands in a line"
+                await place.come_first()
+                await self._attempts.connect(batch.queue, self._attempts.remaining(batch.limit, started))
+                place.leave()
+            batch.drop_cancelled()
+            if len(batch.messages) > 1:
+                await self._deliver_together(batch, started)
+            elif batch.messages:
+                await self._deliver_each(batch, started)
+        except RocketMQError as error:
+            batch.fail(error)
+
+    async def _deliver_together(self, batch: Batch, started: float) -> None:
+        request = join(batch.messages, batch.kind[1])
+        try:
+            result = await self._sending.deliver(
+                request, batch.rules, batch.limit, started=started, chosen=batch.queue
+            )
+        except MessageIllegalError:
+            # Nothing is stored. What the broker does not like may be one of them, and only that one shall fail.
+            await self._deliver_each(batch, started)
+        else:
+            batch.settle(result)
+
+    async def _deliver_each(self, batch: Batch, started: float) -> None:
+        for message, future in zip(batch.messages, batch.futures, strict=True):
+            if future.done():
+                continue
+            try:
+                result = await self._sending.deliver(
+                    message, batch.rules, batch.limit, started=started, chosen=batch.queue
+                )
+            except RocketMQError as error:
+                if not future.done():
+                    future.set_exception(error)
+            else:
+                if not future.done():
+                    future.set_result(result)
+
+
+def _item_bytes(prepared: Prepared) -> int:
+    properties = prepared.properties
+    length = len(properties) if properties.isascii() else len(properties.encode())
+    return ITEM_BYTES + len(prepared.body) + length
