@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gimbalmq.errors import ConfigError
 from gimbalmq.model.queues import MessageQueue, sort_queues
 from gimbalmq.spark import columns
 from gimbalmq.spark.connection import Connection
 from gimbalmq.spark.declared import Given, Option, made_of, nested, option, options_of, read_values
-from gimbalmq.spark.decode import OnError
 from gimbalmq.spark.offsets import EARLIEST, LATEST
 from gimbalmq.spark.option_values import (
     BOOLEAN,
@@ -33,6 +32,9 @@ from gimbalmq.spark.option_values import (
     size,
 )
 from gimbalmq.spark.planning import ENOUGH_TASKS, FULL_ROWS, LEAST_ROWS
+
+if TYPE_CHECKING:
+    from gimbalmq.spark.decode import OnError  # only tasks load what decodes
 
 MAX_PULL_BYTES: Final = 8 << 20
 

@@ -33,7 +33,6 @@ from gimbalmq.errors import ConfigError
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.spark import columns, offsets
 from gimbalmq.spark.cluster import MAX_PAUSE, Cluster
-from gimbalmq.spark.fetch import read_partition
 from gimbalmq.spark.offsets import Bounds
 from gimbalmq.spark.option_values import nearest
 from gimbalmq.spark.options import Place, SourceSettings
@@ -127,6 +126,9 @@ class _Reading:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, TopicPartition):
             return  # Spark's stand-in for a plan without partitions
+        # Only tasks need it, and loading it is half of what our part of a planner's start takes.
+        from gimbalmq.spark.fetch import read_partition
+
         settle()
         names = self.arrow_schema.names
         for batch in read_partition(self.settings, partition.ranges, partition.addresses, names):
