@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import random
+import runpy
+from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from pyspark import pipelines
 from pyspark.sql import SparkSession
 
 from gimbalmq.errors import ConfigError, DataLossError, RemoteProtocolError
@@ -19,6 +23,8 @@ from gimbalmq.spark.archive import log as archive_log
 from gimbalmq.spark.archive.log import ArchiveLog, DataFile, State
 from gimbalmq.spark.archive.reader import ArchiveReader, ArchiveStreamReader, in_order, slices_of
 from gimbalmq.spark.archive.writer import TaskFiles
+from gimbalmq.testing.cluster import ThreadCluster
+from tests.spark.conftest import Topic
 from tests.support import ManualClock
 
 SCHEMA = pa.schema(
@@ -106,6 +112,27 @@ def test_rows_lie_in_folders_by_topic_and_day(log: ArchiveLog) -> None:
         "orders/1/0",
         "orders/1/1",
     ]
+
+
+def test_folders_by_hour_are_written_read_in_order_and_joined_each_by_itself(log: ArchiveLog) -> None:
+    def in_hour(hour: int, offsets: range) -> pa.RecordBatch:
+        batch = rows(0, offsets)
+        return batch.append_column("hour", pa.array([hour] * batch.num_rows, pa.int32()))
+
+    by = ("topic", "date", "hour")
+    for number, (hour, offsets) in enumerate([(9, range(2)), (9, range(2, 4)), (13, range(4, 6))]):
+        assert log.add(stage(log, in_hour(hour, offsets), by=by), query="q", batch=number)
+    day = "topic=orders/date=2026-11-15"
+    assert visible(log) == [f"{day}/hour=13", f"{day}/hour=9", f"{day}/hour=9"]
+    (join,) = compact.plan(log.state(), 1 << 20)
+    assert compact.do(log, join)
+    assert sorted(file.folder for file in log.state().files.values()) == [f"{day}/hour=13", f"{day}/hour=9"]
+    reader = ArchiveReader(log.root, SCHEMA.append(pa.field("hour", pa.int32())), ordered=True)
+    found = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert pa.Table.from_batches(found).select(["offset", "hour"]).to_pydict() == {
+        "offset": list(range(6)),
+        "hour": [9, 9, 9, 9, 13, 13],
+    }
 
 
 def test_a_row_without_a_topic_has_a_folder_too(log: ArchiveLog) -> None:
@@ -491,3 +518,42 @@ def test_tables_and_streams_are_written_read_and_read_on_after_a_compaction(
     assert sorted(found) == list(range(150)), "each row once"
     with pytest.raises(Exception, match="an archive only grows"):
         frame.write.format("rocketmq-archive").mode("overwrite").save(place)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_the_archive_template_puts_messages_into_folders_by_hour(
+    spark: SparkSession,
+    shared_cluster: ThreadCluster,
+    new_topic: Callable[..., Topic],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = new_topic(shared_cluster)
+    topic.send(20)
+    log = ArchiveLog(tmp_path / "messages")
+    settings = {
+        "namesrv": shared_cluster.namesrv,
+        "topics": topic.name,
+        "start": "earliest",
+        "group": "by-hour",
+        "batch": "1000",
+        "partition": "hour",
+        "messages": str(log.root),
+    }
+    for name, value in settings.items():
+        spark.conf.set(f"gimbalmq.{name}", value)
+    # Outside of a pipeline a table is nothing but its function.
+    monkeypatch.setattr(pipelines, "table", lambda **_: lambda function: function)
+    template = resources.files("gimbalmq.spark.pipelines") / "archive" / "transformations" / "messages.py"
+    with resources.as_file(template) as path:
+        frame = runpy.run_path(str(path))["messages"]()
+    writing = frame.writeStream.format("rocketmq-archive").trigger(availableNow=True)
+    writing.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
+    found = 0
+    for file in log.root.glob("topic=*/**/*.parquet"):
+        stored = parquet.ParquetFile(file).read().column("storeTimestamp").to_pylist()
+        folders = {f"topic={topic.name}/date={at:%Y-%m-%d}/hour={at.hour}" for at in stored}
+        assert folders == {str(file.relative_to(log.root).parent)}
+        found += len(stored)
+    assert found == 20

@@ -22,8 +22,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from gimbalmq import sync
 from gimbalmq.model.message import Message
+from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol.bodies import TopicConfig
-from gimbalmq.rpc import management
+from gimbalmq.rpc import groups, management
 from gimbalmq.spark.connection import Connection
 from gimbalmq.spark.wire import Wire
 from gimbalmq.testing import LocalCluster
@@ -207,8 +208,8 @@ def test_executors_and_workers_that_die_cost_no_row_and_repeat_none(
     ],
 )
 def test_rows_written_again_in_another_order_come_once_without_duplicates(tmp_path: Path, count: int) -> None:
-    """Tasks fail, are killed and are overtaken by copies of themselves, on two brokers; a tenth of the rows are
-    there twice from the start, and stay so."""
+    """Tasks fail, are killed and are overtaken by copies of themselves, on two brokers, one of which crashes in the
+    middle and comes back; a tenth of the rows are there twice from the start, and stay so."""
     # Spark begins a copy of a slow task only on another host.
     with (
         LocalCluster.in_thread(brokers=2) as cluster,
@@ -218,12 +219,41 @@ def test_rows_written_again_in_another_order_come_once_without_duplicates(tmp_pa
             create(cluster.namesrv, broker.address, "repeated")
         told = {"namesrv": cluster.namesrv, "copy": "repeated", "count": count}
         with Job("repeating", tmp_path, master=master, **told) as job:
+            moved = crash_in_mid_write(cluster, job, tmp_path)
             found = job.result(1800.0)
     assert found["marks"] == ["failure-again", "killed-again", "slow-again"], "all of it has happened"
     assert found["brokers"] == 2
+    assert moved > 0, "rows were written while a broker was away"
     assert found["messages"] > count, "tasks that ended early had sent something"
     assert found["ids"] == count and found["ids_of_two_rows"] == 0
     assert (found["once"], found["different"], found["wrong"]) == (count, count - count // 10, [])
+
+
+def crash_in_mid_write(cluster: ThreadCluster, job: Job, folder: Path) -> int:
+    """The second broker is away from when a first task is repeated until the other has got more; how many."""
+
+    def written() -> int:
+        return stored(cluster.namesrv, cluster.brokers[0].address, "repeated")
+
+    def repeated() -> bool:
+        assert job.running, job.said()
+        return any(folder.glob("*-again"))
+
+    eventually(repeated, bool, "a repeated task", timeout=PATIENCE, every=0.01)
+    cluster.kill_broker(1)
+    before = written()
+    after = eventually(written, lambda now: now > before, "rows at the other broker", timeout=PATIENCE)
+    cluster.start_broker(1)
+    return after - before
+
+
+def stored(namesrv: str, broker: str, topic: str, queues: int = 4) -> int:
+    wire = Wire(Connection(namesrv=namesrv))
+    try:
+        asked = (groups.max_offset(wire, broker, MessageQueue(topic, "", number)) for number in range(queues))
+        return sum(found for found in wire.gather(asked) if isinstance(found, int))
+    finally:
+        wire.close()
 
 
 # --- the broker ----------------------------------------------------------------------------------
