@@ -218,7 +218,7 @@ def test_silence_ends_the_connection_at_the_side_that_hears_nothing(
             memory.cut("10.0.0.11", "10.0.0.12")
             begun = clock.monotonic()
             if silent == "10.0.0.11":
-                await until(lambda: not slave.follower.is_connected)
+                await until(lambda: slave.follower.trouble is not None)
                 assert f"said nothing for {borne}000 ms" in str(slave.follower.trouble)
             else:
                 await until(lambda: not master.source.replicas)
