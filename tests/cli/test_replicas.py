@@ -187,7 +187,8 @@ def test_the_new_master_promises_what_the_old_one_did(
         return b""
 
     slave.answers[RequestCode.UPDATE_BROKER_CONFIG] = leads
-    assert f"as {role}" in run("broker", "promote", "broker-a", *words, "--yes")
+    shown = run("broker", "promote", "broker-a", *words, "--yes")
+    assert f"as {role}" in shown and ("wait for no slave" in shown) == (role == "ASYNC_MASTER")
     assert _asked_to_lead(slave) == [{"brokerRole": role, "brokerId": "0"}]
 
 

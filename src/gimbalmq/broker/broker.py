@@ -46,7 +46,7 @@ from gimbalmq.broker.replication.acknowledging import Acknowledging
 from gimbalmq.broker.replication.acting import ActingMode
 from gimbalmq.broker.replication.controller_mode import ControllerMode
 from gimbalmq.broker.replication.escape import Escape
-from gimbalmq.broker.replication.heard import LOOK_SECONDS, HeardOfMaster
+from gimbalmq.broker.replication.heard import HeardOfMaster
 from gimbalmq.broker.replication.progress import CopiedProgress
 from gimbalmq.broker.replication.reading import ReadRules
 from gimbalmq.broker.replication.refusals import SlaveRefusals
@@ -498,8 +498,6 @@ class Broker:
         every(SIGNS_SCAN_SECONDS, self._expel_silent, "hung clients")
         every(RELOAD_SECONDS, self._reload_certificates, "certificates")
         every(SAMPLE_SECONDS, self._sample, "statistics")
-        if not live.now.enable_controller_mode:  # a controller knows who is in sync
-            every(LOOK_SECONDS, self.replication.heard.look, "what the master says of itself")
         every(
             lambda: live.now.clean_resource_interval / 1000,
             self.upkeep.clean,

@@ -19,10 +19,11 @@ from gimbalmq.errors import RequestCodeNotSupportedError, RocketMQError, StoreEr
 from gimbalmq.rpc import management, replication
 from gimbalmq.rpc.call import Caller
 from gimbalmq.store.files import Files
+from gimbalmq.transport.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
 _ROLE_SECONDS = 10.0
 """Between questions to a master of Apache's, whose role is only found among all of its configuration."""
 _SECONDS = 3.0
@@ -48,6 +49,7 @@ class HeardOfMaster:
         self._thread = thread
         self._caller = caller
         self._clock = clock
+        self._tasks = Tasks("heard of the master")
         self._master: str | None = None
         self._role_until = 0.0
         self.role, self.slaves = _NOTHING
@@ -62,6 +64,13 @@ class HeardOfMaster:
         """The master that is copied from now on; None if nobody is."""
         if master != self._master:
             self._master, self._role_until = master, 0.0
+            self._tasks.spawn(self.look(), "first question")
+
+    async def start(self) -> None:
+        self._tasks.every(_LOOK_SECONDS, self.look, "questions")
+
+    async def close(self) -> None:
+        await self._tasks.close()
 
     def role_changed(self, before: Role, now: Role) -> None:
         """What a broker heard before it was the master itself is of no use later."""

@@ -111,7 +111,9 @@ class Replication:
         self.election_trouble: Callable[[], str | None] = lambda: None
         self.table_trouble: Callable[[], str | None] = lambda: None
         self.on_cut: list[Callable[[int], None]] = []
-        self.on_copying: list[Callable[[str | None], None]] = [heard.aim]
+        self.on_copying: list[Callable[[str | None], None]] = []
+        if not live.now.enable_controller_mode:  # a controller knows who is in sync
+            self.on_copying.append(heard.aim)
         roles.watch(heard.role_changed)
         registration.answered = self._answered
 
@@ -148,6 +150,7 @@ class Replication:
         """Begins to copy the master, if this is a slave; the name servers have been told of this broker."""
         if not self.roles.is_master and self.roles.now.online:
             await self._copy()
+        await self.heard.start()
         self._tasks.every(_SEEK_SECONDS, self._seek, "master", first=0.0)
 
     async def go_online(self) -> None:
@@ -195,6 +198,7 @@ class Replication:
 
     async def close(self) -> None:
         await self._tasks.close()
+        await self.heard.close()
         await self._escape.close()
         await self.follower.close()
         await self.source.close()
