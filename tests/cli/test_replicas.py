@@ -143,7 +143,7 @@ def test_a_slave_of_a_living_master_is_not_promoted(cluster: ScriptedCluster, ru
 
 def test_the_slave_with_the_longest_log_is_promoted(cluster: ScriptedCluster, run: Run) -> None:
     short = cluster.broker("broker-a", 1, as_slave(900))
-    long = cluster.broker("broker-a", 2, as_slave(1000))
+    long = cluster.broker("broker-a", 2, as_slave(1000, master_role="ASYNC_MASTER"))
     shown = run("broker", "promote", short.address, "--yes", code=4)
     assert "has 100 bytes more" in shown and f"gimbalmq broker promote {long.address}" in shown
     assert "Nothing speaks against it" in run("broker", "promote", "broker-a", "--dry-run")
@@ -159,7 +159,49 @@ def test_the_slave_with_the_longest_log_is_promoted(cluster: ScriptedCluster, ru
     assert f"broker-a at {long.address} is the master now, as SYNC_MASTER" in run(
         "broker", "promote", "broker-a", "--sync", "--yes"
     )
+    assert long.of(RequestCode.UPDATE_BROKER_CONFIG)[0][0] == {}, "nothing is forced"
     assert _asked_to_lead(long) == [{"brokerRole": "SYNC_MASTER", "brokerId": "0"}]
+
+
+@pytest.mark.parametrize(
+    ("heard", "words", "role"),
+    [
+        ({"master_role": "SYNC_MASTER"}, [], "SYNC_MASTER"),
+        ({"master_role": "ASYNC_MASTER"}, [], "ASYNC_MASTER"),
+        ({"master_role": "SYNC_MASTER"}, ["--async"], "ASYNC_MASTER"),
+        ({}, [], None),
+    ],
+)
+def test_the_new_master_promises_what_the_old_one_did(
+    cluster: ScriptedCluster, run: Run, heard: dict[str, str], words: list[str], role: str | None
+) -> None:
+    slave = cluster.broker("broker-a", 1, as_slave(900, **heard))
+    if role is None:
+        run("broker", "promote", "broker-a", "--yes", code=2, error="say --sync .* or --async")
+        assert not _asked_to_lead(slave)
+        return
+
+    async def leads() -> bytes:
+        slave.answers |= as_master(900)
+        await cluster.registers("broker-a", 0, slave.address)
+        return b""
+
+    slave.answers[RequestCode.UPDATE_BROKER_CONFIG] = leads
+    shown = run("broker", "promote", "broker-a", *words, "--yes")
+    assert f"as {role}" in shown and ("wait for no slave" in shown) == (role == "ASYNC_MASTER")
+    assert _asked_to_lead(slave) == [{"brokerRole": role, "brokerId": "0"}]
+
+
+def test_a_slave_that_is_not_registered_may_have_more(cluster: ScriptedCluster, run: Run) -> None:
+    cluster.broker("broker-a", 1, as_slave(900, master_slaves=2))
+    assert "the master had 2 slaves" in run("broker", "promote", "broker-a", "--dry-run", code=4)
+    cluster.broker("broker-a", 2, as_slave(900, master_slaves=2))
+    assert "Nothing speaks against it" in run("broker", "promote", "broker-a", "--dry-run")
+
+
+def test_a_masters_trouble_is_shown(cluster: ScriptedCluster, run: Run) -> None:
+    cluster.broker("broker-a", 0, as_master(1000, trouble="no controller answers"))
+    assert "no controller answers" in run("broker", "ha-status", code=1)
 
 
 def test_of_slaves_with_the_same_log_one_of_ours_is_promoted(cluster: ScriptedCluster, run: Run) -> None:
@@ -170,7 +212,7 @@ def test_of_slaves_with_the_same_log_one_of_ours_is_promoted(cluster: ScriptedCl
 
 def test_a_slave_is_promoted_by_force(cluster: ScriptedCluster, run: Run) -> None:
     """Its master has stopped for good, but nobody can ask the other slave."""
-    slave = cluster.broker("broker-a", 1, as_slave(900))
+    slave = cluster.broker("broker-a", 1, as_slave(900, master_role="ASYNC_MASTER"))
     cluster.register("broker-a", 2, "127.0.0.1:1")
 
     async def leads() -> bytes:
@@ -180,6 +222,7 @@ def test_a_slave_is_promoted_by_force(cluster: ScriptedCluster, run: Run) -> Non
 
     slave.answers[RequestCode.UPDATE_BROKER_CONFIG] = leads
     assert "In spite of this" in run("broker", "promote", slave.address, "--force", "--yes")
+    assert slave.of(RequestCode.UPDATE_BROKER_CONFIG)[0][0] == {"forcesRole": "true"}
     assert _asked_to_lead(slave) == [{"brokerRole": "ASYNC_MASTER", "brokerId": "0"}]
 
 

@@ -234,7 +234,7 @@ class ReplicaProcesses:
             tries += 1
             await asyncio.sleep(0.2)
             found = await self.admin.replication.promotion(NAME)
-        await self.admin.replication.promote(found, role="SYNC_MASTER")
+        await self.admin.replication.promote(found, force=force)
         new = next(member for member in self.members if member.far == found.slave.address)
         old.is_master, new.is_master = False, True
         self.senders.target = new.near

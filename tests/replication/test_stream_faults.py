@@ -275,3 +275,26 @@ def test_a_report_beyond_the_masters_end_acknowledges_nothing(lie: int, tmp_path
             await both.end_and_compare(least=7)
 
     run(work(), SECONDS)
+
+
+def test_a_report_before_the_masters_first_file_acknowledges_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The slave has everything, and says that it lacks what the master has deleted."""
+
+    async def work() -> None:
+        async with pair(tmp_path, slaveTimeout=700) as both:
+            while both.master.store.max_commitlog_offset < 2 * FILE_BYTES:
+                assert set(await both.send(20, size=300)) == {0}
+            for segment in both.master.store.log.drop_first(1):
+                both.master.store.log.segments.discard(segment)
+            both.cable.on_report = lambda end: report(100)
+            both.cable.cut()
+            await happens(lambda: f"ours begins at {FILE_BYTES}" in caplog.text, "the report was refused")
+            assert 0 not in await both.send(5)
+            both.cable.pass_all()
+            await both.level()
+            await both.followed()
+            assert await both.send(1) == [0]
+
+    run(work(), SECONDS)

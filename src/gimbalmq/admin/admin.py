@@ -7,6 +7,7 @@ from typing import Any, Self
 from gimbalmq.admin.access import AclAdmin, UserAdmin
 from gimbalmq.admin.clusters import ClusterAdmin
 from gimbalmq.admin.connection import AdminConnection
+from gimbalmq.admin.controllers import ControllerAdmin
 from gimbalmq.admin.dead_letters import DeadLetterAdmin
 from gimbalmq.admin.groups import GroupAdmin
 from gimbalmq.admin.messages import MessageAdmin
@@ -27,13 +28,15 @@ class Admin:
         options: further fields of ``ClientConfig``, such as ``access_key`` and ``tls``.
 
     Attributes:
-        clusters, replication, topics, groups, messages, dead_letters, users, acls: what can be asked and done, by noun.
+        clusters, replication, controllers, topics, groups, messages, dead_letters, users, acls: what can be asked and
+            done, by noun.
     """
 
     def __init__(self, namesrv: str | list[str] | tuple[str, ...] = "", **options: Any) -> None:
         self._connection = AdminConnection(ClientConfig.of(namesrv=namesrv, **options))
         self.clusters = ClusterAdmin(self._connection)
         self.replication = ReplicationAdmin(self._connection)
+        self.controllers = ControllerAdmin(self._connection)
         self.topics = TopicAdmin(self._connection)
         self.groups = GroupAdmin(self._connection)
         self.messages = MessageAdmin(self._connection)

@@ -18,6 +18,9 @@ from gimbalmq.rpc.call import Caller
 
 T = TypeVar("T")
 
+Place = tuple[str, str, int, str]
+"""Cluster, broker name, id and address of a broker."""
+
 
 class AdminConnection:
     """One client instance without heartbeats, and the addresses learned through it."""
@@ -59,6 +62,20 @@ class AdminConnection:
         return await self.of_nameserver(lambda caller, address: nameserver.route(caller, address, topic))
 
     # -- brokers ----------------------------------------------------------------------
+
+    async def places(self, cluster: str | None = None) -> list[Place]:
+        """Every replica that is registered, of all clusters or one; raises ConfigError if there is no such cluster."""
+        info = await self.cluster_info()
+        if cluster is not None and cluster not in info.cluster_addr_table:
+            known = ", ".join(sorted(info.cluster_addr_table)) or "none"
+            raise ConfigError("cluster", cluster, f"no such cluster is registered; there is {known}")
+        clusters = {name: of for of, names in info.cluster_addr_table.items() for name in names}
+        return sorted(
+            (clusters.get(name, data.cluster), name, broker_id, address)
+            for name, data in info.broker_addr_table.items()
+            for broker_id, address in data.broker_addrs.items()
+            if cluster is None or clusters.get(name, data.cluster) == cluster
+        )
 
     async def masters(self, *, cluster: str | None = None, broker: str | None = None) -> dict[str, str]:
         """Addresses of masters by broker name: of all, of one cluster, or one broker (name or address).

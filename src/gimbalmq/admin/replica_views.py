@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gimbalmq.errors import ConfigError
+
 MASTER, SLAVE = "master", "slave"
 
 
@@ -38,7 +40,9 @@ class ReplicaView:
         slaves: a master's connections.
         master: address that a slave copies from.
         state: what a slave does, in words of ours; "" from Apache's brokers, which do not say.
-        trouble: why a slave does not copy its master's log or tables, or has no part in elections.
+        master_role, master_slaves: brokerRole of a slave's master, and how many slaves that had, when the slave last
+            heard of it; "" and None if nobody knows.
+        trouble: why a slave does not copy its master's log or tables, or why a broker has no part in elections.
         problem: why the broker could not be asked.
         refused: it answered that we may not ask it.
         tells_copies: it says who copies whom; brokers of 4.9 do not.
@@ -58,6 +62,8 @@ class ReplicaView:
     last_read_ms: int = 0
     last_write_ms: int = 0
     master_flush_offset: int = 0
+    master_role: str = ""
+    master_slaves: int | None = None
     state: str = ""
     trouble: str = ""
     problem: str = ""
@@ -94,6 +100,22 @@ class Promotion:
     @property
     def is_safe(self) -> bool:
         return not self.dangers
+
+    def role(self, wanted: str | None = None) -> str:
+        """The new master's brokerRole: the one that is wanted, else what the old master had.
+
+        Raises:
+            ConfigError: nobody knows that.
+        """
+        found = wanted or self.slave.master_role
+        if not found:
+            raise ConfigError(
+                "role",
+                "",
+                f"{self.slave.title} never heard whether its master waited for slaves: say --sync (SYNC_MASTER) or "
+                "--async (ASYNC_MASTER)",
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True)

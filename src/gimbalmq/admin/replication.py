@@ -1,25 +1,19 @@
-"""Replicas: who copies whom, making a slave the master, and what Apache's controllers know."""
+"""Replicas: who copies whom, making a slave the master, and making a master a slave."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TypeVar
 
-from gimbalmq.admin.connection import AdminConnection
+from gimbalmq.admin.connection import AdminConnection, Place
 from gimbalmq.admin.replica_views import (
     MASTER,
     SLAVE,
-    ControllerView,
-    ElectedView,
     EpochsView,
     EpochView,
     Promotion,
-    ReplicaMember,
     ReplicaView,
     SlaveConnection,
-    SyncStateView,
 )
 from gimbalmq.admin.texts import moment
 from gimbalmq.errors import (
@@ -29,23 +23,14 @@ from gimbalmq.errors import (
     RequestCodeNotSupportedError,
     ResponseError,
     RocketMQError,
-    TransportError,
 )
 from gimbalmq.model.route import MASTER_ID
 from gimbalmq.protocol.codes import ResponseCode
-from gimbalmq.protocol.replication_bodies import HaStatus, ReplicaIdentity
+from gimbalmq.protocol.replication_bodies import HaStatus
 from gimbalmq.rpc import management
 from gimbalmq.rpc import replication as calls
 from gimbalmq.rpc.call import Caller
 
-T = TypeVar("T")
-
-Place = tuple[str, str, int, str]
-"""Cluster, broker name, id and address of a broker."""
-
-ASYNC_MASTER, SYNC_MASTER = "ASYNC_MASTER", "SYNC_MASTER"
-
-_USUAL_CLUSTER = "DefaultCluster"
 _LOOK_SECONDS = 0.1
 _TAKES_OVER_SECONDS = 10.0
 _SETTLED = ("", "catching up", "following", "refused")
@@ -55,7 +40,7 @@ _CONNECTED = ("catching up", "following")
 
 
 class ReplicationAdmin:
-    """``admin.replication``: masters, slaves and controllers."""
+    """``admin.replication``: masters and slaves."""
 
     def __init__(self, connection: AdminConnection) -> None:
         self._at = connection
@@ -68,7 +53,7 @@ class ReplicationAdmin:
         Raises:
             ConfigError: there is no such broker or cluster; the ones there are are named.
         """
-        places = await self._places(cluster)
+        places = await self._at.places(cluster)
         if broker is not None and broker not in {place[1] for place in places}:
             if not any(place[3] == broker for place in places):
                 known = ", ".join(sorted({place[1] for place in places})) or "none"
@@ -78,19 +63,6 @@ class ReplicationAdmin:
             views = await self._look_at([place for place in places if place[1] in names])
             return [view for view in views if view.address == broker]
         return await self._look_at([place for place in places if broker in (None, place[1])])
-
-    async def _places(self, cluster: str | None = None) -> list[Place]:
-        info = await self._at.cluster_info()
-        if cluster is not None and cluster not in info.cluster_addr_table:
-            known = ", ".join(sorted(info.cluster_addr_table)) or "none"
-            raise ConfigError("cluster", cluster, f"no such cluster is registered; there is {known}")
-        clusters = {name: of for of, names in info.cluster_addr_table.items() for name in names}
-        return sorted(
-            (clusters.get(name, data.cluster), name, broker_id, address)
-            for name, data in info.broker_addr_table.items()
-            for broker_id, address in data.broker_addrs.items()
-            if cluster is None or clusters.get(name, data.cluster) == cluster
-        )
 
     async def _look_at(self, places: list[Place]) -> list[ReplicaView]:
         views = await asyncio.gather(*(self._look(*place) for place in places))
@@ -165,12 +137,22 @@ class ReplicationAdmin:
             notes=tuple(_notes(slave, master)),
         )
 
-    async def promote(self, promotion: Promotion, *, role: str = ASYNC_MASTER) -> ReplicaView:
-        """Makes a slave the master, and waits until it is one and the name servers say so."""
+    async def promote(
+        self, promotion: Promotion, *, role: str | None = None, force: bool = False
+    ) -> ReplicaView:
+        """Makes a slave the master, and waits until it is one and the name servers say so.
+
+        Args:
+            role: ASYNC_MASTER or SYNC_MASTER; by default what its master was.
+            force: even if the slave itself finds that its master lives.
+
+        Raises:
+            ConfigError: nobody knows what its master was.
+            ResponseError: the slave refuses.
+        """
         slave = promotion.slave
-        await management.update_broker_config(
-            self._at.caller, slave.address, {"brokerRole": role, "brokerId": str(MASTER_ID)}
-        )
+        settings = {"brokerRole": promotion.role(role), "brokerId": str(MASTER_ID)}
+        await management.update_broker_config(self._at.caller, slave.address, settings, forces_role=force)
         return await self._becomes(slave, MASTER_ID)
 
     async def successor(self, address: str, master: str | None = None) -> tuple[ReplicaView, str]:
@@ -215,7 +197,7 @@ class ReplicationAdmin:
         deadline = loop.time() + _TAKES_OVER_SECONDS
         while True:
             now = await self._look(*place)
-            listed = place in await self._places()
+            listed = place in await self._at.places()
             has_changed = not now.problem and now.is_slave == (broker_id != MASTER_ID)
             late = loop.time() > deadline
             if listed and has_changed and (now.state in _SETTLED or late):
@@ -227,13 +209,13 @@ class ReplicationAdmin:
                 )
             await asyncio.sleep(_LOOK_SECONDS)
 
-    # -- with a controller ------------------------------------------------------------
+    # -- terms -------------------------------------------------------------------------
 
     async def epochs(self, broker: str | None = None, *, cluster: str | None = None) -> list[EpochsView]:
         """The terms of masters in each replica's log."""
-        places = [place for place in await self._places(cluster) if broker in (None, place[1], place[3])]
+        places = [place for place in await self._at.places(cluster) if broker in (None, place[1], place[3])]
         if not places:
-            known = ", ".join(sorted({place[1] for place in await self._places()})) or "none"
+            known = ", ".join(sorted({place[1] for place in await self._at.places()})) or "none"
             raise ConfigError("broker", broker or "", f"no such broker is registered; there is {known}")
         return await asyncio.gather(*(self._epochs(*place) for place in places))
 
@@ -251,144 +233,6 @@ class ReplicationAdmin:
             table.max_offset,
         )
 
-    async def controllers(self, broker: str | None = None) -> str:
-        """The controllers that brokers were told of, ``host:port;host:port``, by the first of them that knows any.
-
-        Raises:
-            ConfigError: none does.
-        """
-        for _, name, _, address in await self._places():
-            if broker not in (None, name):
-                continue
-            try:
-                config = await management.broker_config(self._at.caller, address)
-            except RocketMQError:
-                continue  # another one may know
-            if config.get("controllerAddr"):
-                return config["controllerAddr"]
-        raise ConfigError("--controller", "", "no broker names a controller; give its address, host:port")
-
-    async def controller(self, controllers: str) -> ControllerView:
-        """What the first controller that answers says of the controllers."""
-        found = await self._of_controller(controllers, calls.controller_metadata)
-        pairs = (peer.partition(":") for peer in (found.peers or "").split(";") if peer)
-        return ControllerView(
-            found.group or "",
-            found.controller_leader_id or "",
-            found.controller_leader_address or "",
-            found.is_leader,
-            {name: address for name, _, address in pairs},
-        )
-
-    async def sync_state(
-        self, controllers: str, broker: str | None = None, *, cluster: str | None = None
-    ) -> list[SyncStateView]:
-        """Which replicas have all that is acknowledged, as the controller that leads knows it."""
-        names = [broker] if broker else sorted({place[1] for place in await self._places(cluster)})
-        leader = await self._leader(controllers)
-        table = await calls.sync_state(self._at.caller, leader, names)
-        return [
-            SyncStateView(
-                name,
-                -1 if info.master_broker_id is None else info.master_broker_id,
-                info.master_address or "",
-                info.master_epoch,
-                info.sync_state_set_epoch,
-                tuple(map(_member, info.in_sync_replicas)),
-                tuple(map(_member, info.not_in_sync_replicas)),
-            )
-            for name, info in sorted(table.replicas_info_table.items())
-        ]
-
-    async def elect(
-        self, controllers: str, broker: str, broker_id: int, *, cluster: str | None = None
-    ) -> ElectedView:
-        """Has the controller that leads make one replica of the set the master.
-
-        Args:
-            broker_id: the controller's id of the replica.
-            cluster: of the broker; by default what the name servers say.
-        """
-        leader = await self._leader(controllers)
-        cluster = cluster or await self._cluster_of(broker)
-        reply, body = await calls.elect_master(self._at.caller, leader, cluster, broker, broker_id)
-        group = body.broker_member_group
-        return ElectedView(
-            broker,
-            -1 if reply.master_broker_id is None else reply.master_broker_id,
-            reply.master_address or "",
-            reply.master_epoch or 0,
-            reply.sync_state_set_epoch or 0,
-            dict(group.broker_addrs) if group is not None else {},
-        )
-
-    async def controller_config(self, controllers: str) -> dict[str, dict[str, str]]:
-        """Each controller's settings."""
-        addresses = _addresses(controllers)
-        found = await self._at.of_each(addresses, calls.controller_config)
-        return dict(zip(addresses, found, strict=True))
-
-    async def set_controller_config(self, controllers: str, settings: dict[str, str]) -> list[str]:
-        """Changes settings of every controller that is named; their addresses."""
-        addresses = _addresses(controllers)
-        await self._at.of_each(
-            addresses,
-            lambda caller, address: calls.update_controller_config(caller, address, settings),
-        )
-        return addresses
-
-    async def clean(
-        self,
-        controllers: str,
-        broker: str,
-        *,
-        cluster: str | None = None,
-        ids: str | None = None,
-        living: bool = False,
-    ) -> None:
-        """Has the controller forget replicas: those with these ids, ``1;2``, or all of the broker."""
-        leader = await self._leader(controllers)
-        cluster = cluster or await self._cluster_of(broker)
-        await calls.clean_broker_data(
-            self._at.caller, leader, broker, cluster=cluster, ids=ids, living=living
-        )
-
-    async def _cluster_of(self, broker: str) -> str:
-        """Cluster of a name; the usual one if no broker of that name is registered any more."""
-        found = (cluster for cluster, name, _, _ in await self._places() if name == broker)
-        return next(found, _USUAL_CLUSTER)
-
-    async def _leader(self, controllers: str) -> str:
-        found = await self.controller(controllers)
-        if not found.leader:
-            raise ConnectError(f"no controller of {controllers} leads; are more than half of them up?")
-        return found.leader
-
-    async def _of_controller(self, controllers: str, call: Callable[[Caller, str], Awaitable[T]]) -> T:
-        """Asks one after the other until one answers."""
-        problems = []
-        for address in _addresses(controllers):
-            try:
-                return await call(self._at.caller, address)
-            except RequestCodeNotSupportedError:
-                raise ConfigError(
-                    "controller", address, "this is no controller; give its address, such as 127.0.0.1:9878"
-                ) from None
-            except TransportError as error:
-                problems.append(str(error))
-        raise ConnectError("; ".join(problems))
-
-
-def _addresses(controllers: str) -> list[str]:
-    found = [address.strip() for address in controllers.split(";") if address.strip()]
-    for address in found:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ConfigError("controller", address, "use host:port;host:port, such as 127.0.0.1:9878")
-    if not found:
-        raise ConfigError("controller", controllers, "name the controllers, host:port;host:port")
-    return found
-
 
 def _view(cluster: str, name: str, broker_id: int, address: str, status: HaStatus) -> ReplicaView:
     if status.master:
@@ -400,6 +244,7 @@ def _view(cluster: str, name: str, broker_id: int, address: str, status: HaStatu
             MASTER,
             log_end=status.master_commit_log_max_offset,
             in_sync_slaves=status.in_sync_slave_nums,
+            trouble=status.trouble or "",
             slaves=tuple(
                 SlaveConnection(
                     item.addr,
@@ -426,6 +271,8 @@ def _view(cluster: str, name: str, broker_id: int, address: str, status: HaStatu
         last_read_ms=copying.last_read_timestamp,
         last_write_ms=copying.last_write_timestamp,
         master_flush_offset=copying.master_flush_offset,
+        master_role=copying.master_role or "",
+        master_slaves=copying.master_slaves,
         state=copying.state or "",
         trouble=copying.trouble or "",
     )
@@ -441,10 +288,6 @@ def _with_lag(view: ReplicaView, end: int | None) -> ReplicaView:
 def _log_end(runtime: dict[str, str]) -> int | None:
     text = runtime.get("commitLogMaxOffset", "")
     return int(text) if text.isdecimal() else None
-
-
-def _member(replica: ReplicaIdentity) -> ReplicaMember:
-    return ReplicaMember(replica.broker_id, replica.broker_address or "", replica.alive)
 
 
 def _no_slave(views: list[ReplicaView], named: list[ReplicaView]) -> str:
@@ -479,6 +322,12 @@ def _dangers(slave: ReplicaView, master: ReplicaView | None, others: list[Replic
         found.append(
             f"{best.title} has {more:,} bytes more, which would be lost; promote that one: "
             f"gimbalmq broker promote {best.address}"
+        )
+    registered = 1 + sum(view.is_slave for view in others)
+    if slave.master_slaves is not None and slave.master_slaves > registered:
+        found.append(
+            f"the master had {slave.master_slaves} slaves when this one last heard of it, and {registered} are "
+            "registered: one that is missing may have more; start it"
         )
     silent = [view for view in others if view.is_slave and view.problem]
     found += [f"{view.title} cannot be asked whether it has more: {view.problem}" for view in silent]

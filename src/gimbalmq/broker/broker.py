@@ -46,6 +46,7 @@ from gimbalmq.broker.replication.acknowledging import Acknowledging
 from gimbalmq.broker.replication.acting import ActingMode
 from gimbalmq.broker.replication.controller_mode import ControllerMode
 from gimbalmq.broker.replication.escape import Escape
+from gimbalmq.broker.replication.heard import HeardOfMaster
 from gimbalmq.broker.replication.progress import CopiedProgress
 from gimbalmq.broker.replication.reading import ReadRules
 from gimbalmq.broker.replication.refusals import SlaveRefusals
@@ -205,7 +206,7 @@ class Broker:
             self.locks = QueueLocks(clock, live=live)
             self.long_poll = LongPoll(self._tags_since, live)
             self.commit = GroupCommit(self.store)
-            self.source = HaSource(self.store, live, self._network, clock)
+            self.source = HaSource(self.store, live, self._network, clock, self._tls)
             self.acknowledging = Acknowledging(live, self.commit, self.source.acks)
             self._turns = Turns(clock)
             self.upkeep = Upkeep(self.store, self.commit, self._turns, live, clock)
@@ -256,6 +257,8 @@ class Broker:
         self._registration = Registrar(self._pool, self.topics, live, self._tasks, self.roles)
         progress = CopiedProgress(self.store, self.offsets, self.delays, self.timers)
         escape = Escape(live, self._pool, clock)
+        heard = HeardOfMaster(folder, self._files, self._tables, self._pool, clock)
+        heard.load()
         self.replication = Replication(
             self.store,
             live,
@@ -272,6 +275,7 @@ class Broker:
             self.groups,
             self.long_poll,
             self.source,
+            heard,
             escape,
             self.writer.arrived,
         )

@@ -224,6 +224,12 @@ class BrokerConfig(ReplicationOptions, StoreOptions, ServerConfig, AccessConfig)
                 raise ConfigError(
                     key_of(BrokerConfig, name), getattr(self, name), "use an IP address"
                 ) from None
+        if self.ha_tls_enable and not (self.tls_server_cert_path and self.connects_by_tls):
+            raise ConfigError(
+                "haTlsEnable",
+                True,
+                "it needs the certificate of the ordinary port, tls.server.certPath, and tls.enable=true",
+            )
         if self.metrics_token is not None:
             check_token("metricsToken", self.metrics_token)
             if self.metrics_token_file is not None:

@@ -123,6 +123,9 @@ class Timers:
         """Takes up the files of the folder; nothing is entered or delivered before ``go_on``."""
         self._rests, self._pending = self._files.load()
         self._is_resting = True
+        # What was saved is no progress of this start: somebody else may have come further meanwhile.
+        check = self._check()
+        self._versioned = (check.read_ms, check.queue_offset)
 
     def go_on(self, *, promoted: bool = False) -> Steps[None]:
         """Finds out what has been delivered already, in steps; then ``tick`` does the rest.

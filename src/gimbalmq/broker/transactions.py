@@ -13,6 +13,9 @@ The walk never waits longer than transactionTimeOut for one half, so what is ahe
 sent in that time: one number for each half and each op.
 
 No half can stop the walk: one that cannot be read or stored anew is passed over, with a line in the log.
+
+A slave that stands in for its master stores nothing. It gives open halves that are old enough to another broker, which
+asks about them; they count as settled here when that has them.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from gimbalmq._clock import Clock
@@ -40,7 +43,7 @@ from gimbalmq.errors import (
 )
 from gimbalmq.model import properties as prop
 from gimbalmq.model import topics
-from gimbalmq.model.flags import TRANSACTION_COMMIT, TRANSACTION_MASK
+from gimbalmq.model.flags import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_PREPARED
 from gimbalmq.model.ids import offset_id
 from gimbalmq.model.record import MAX_PROPERTIES, Record, decode_record, encode_record
 from gimbalmq.protocol.codes import RequestCode
@@ -52,6 +55,9 @@ from gimbalmq.transport.channel import Channel
 from gimbalmq.transport.turns import Turns
 
 log = logging.getLogger(__name__)
+
+Elsewhere = Callable[[list[Draft]], Awaitable[int]]
+"""Takes halves, and says how many of them, from the first on, it has."""
 
 COMMIT = 8
 ROLLBACK = 12
@@ -110,13 +116,18 @@ class Transactions:
         self._ops: deque[int] = deque()
         """The last half that each op names, for the ops that were read and are not done, oldest first."""
         self._is_resting = True
+        self._elsewhere: Elsewhere | None = None
         self._op_read_to = 0
         self._walked_to = 0
         self._unflushed: deque[tuple[int, int, int]] = deque()
         """Progress that may be noted when the log is durable up to an offset: (that, half offset, op offset)."""
 
-    def go_on(self) -> Steps[None]:
-        """Takes up the walk where the consumer offsets say it was, in steps; then transactions can be ended."""
+    def go_on(self, elsewhere: Elsewhere | None = None) -> Steps[None]:
+        """Takes up the walk where the consumer offsets say it was, in steps; then transactions can be ended.
+
+        Args:
+            elsewhere: takes open halves instead of our own store; for a slave that stands in.
+        """
         for table in (
             self._settled,
             self._rolled_back,
@@ -130,11 +141,13 @@ class Transactions:
         self._op_read_to = max(0, self._progress(topics.OP_HALF_TOPIC) - _LOOKED_BACK)
         yield from self._read_ops()
         yield from self._find_renewed()
+        self._elsewhere = elsewhere
         self._is_resting = False
 
     def rest(self) -> None:
         """Asks nobody and notes no progress from now on; somebody else may."""
         self._is_resting = True
+        self._elsewhere = None
         self._unflushed.clear()
 
     def _find_renewed(self) -> Steps[None]:
@@ -270,6 +283,9 @@ class Transactions:
         # Halves that this round stores anew are for the next one.
         end = queue.max_offset
         tally = _Tally()
+        if self._elsewhere is not None:
+            await self._move_open(end, now, self._elsewhere)
+            return
         try:
             while (slow := await self._turns.run(self._walk(end, now, tally))) is not None:
                 await self._until_read(slow, tally)
@@ -278,6 +294,41 @@ class Transactions:
         finally:
             self._note_progress()
             tally.report()
+
+    async def _move_open(self, end: int, now: int, elsewhere: Elsewhere) -> None:
+        """A slave's round: gives open halves away, one after the other, until nobody takes the next one."""
+        while self._walked_to < end and self._elsewhere is elsewhere:
+            offset = self._walked_to
+            if offset in self._settled:
+                await self._turns.run(self._pass_settled(end))
+                continue
+            half = self._record(topics.HALF_TOPIC, offset)
+            if half is not None and self._newest.get(_origin(half), offset) == offset:
+                if self._is_young(half, now):
+                    return
+                draft = _as_half(half)
+                if draft is not None and not await elsewhere([draft]):
+                    return
+            if self._elsewhere is elsewhere:
+                self._walked_to = offset + 1
+                self._note_progress()
+
+    def _pass_settled(self, end: int) -> Steps[None]:
+        passed = 0
+        while self._walked_to < end and self._walked_to in self._settled and not self._is_resting:
+            self._settled.discard(self._walked_to)
+            self._note_ended(self._walked_to)
+            self._walked_to += 1
+            passed += 1
+            if passed % _STEP == 0:
+                yield
+        self._note_progress()
+
+    def _is_young(self, half: Record, now: int) -> bool:
+        """Whether its producer still has time to end it by itself."""
+        # A client whose clock is ahead is asked at once: waiting would hold up all behind it.
+        age_ms = now - half.born_timestamp
+        return 0 <= age_ms <= (_immunity_ms(half) or self._live.now.transaction_time_out)
 
     async def _until_read(self, producer: Channel, tally: _Tally) -> None:
         """Waits a moment for a producer that is behind; in vain, it is asked no more in this round."""
@@ -410,11 +461,9 @@ class Transactions:
         if checked >= config.transaction_check_max or age_ms > config.file_reserved_time * 3_600_000:
             self._give_up(half, tally)
             return True
-        immunity = _int(half.properties.get(prop.CHECK_IMMUNITY_SECONDS), 0) * 1000
-        # A client whose clock is ahead is asked at once: waiting would hold up all behind it.
-        if 0 <= age_ms <= (immunity or config.transaction_time_out):
+        if self._is_young(half, now):
             # One that asked for more time must not hold up those behind it, nor may our clock when it is set back.
-            if immunity and not 0 <= now - half.store_timestamp <= config.transaction_time_out:
+            if _immunity_ms(half) and not 0 <= now - half.store_timestamp <= config.transaction_time_out:
                 self._renew(copied(half, topics.HALF_TOPIC, 0, dict(half.properties)), half, tally)
                 return True
             return False
@@ -545,6 +594,24 @@ def _origin(half: Record) -> int:
     """Where in the commit log the transaction's half lay first."""
     offset = half.prepared_transaction_offset
     return source_of(offset) if offset < 0 else half.commitlog_offset
+
+
+def _immunity_ms(half: Record) -> int:
+    """How long it wants not to be asked about; 0 if it does not say."""
+    return _int(half.properties.get(prop.CHECK_IMMUNITY_SECONDS), 0) * 1000
+
+
+def _as_half(half: Record) -> Draft | None:
+    """A stored half as its producer sent it; None if it does not say for which topic."""
+    draft = redelivery(half)
+    if draft is None:
+        return None
+    draft.properties[prop.TRAN_MSG] = "true"
+    for name in (prop.WAIT, prop.CHECK_TIMES, prop.TRAN_PREPARED_QUEUE_OFFSET):
+        draft.properties.pop(name, None)  # the other broker answers when it has it as safely as it promises
+    draft.sys_flag = draft.sys_flag & ~TRANSACTION_MASK | TRANSACTION_PREPARED
+    draft.prepared_offset = mark_for(half.commitlog_offset)
+    return draft
 
 
 def _int(text: str | None, default: int) -> int:

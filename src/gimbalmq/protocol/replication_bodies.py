@@ -81,6 +81,8 @@ class HaClient(Body):
 
     Attributes:
         lag: ours: bytes of the master's log that it lacks, as last heard.
+        master_role: ours: brokerRole of its master, as last heard.
+        master_slaves: ours: how many slaves its master had, as last heard; None if nobody knows.
         state: ours: stopped, seeking, refused, catching up or following.
         trouble: ours: why it does not copy.
     """
@@ -91,6 +93,8 @@ class HaClient(Body):
     last_write_timestamp: int = 0
     master_addr: str | None = None
     master_flush_offset: int = 0
+    master_role: str | None = None
+    master_slaves: int | None = None
     max_offset: int = 0
     state: str | None = None
     transferred_byte_in_second: int = 0
@@ -98,13 +102,22 @@ class HaClient(Body):
 
 
 class HaStatus(Body):
-    """907's answer (Java: HARuntimeInfo)."""
+    """907's answer (Java: HARuntimeInfo).
 
+    Attributes:
+        broker_role: ours: a master's, so that its slaves know what it promises.
+        slaves: ours: how many slaves copy it for certain; one that comes again may leave an old connection for a while.
+        trouble: ours: what a master's replication lacks, such as a controller.
+    """
+
+    broker_role: str | None = None
     ha_client_runtime_info: HaClient = field(default_factory=HaClient)
     ha_connection_info: list[HaConnection] = field(default_factory=list)
     in_sync_slave_nums: int = 0
     master: bool = False
     master_commit_log_max_offset: int = 0
+    slaves: int | None = None
+    trouble: str | None = None
 
 
 class EpochEntry(Body):

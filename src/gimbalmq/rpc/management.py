@@ -222,11 +222,17 @@ async def broker_config(caller: Caller, address: str, *, timeout: float = TIMEOU
 
 
 async def update_broker_config(
-    caller: Caller, address: str, settings: Mapping[str, str], *, timeout: float = TIMEOUT
+    caller: Caller,
+    address: str,
+    settings: Mapping[str, str],
+    *,
+    forces_role: bool = False,
+    timeout: float = TIMEOUT,
 ) -> None:
-    """25 UPDATE_BROKER_CONFIG."""
+    """25 UPDATE_BROKER_CONFIG; ``forces_role`` makes a broker of ours the master although another one lives."""
     body = properties_text.dumps(settings)
-    await ask(caller, address, RequestCode.UPDATE_BROKER_CONFIG, None, body, timeout=timeout)
+    header = headers.UpdateBrokerConfig(forces_role=True) if forces_role else None
+    await ask(caller, address, RequestCode.UPDATE_BROKER_CONFIG, header, body, timeout=timeout)
 
 
 async def nameserver_config(caller: Caller, address: str, *, timeout: float = TIMEOUT) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any, Self
 from gimbalmq.admin import admin as admins
 from gimbalmq.admin.access import AclAdmin, UserAdmin
 from gimbalmq.admin.clusters import ClusterAdmin
+from gimbalmq.admin.controllers import ControllerAdmin
 from gimbalmq.admin.dead_letters import DeadLetterAdmin
 from gimbalmq.admin.groups import GroupAdmin
 from gimbalmq.admin.messages import MessageAdmin
@@ -45,13 +46,16 @@ class _Replication(_Part):
     master_of = blocking(ReplicationAdmin.master_of)
     reset_master_flush_offset = blocking(ReplicationAdmin.reset_master_flush_offset)
     epochs = blocking(ReplicationAdmin.epochs)
-    controllers = blocking(ReplicationAdmin.controllers)
-    controller = blocking(ReplicationAdmin.controller)
-    sync_state = blocking(ReplicationAdmin.sync_state)
-    elect = blocking(ReplicationAdmin.elect)
-    controller_config = blocking(ReplicationAdmin.controller_config)
-    set_controller_config = blocking(ReplicationAdmin.set_controller_config)
-    clean = blocking(ReplicationAdmin.clean)
+
+
+class _Controllers(_Part):
+    addresses = blocking(ControllerAdmin.addresses)
+    show = blocking(ControllerAdmin.show)
+    sync_state = blocking(ControllerAdmin.sync_state)
+    elect = blocking(ControllerAdmin.elect)
+    config = blocking(ControllerAdmin.config)
+    set_config = blocking(ControllerAdmin.set_config)
+    clean = blocking(ControllerAdmin.clean)
 
 
 class _Topics(_Part):
@@ -133,6 +137,7 @@ class Admin:
         self._async = admins.Admin(namesrv, **options)
         self.clusters = _Clusters(self._async.clusters)
         self.replication = _Replication(self._async.replication)
+        self.controllers = _Controllers(self._async.controllers)
         self.topics = _Topics(self._async.topics)
         self.groups = _Groups(self._async.groups)
         self.messages = _Messages(self._async.messages)

@@ -433,7 +433,7 @@ class TlsPipe:
             raise RemoteProtocolError(self._trouble(error)) from error
         return plain[0] if len(plain) == 1 else b"".join(plain), self._outgoing.read()
 
-    def send(self, data: bytes) -> bytes:
+    def send(self, data: bytes | memoryview) -> bytes:
         """Plain text in, cipher text out, once the handshake is over."""
         assert self.established, "nothing is sent before the handshake is over"
         try:

@@ -76,6 +76,22 @@ class Pair:
     ) -> RemotingCommand:
         return await self.pool.call(broker.address, RemotingCommand(code, ext or {}, body), 5.0)
 
+    async def end(self, broker: Broker, half: Mapping[str, str], decision: int) -> None:
+        """Ends a transaction of the group p, whose half was stored as ``half`` says: the fields of its answer."""
+        await self.ask(
+            broker,
+            RequestCode.END_TRANSACTION,
+            {
+                "producerGroup": "p",
+                "tranStateTableOffset": half["queueOffset"],
+                "commitLogOffset": str(int(half["msgId"][-16:], 16)),
+                "commitOrRollback": str(decision),
+                "fromTransactionCheck": "false",
+                "msgId": "",
+                "transactionId": "",
+            },
+        )
+
     async def set(self, broker: Broker, **properties: object) -> None:
         await management.update_broker_config(
             self.pool, broker.address, {key: str(value) for key, value in properties.items()}
@@ -97,6 +113,11 @@ def bodies(broker: Broker, topic: str) -> list[str]:
             assert raw is not None
             found.append(decode_record(raw))
     return [record.body.decode() for record in sorted(found, key=lambda record: record.commitlog_offset)]
+
+
+def half(number: int) -> dict[str, str]:
+    """Properties of a half message of the group p."""
+    return {prop.TRAN_MSG: "true", prop.PRODUCER_GROUP: "p", "number": str(number)}
 
 
 def log_of(broker: Broker) -> bytes:

@@ -7,13 +7,16 @@ import asyncio
 import pytest
 
 from gimbalmq.broker.replication.masters import Master
+from gimbalmq.broker.transactions import COMMIT, ROLLBACK
 from gimbalmq.model import properties as prop
-from gimbalmq.model.flags import PERM_WRITE
+from gimbalmq.model.flags import PERM_WRITE, TRANSACTION_PREPARED
 from gimbalmq.model.queues import MessageQueue
+from gimbalmq.model.record import decode_record
+from gimbalmq.model.topics import HALF_TOPIC, TRANS_GROUP
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.rpc import groups, nameserver
 from tests.broker.desk import send_fields
-from tests.broker.replication.pairs import Body, Pair, delivered, pair
+from tests.broker.replication.pairs import Body, Pair, delivered, half, pair
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 OFFSET = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
@@ -160,6 +163,53 @@ def test_delayed_messages_go_to_another_broker_and_come_once() -> None:
         assert set(delivered(other).values()) == {1} and "much later" not in delivered(other)
 
     acting_pair(body, brokers=2, enableRemoteEscape=True)
+
+
+def test_open_transactions_go_to_another_broker_and_are_ended_there_once() -> None:
+    async def body(pair: Pair) -> None:
+        other = pair.cluster.find(("broker-b", 0))
+        await pair.until(lambda: other.roles.now.online)
+        await begin(pair)
+        await pair.send("warm", to=other)
+        halves = [
+            await pair.send(name, sys_flag=TRANSACTION_PREPARED, properties=half(number))
+            for number, name in enumerate(("rolled back", "open", "second"))
+        ]
+        await pair.end(pair.master, halves[0], ROLLBACK)
+        await pair.copied()
+        await pair.cluster.kill_broker(0)
+        await pair.until(lambda: pair.slave.roles.now.acting)
+        await pair.until(lambda: {"open", "second"} <= delivered(other, HALF_TOPIC).keys())
+        # The other broker asks about them, and so stores them anew from time to time.
+        assert "rolled back" not in delivered(other, HALF_TOPIC)
+        raw = other.store.record_at_queue(HALF_TOPIC, 0, 0)
+        assert raw is not None
+        place = decode_record(raw).commitlog_offset
+        await pair.end(other, {"queueOffset": "0", "msgId": f"{place:016x}"}, COMMIT)
+        assert delivered(other)["open"] == 1
+        assert pair.slave.store.is_following
+        # The master comes back, and asks nobody about what others have.
+        master = await pair.cluster.start_broker(0)
+        await pair.until(lambda: master.roles.now.online)
+        await asyncio.sleep(10.0)
+        assert delivered(master, HALF_TOPIC) == {"rolled back": 1, "open": 1, "second": 1}
+
+    acting_pair(body, brokers=2, enableRemoteEscape=True)
+
+
+def test_without_another_broker_transactions_wait_for_the_master() -> None:
+    async def body(pair: Pair) -> None:
+        await begin(pair)
+        await pair.send("open", sys_flag=TRANSACTION_PREPARED, properties=half(0))
+        await pair.copied()
+        await pair.cluster.kill_broker(0)
+        await pair.until(lambda: pair.slave.roles.now.acting)
+        await asyncio.sleep(20.0)
+        assert pair.slave.offsets.get(TRANS_GROUP, HALF_TOPIC, 0) <= 0
+        master = await pair.cluster.start_broker(0)
+        await pair.until(lambda: delivered(master, HALF_TOPIC)["open"] > 1)  # it is asked about again
+
+    acting_pair(body, enableRemoteEscape=True)
 
 
 def test_without_another_broker_delayed_messages_wait_for_the_master() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from gimbalmq.broker.broker import Broker
 from gimbalmq.broker.config import BrokerConfig
+from gimbalmq.broker.replication.figures import figures
 from gimbalmq.broker.replication.follower import State
 from gimbalmq.errors import ResponseError, RocketMQError
 from gimbalmq.nameserver import NameServer, NameServerConfig
@@ -20,7 +21,7 @@ from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.ha_epochs import Epoch
 from gimbalmq.protocol.headers.controller import RoleChange
 from gimbalmq.protocol.replication_bodies import EpochTable
-from gimbalmq.rpc import management
+from gimbalmq.rpc import management, replication
 from gimbalmq.testing import MemoryNetwork
 from gimbalmq.testing.loop import VirtualClock, run_virtual
 from gimbalmq.transport.pool import ChannelPool
@@ -320,6 +321,78 @@ def test_a_slave_that_leaves_is_waited_for_until_the_controller_knows(tmp_path: 
             await made.kill(2)
             assert await made.send(made.brokers[1]) == [0]
             assert made.controller.replicas[NAME].in_sync == {1}
+
+    run_virtual(work)
+
+
+def test_a_master_cut_off_from_its_slave_goes_on_alone_and_nobody_else_is_elected(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            made.network.cut("10.0.0.1", "10.0.0.2")
+            await made.in_sync(1)
+            assert await made.send(made.brokers[1], 3) == [0] * 3
+            await made.kill(1)
+            # What the first one took alone is on its disk only: whoever lacks it is not elected.
+            await asyncio.sleep(60.0)
+            assert not made.brokers[2].roles.is_master
+            made.network.mend()
+            first = await made.start(1)
+            assert first.roles.is_master and has_all(first, made.accepted)
+            await made.in_sync(1, 2)
+            assert has_all(made.brokers[2], made.accepted)
+
+    run_virtual(work)
+
+
+def test_a_master_that_its_controller_does_not_hear_either_answers_nothing_that_is_cut(
+    tmp_path: Path,
+) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            first, second = made.brokers[1], made.brokers[2]
+            await made.send(first, 3)
+            for host in ("10.0.0.2", "10.0.0.101", "10.0.0.100"):
+                made.network.cut("10.0.0.1", host)
+            assert await made.send(first, 3) == [ResponseCode.FLUSH_SLAVE_TIMEOUT] * 3
+            made.controller.missed(NAME, 1)
+            await until(lambda: second.roles.is_master)
+            assert await made.send(first) == [ResponseCode.FLUSH_SLAVE_TIMEOUT]
+            assert await made.send(second, 2) == [0] * 2
+            made.network.mend()
+            await until(lambda: not first.roles.is_master)
+            await made.in_sync(1, 2)
+            assert has_all(second, made.accepted) and log_of(first) == log_of(second)
+
+    run_virtual(work)
+
+
+def test_a_master_alone_refuses_sends_if_more_must_be_in_sync(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2, inSyncReplicas=2, minInSyncReplicas=2) as made:
+            await made.in_sync(1, 2)
+            made.network.cut("10.0.0.1", "10.0.0.2")
+            await made.in_sync(1)
+            first = made.brokers[1]
+            end = first.store.max_commitlog_offset
+            assert await made.send(first, 2) == [ResponseCode.SYSTEM_ERROR] * 2
+            assert first.store.max_commitlog_offset == end and first.roles.is_master
+
+    run_virtual(work)
+
+
+def test_tools_hear_that_a_master_has_lost_its_controller(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1) as made:
+            first = made.brokers[1]
+            assert (await replication.ha_status(made.pool, first.address)).trouble is None
+            await made.controller.close()
+            await until(lambda: _trouble(first))
+            status = await replication.ha_status(made.pool, first.address)
+            assert status.master and "stay as they are" in (status.trouble or "")
+            shown = {figure.name: figure.rows for figure in figures(first.replication.status(), 0)}
+            assert shown["replication_trouble"] == [((), 1)]
 
     run_virtual(work)
 

@@ -325,7 +325,7 @@ def test_a_log_that_is_not_for_everybody_goes_to_named_machines_only(
 ) -> None:
     async def work() -> None:
         async with master_end(tmp_path, properties) as master:
-            replica = master.source._accept()
+            replica = master.source._new_replica()
             assert master.source._admits(replica, host) == admitted
             assert (replica in master.source.replicas) == admitted
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from gimbalmq import Message, Producer
 from gimbalmq.broker.broker import Broker
 from gimbalmq.broker.replication.figures import figures
-from gimbalmq.broker.replication.replication import ReplicationStatus, SlaveStatus
 from gimbalmq.broker.replication.role import Kind, Role
+from gimbalmq.broker.replication.status import ReplicationStatus, SlaveStatus
 from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.testing import LocalCluster
 

@@ -8,21 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable
+from pathlib import Path
 
 import pytest
 
-from gimbalmq.broker.broker import Broker
 from gimbalmq.broker.replication.follower import State
+from gimbalmq.broker.transactions import COMMIT, ROLLBACK
 from gimbalmq.errors import ConfigError, InvalidParameterError
 from gimbalmq.model import properties as prop
 from gimbalmq.model import topics as names
 from gimbalmq.model.flags import TRANSACTION_PREPARED
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
-from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.rpc import management
+from gimbalmq.rpc import replication as calls
+from gimbalmq.transport.network import split_address
 from tests.broker.desk import send_fields
-from tests.broker.replication.pairs import FILE, Pair, bodies, delivered, log_of, pair
+from tests.broker.replication.pairs import FILE, Pair, bodies, delivered, half, log_of, pair
 
 
 def test_a_slave_is_a_copy_of_its_master_byte_by_byte() -> None:
@@ -150,43 +151,21 @@ def test_a_slave_that_never_heard_of_progress_finds_it_in_the_log() -> None:
     pair(body)
 
 
-def half(number: int) -> dict[str, str]:
-    return {prop.TRAN_MSG: "true", prop.PRODUCER_GROUP: "p", "number": str(number)}
-
-
 def test_half_messages_are_ended_and_asked_about_after_a_promotion() -> None:
     async def body(pair: Pair) -> None:
         answers = [
             await pair.send(f"half {number}", sys_flag=TRANSACTION_PREPARED, properties=half(number))
             for number in range(4)
         ]
-
-        def end(broker: Broker, number: int, decision: int) -> Awaitable[RemotingCommand]:
-            sent = answers[number]
-            place = int(sent["msgId"][-16:], 16)
-            return pair.ask(
-                broker,
-                RequestCode.END_TRANSACTION,
-                {
-                    "producerGroup": "p",
-                    "tranStateTableOffset": sent["queueOffset"],
-                    "commitLogOffset": str(place),
-                    "commitOrRollback": str(decision),
-                    "fromTransactionCheck": "false",
-                    "msgId": "",
-                    "transactionId": "",
-                },
-            )
-
-        await end(pair.master, 0, 8)
-        await end(pair.master, 1, 12)
+        await pair.end(pair.master, answers[0], COMMIT)
+        await pair.end(pair.master, answers[1], ROLLBACK)
         await pair.copied()
         await pair.cluster.kill_broker(0)
         await pair.cluster.promote_broker(1)
         new = pair.slave
         # Ended before: once more changes nothing. Open: it can be committed here.
-        await end(new, 0, 8)
-        await end(new, 2, 8)
+        await pair.end(new, answers[0], COMMIT)
+        await pair.end(new, answers[2], COMMIT)
         assert delivered(new) == {"half 0": 1, "half 2": 1}
         # The last one is still open, and is asked about again and again until it is given up.
         queue = new.store.find_queue(names.HALF_TOPIC, 0)
@@ -303,6 +282,47 @@ def test_a_role_that_cannot_be_is_refused_and_nothing_changes() -> None:
         await pair.copied()
 
     pair(body)
+
+
+def test_no_slave_of_a_living_master_becomes_one_unless_it_is_forced() -> None:
+    async def body(pair: Pair) -> None:
+        first, slave = pair.master, pair.slave
+        leads = {"brokerRole": "SYNC_MASTER", "brokerId": "0"}
+        with pytest.raises(
+            InvalidParameterError, match=f"{first.address} is the master of broker-a and lives"
+        ):
+            await management.update_broker_config(pair.pool, slave.address, leads)
+        # There is no stream, and name servers are silent: the slave asks the master that it knows.
+        await slave.replication.follower.close()
+        pair.network.cut("10.0.0.12", split_address(pair.cluster.namesrv)[0])
+        with pytest.raises(InvalidParameterError, match="and lives"):
+            await management.update_broker_config(pair.pool, slave.address, leads)
+        assert slave.roles.now.broker_id == 1
+        await management.update_broker_config(pair.pool, slave.address, leads, forces_role=True)
+        assert slave.roles.is_master
+
+    pair(body)
+
+
+def test_a_slave_remembers_what_its_master_promised_and_how_many_copied_it(tmp_path: Path) -> None:
+    async def body(pair: Pair) -> None:
+        slave = pair.slave
+        await pair.until(lambda: slave.replication.status().master_role == "ASYNC_MASTER")
+        await pair.set(pair.master, brokerRole="SYNC_MASTER")
+        await pair.until(lambda: slave.replication.status().master_role == "SYNC_MASTER")
+        assert slave.replication.status().master_slaves == 1
+        await pair.cluster.kill_broker(0)
+        await pair.cluster.stop_broker(1)
+        slave = await pair.cluster.start_broker(1)
+        status = await calls.ha_status(pair.pool, slave.address)
+        heard = status.ha_client_runtime_info
+        assert (heard.master_role, heard.master_slaves) == ("SYNC_MASTER", 1)
+        # What it heard as a slave says nothing of the master it may have after its own term.
+        await pair.cluster.promote_broker(1)
+        await pair.cluster.demote_broker(1, 1)
+        assert slave.replication.status().master_role == ""
+
+    pair(body, store=tmp_path)
 
 
 def test_a_slave_keeps_files_that_its_master_still_has() -> None:

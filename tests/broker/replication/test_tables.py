@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from gimbalmq.broker.json_file import TableThread
 from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.broker.pairs import Pairs
 from gimbalmq.broker.replication import tables as tables_module
+from gimbalmq.broker.replication.config import ASYNC_MASTER, SYNC_MASTER
+from gimbalmq.broker.replication.heard import HeardOfMaster
+from gimbalmq.broker.replication.role_file import RoleFile
 from gimbalmq.broker.replication.tables import _Seen
 from gimbalmq.errors import ResponseError, StateError
 from gimbalmq.model import topics as names
@@ -30,6 +34,7 @@ from gimbalmq.protocol.replication_bodies import HaStatus, TimerCheckpoint
 from gimbalmq.protocol.signing import Signer
 from gimbalmq.rpc import access as rpc
 from gimbalmq.rpc.call import ask
+from gimbalmq.store.files import Files
 from gimbalmq.store.timer_files import TimerCheck
 from gimbalmq.testing import LocalCluster, RecordedDisk
 from gimbalmq.transport.pool import ChannelPool
@@ -622,9 +627,16 @@ def test_a_crash_while_a_copied_table_is_saved_leaves_the_old_or_the_new_one(tmp
             table.load()
         return tables
 
-    def content(root: Path) -> tuple[Any, Any, Any]:
+    slave = BrokerConfig(broker_role="SLAVE", broker_id=1)
+    caller: Any = None
+
+    def content(root: Path) -> tuple[Any, ...]:
         topics, groups, offsets = opened(root)
+        heard = HeardOfMaster(root, Files(), TableThread(Files()), caller, SYSTEM_CLOCK)
+        heard.load()
         return (
+            RoleFile(root, Files(), TableThread(Files()), slave).load(slave).broker_role,
+            (heard.role, heard.slaves),
             (topics.version.counter, "old" in topics, "new" in topics),
             (groups.version.counter, groups.known("old") is not None, groups.known("new") is not None),
             (offsets.version.counter, dict(offsets.rows())),
@@ -635,6 +647,7 @@ def test_a_crash_while_a_copied_table_is_saved_leaves_the_old_or_the_new_one(tmp
         topics = Topics(folder, live, SYSTEM_CLOCK, thread)
         groups = Groups(folder, live, SYSTEM_CLOCK, thread)
         offsets = ConsumerOffsets(folder, thread)
+        heard = HeardOfMaster(folder, disk, thread, caller, SYSTEM_CLOCK)
 
         async def take(name: str, counter: int) -> None:
             version = DataVersion(counter=counter, timestamp=5)
@@ -645,6 +658,9 @@ def test_a_crash_while_a_copied_table_is_saved_leaves_the_old_or_the_new_one(tmp
             offsets.replace(pairs, version)
             for saving in (topics.saving, groups.saving, offsets._saving):
                 await saving.saved()
+            role = SYNC_MASTER if name == "new" else ASYNC_MASTER
+            await RoleFile(folder, disk, thread, slave).save(replace(slave, broker_role=role, broker_id=0))
+            await heard.keep(role, counter)
 
         await take("old", 1)
         begin = disk.now
@@ -653,8 +669,10 @@ def test_a_crash_while_a_copied_table_is_saved_leaves_the_old_or_the_new_one(tmp
         return begin
 
     begin = run(work())
-    old = ((1, True, False), (1, True, False), (1, {"old@old": {"0": 1}}))
-    new = ((2, False, True), (2, False, True), (2, {"new@new": {"0": 2}}))
+    tables = ((1, True, False), (1, True, False), (1, {"old@old": {"0": 1}}))
+    old: tuple[Any, ...] = (ASYNC_MASTER, (ASYNC_MASTER, 1), *tables)
+    tables = ((2, False, True), (2, False, True), (2, {"new@new": {"0": 2}}))
+    new: tuple[Any, ...] = (SYNC_MASTER, (SYNC_MASTER, 2), *tables)
     seen: set[str] = set()
     for moment in range(begin, disk.now + 1):
         for kind in ("killed", "power"):

@@ -24,7 +24,7 @@ from gimbalmq.protocol import fastjson, properties_text
 from gimbalmq.protocol.bodies import KvTable
 from gimbalmq.protocol.codes import OUR_VERSION, RequestCode, version_name
 from gimbalmq.protocol.command import RemotingCommand
-from gimbalmq.protocol.headers.management import ViewStats
+from gimbalmq.protocol.headers.management import UpdateBrokerConfig, ViewStats
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.channel import Answer, Channel, Handlers
 from gimbalmq.transport.watchdog import LoopWatchdog
@@ -86,7 +86,8 @@ class BrokerAdminHandlers:
         try:
             wanted, unknown = before.changed(changes)
             if (wanted.broker_role, wanted.broker_id) != (before.broker_role, before.broker_id):
-                await self._replication.change(wanted)
+                header = UpdateBrokerConfig.from_ext(request.ext_fields)
+                await self._replication.change(wanted, forced=header.forces_role)
             self._live.update({key: changes[key] for key in changes if key not in _ROLE_KEYS})
         except (ConfigError, StateError) as error:
             raise InvalidParameterError(str(error)) from error

@@ -96,6 +96,9 @@ class ReplicationHandlers:
                 master_commit_log_max_offset=now.log_end,
                 ha_connection_info=slaves,
                 in_sync_slave_nums=sum(slave.in_sync for slave in now.slaves),
+                broker_role=self._live.now.broker_role,
+                slaves=sum(slave.is_sure for slave in now.slaves),
+                trouble=now.trouble,
             )
         else:
             client = HaClient(
@@ -105,6 +108,8 @@ class ReplicationHandlers:
                 last_write_timestamp=now.last_write_ms,
                 master_addr=now.master_ha or None,
                 master_flush_offset=self._store.master_flushed_offset,
+                master_role=now.master_role or None,
+                master_slaves=None if now.master_slaves < 0 else now.master_slaves,
                 max_offset=now.log_end,
                 state=now.state,
                 transferred_byte_in_second=now.bytes_per_second,

@@ -41,7 +41,14 @@ class ReplicationOptions(Configuration):
     ha_allowed_addresses: tuple[str, ...] = option(
         (),
         "ours: addresses and ranges, `10.0.0.2;10.1.0.0/16`, that may copy the log, for the stream knows no passwords; "
-        "empty: every address, but with authentication on, or with TLS required, only this machine",
+        "empty: every address, but with authentication on, or with TLS required, only this machine, unless slaves show "
+        "certificates (`haTlsEnable`)",
+        fixed=True,
+    )
+    ha_tls_enable: bool = option(
+        False,
+        "ours: the log is copied by TLS, with the certificates of the ordinary port, at all replicas or at none; with "
+        "`tls.server.need.client.auth=require` a slave must show one. Apache's brokers cannot",
         fixed=True,
     )
     ha_cut_tail_from: int = option(
@@ -90,7 +97,12 @@ class ReplicationOptions(Configuration):
         "there is a controller or `enableSlaveActingMaster`, with `4.9` never",
         between=(1, 1_000),
     )
-    total_replicas: int = option(1, "Apache's; accepted and without effect here", between=(1, 1_000))
+    total_replicas: int = option(
+        1,
+        "how many replicas there are, for Apache's brokers; here it is only checked that it is not less than "
+        "`inSyncReplicas`, if it is more than 1",
+        between=(1, 1_000),
+    )
     enable_auto_in_sync_replicas: bool = option(
         False,
         "with `enableSlaveActingMaster`: wait for fewer replicas if fewer are in sync; else fewer than "
@@ -117,7 +129,8 @@ class ReplicationOptions(Configuration):
         False, "the slave with the smallest id stands in for a dead master, read only", fixed=True
     )
     enable_remote_escape: bool = option(
-        False, "with that: delayed messages that fall due meanwhile go to other brokers; transactions wait"
+        False,
+        "with that: delayed messages that fall due meanwhile, and open transactions, go to other brokers",
     )
     skip_pre_online: bool = option(
         False, "with that: serve at once after the start, without asking the other replicas", fixed=True
@@ -206,6 +219,18 @@ class ReplicationOptions(Configuration):
                 "minInSyncReplicas",
                 self.min_in_sync_replicas,
                 f"use at most inSyncReplicas={self.in_sync_replicas}, or raise that",
+            )
+        if 1 < self.total_replicas < self.in_sync_replicas:
+            raise ConfigError(
+                "totalReplicas",
+                self.total_replicas,
+                f"inSyncReplicas={self.in_sync_replicas} of them could never have a message: raise it, or lower that",
+            )
+        if self.enable_controller_mode and self.replica_rule == "4.9":
+            raise ConfigError(
+                "replicaRule",
+                "4.9",
+                "brokers of 4.9 know no controller, and minInSyncReplicas would not count: use safe or 5.x",
             )
         if self.enable_remote_escape and not self.enable_slave_acting_master:
             raise ConfigError("enableRemoteEscape", True, "it needs enableSlaveActingMaster=true")

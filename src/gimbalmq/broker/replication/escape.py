@@ -1,11 +1,14 @@
-"""Delayed messages that fall due while a slave stands in for its master go to another broker (enableRemoteEscape).
+"""What a slave that stands in for its master cannot store goes to another broker (enableRemoteEscape).
 
-A slave never writes its log, so it cannot deliver them itself (Java: EscapeBridge). One is done when another broker's
-master has stored it; until then it is due, and is tried again. Transactions wait for their master.
+A slave never writes its log, so it can neither deliver delayed messages that fall due nor ask about open transactions
+(Java: EscapeBridge). Both go to other brokers: a delayed message as itself, a half message as a half message, about
+which the other broker asks the producers. One is done when another broker's master has stored it; until then it is
+tried again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -51,6 +54,8 @@ class Escape:
         self._not_before: dict[int, float] = {}
         """Marks of messages that nobody took, and when they are tried again."""
         self._routes: dict[str, tuple[float, list[_Target]]] = {}
+        self._tried = asyncio.Event()
+        self._closings = 0
         self._turn = 0
         self._told = ""
 
@@ -77,12 +82,24 @@ class Escape:
                 self._tasks.spawn(self._send(draft), f"message {mark}")
         return settled
 
+    async def move(self, drafts: Sequence[Draft]) -> int:
+        """As ``put``, and waits until the first of them has been tried."""
+        closings = self._closings
+        while True:
+            settled = self.put(drafts)
+            if settled or not any(draft.prepared_offset in self._under_way for draft in drafts):
+                return settled
+            self._tried.clear()
+            await self._tried.wait()
+            if self._closings != closings:
+                return 0
+
     async def _send(self, draft: Draft) -> None:
         mark = draft.prepared_offset
         try:
             address, queues = await self._target(draft.topic)
             header = SendMessageV2(
-                producer_group=_GROUP,
+                producer_group=draft.properties.get(prop.PRODUCER_GROUP, _GROUP),
                 topic=draft.topic,
                 default_topic=topics.AUTO_CREATE_TOPIC,
                 default_topic_queue_nums=queues,
@@ -100,13 +117,16 @@ class Escape:
             if str(error) != self._told:
                 self._told = str(error)
                 log.warning(
-                    "a delayed message of %s finds no other broker: %s; tried again", draft.topic, error
+                    "a message of %s that waits here finds no other broker: %s; tried again",
+                    draft.topic,
+                    error,
                 )
         else:
             self._not_before.pop(mark, None)
             self._done.add(mark)
         finally:
             self._under_way.discard(mark)
+            self._tried.set()
 
     async def _target(self, topic: str) -> _Target:
         """The next of the other brokers that take messages of the topic."""
@@ -146,7 +166,9 @@ class Escape:
 
     async def close(self) -> None:
         """Ends the sends under way. Such a message may have been stored, and is then sent a second time."""
+        self._closings += 1
         await self._tasks.close()
+        self._tried.set()
         self._done.clear()
         self._under_way.clear()
         self._not_before.clear()

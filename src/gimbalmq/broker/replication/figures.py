@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gimbalmq.broker.replication.follower import State
-from gimbalmq.broker.replication.replication import ReplicationStatus, SlaveStatus
+from gimbalmq.broker.replication.status import ReplicationStatus, SlaveStatus
 
 Rows = list[tuple[tuple[str, ...], float]]
 
@@ -44,13 +44,11 @@ def figures(status: ReplicationStatus, waiting: int) -> Iterator[Figure]:
     yield Figure("replication_slave_behind_bytes", "Bytes of our log that a slave lacks", ("slave",), behind)
     late: Rows = [((name,), slave.seconds_behind) for name, slave in zip(names, status.slaves, strict=True)]
     yield Figure("replication_slave_behind_seconds", "Since a slave had all of our log", ("slave",), late)
+    yield gauge("replication_trouble", "1 if something hinders replication", status.trouble is not None)
     if role.is_master:
         return
     states: Rows = [((str(state),), state == status.state) for state in State]
     yield Figure("replication_state", "1 for what this slave is doing", ("state",), states)
-    yield gauge(
-        "replication_trouble", "1 if something keeps this slave from copying", status.trouble is not None
-    )
     yield gauge("replication_behind_bytes", "Bytes of its master's log that this slave lacks", status.lag)
     yield gauge(
         "replication_received_bytes_per_second",

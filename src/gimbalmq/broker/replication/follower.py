@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from gimbalmq._clock import Clock
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.replication import agreement
 from gimbalmq.broker.replication.dialects import CopyDialect
+from gimbalmq.broker.replication.link import MasterLink
 from gimbalmq.broker.replication.meter import Meter
 from gimbalmq.broker.replication.plain import PlainCopy
 from gimbalmq.errors import (
@@ -34,6 +35,7 @@ from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.network import Network, split_address
 from gimbalmq.transport.tasks import Tasks
+from gimbalmq.transport.tls_stream import connect_tls
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +49,6 @@ _LOOK_SECONDS = 5.0
 """Between looks where the master's log begins and ends."""
 _PIECE_BYTES = 256 * 1024
 """Taken in at once: a few milliseconds."""
-_TURN_SECONDS = 0.003
-_TURN_BYTES = 512 * 1024
-"""Then others have their turn."""
 
 
 class State(enum.StrEnum):
@@ -77,6 +76,7 @@ class Follower:
     Args:
         pool: asks the master's ordinary port.
         arrived: called with the queues that have grown.
+        tls: what a new connection is sealed with; it is plain if there is nothing.
 
     Attributes:
         dialect: makes the dialect of a new connection; the plain one unless it is replaced.
@@ -95,7 +95,9 @@ class Follower:
         pool: Caller,
         clock: Clock,
         arrived: Callable[[Sequence[QueueLog]], None],
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:
+        self._tls = tls
         self._store = store
         self._live = live
         self._network = network
@@ -107,7 +109,7 @@ class Follower:
         )
         self._tasks = Tasks("replication copy")
         self._aimed = asyncio.Event()
-        self._link: _Link | None = None
+        self._link: MasterLink | None = None
         self._meter = Meter(clock)
         self.target: Target | None = None
         self.state = State.STOPPED
@@ -206,8 +208,16 @@ class Follower:
         """One connection, from its beginning to its end; always raises what ended it."""
         host, port = split_address(target.ha_address)
         dialect = self.dialect()
-        link = await self._network.connect(lambda: _Link(self, dialect), host, port, _CONNECT_SECONDS)
-        assert isinstance(link, _Link)
+        link: asyncio.Protocol
+        if (context := self._tls()) is None:
+            link = await self._network.connect(
+                lambda: MasterLink(self, dialect), host, port, _CONNECT_SECONDS
+            )
+        else:
+            link = await connect_tls(
+                self._network, lambda: MasterLink(self, dialect), host, port, _CONNECT_SECONDS, context
+            )
+        assert isinstance(link, MasterLink)
         self._link = link
         # Half a record is given up: from another master its rest may be that of another record.
         self._store.forget_partial()
@@ -273,7 +283,7 @@ class Follower:
                 self._arrived(grown)
         self._meter.add(len(data))
 
-    def took(self, link: _Link) -> None:
+    def took(self, link: MasterLink) -> None:
         """A turn of taking in is over; for a link."""
         if link.is_open:
             link.report(self._store.received_offset)
@@ -354,110 +364,6 @@ class Follower:
             link.end(CopyRefusedError(problem or ""))
         elif self.lag > self._live.now.ha_max_gap_not_in_sync:
             self.state = State.CATCHING_UP
-
-
-class _Link(asyncio.Protocol):
-    """One connection to a master."""
-
-    def __init__(self, owner: Follower, dialect: CopyDialect) -> None:
-        self._owner = owner
-        self._dialect = dialect
-        self._transport: asyncio.Transport | None = None
-        self._backlog: deque[bytes] = deque()
-        self._pieces: Iterator[LogPiece] = iter(())
-        self._again: asyncio.Handle | None = None
-        self._writable = True
-        self._reported = -1
-        self.is_open = False
-        self.compared = -1
-        """Where the record lies that was last found to be the master's, too."""
-        self.last_read = self.last_write = owner.now
-        self.ended: asyncio.Future[RocketMQError] = asyncio.get_running_loop().create_future()
-
-    @property
-    def master_end(self) -> int:
-        return self._owner.master_end
-
-    @master_end.setter
-    def master_end(self, end: int) -> None:
-        self._owner.master_end = end
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        self.last_read = self._owner.now
-        self._owner.read_some()
-        self._backlog.append(data)
-        if self._again is None:
-            self._work()
-
-    def eof_received(self) -> None:
-        return None  # the transport closes itself
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.end(ConnectionLostError("the master has closed the connection" if exc is None else str(exc)))
-
-    def pause_writing(self) -> None:
-        self._writable = False
-
-    def resume_writing(self) -> None:
-        self._writable = True
-
-    def _work(self) -> None:
-        """Takes in what came; what takes long goes on in the next turn, and nothing more is read until then."""
-        self._again = None
-        owner, begun, count = self._owner, self._owner.now, 0
-        try:
-            while not self.ended.done():
-                piece = next(self._pieces, None)
-                if piece is None:
-                    if not self._backlog:
-                        break
-                    self._pieces = self._dialect.feed(self._backlog.popleft())
-                    continue
-                owner.take(piece)
-                count += len(piece.data)
-                if count >= _TURN_BYTES or owner.now - begun >= _TURN_SECONDS:
-                    self._again = asyncio.get_running_loop().call_soon(self._work)
-                    break
-        except RocketMQError as error:
-            self.end(error)
-            return
-        except Exception as error:
-            log.exception("what the master sent could not be stored")
-            self.end(RemoteProtocolError(f"what the master sent could not be stored: {error!r}"))
-            return
-        if self._transport is not None and not self._transport.is_closing():
-            if self._again is not None:
-                self._transport.pause_reading()
-            elif not self._transport.is_reading():
-                self._transport.resume_reading()
-        owner.took(self)
-
-    def report(self, end: int, *, again: bool = False) -> None:
-        """Tells the master how far we are, if it does not know or has not heard of us for long."""
-        if self._writable and (again or end > self._reported):
-            self._reported = end
-            self.write(self._dialect.report(end))
-
-    def write(self, data: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self.last_write = self._owner.now
-            self._owner.wrote_some()
-            self._transport.write(data)
-
-    def end(self, error: RocketMQError | None) -> None:
-        """Ends the connection for this reason."""
-        if not self.ended.done():
-            self.ended.set_result(error or ConnectionLostError("the connection was given up"))
-        self.is_open = False
-        if self._again is not None:
-            self._again.cancel()
-            self._again = None
-        self._backlog.clear()
-        if self._transport is not None:
-            self._transport.abort()
 
 
 def _usual_address(ha_address: str) -> str:

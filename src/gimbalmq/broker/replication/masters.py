@@ -59,18 +59,30 @@ async def require_no_other(caller: Caller, config: BrokerConfig, own_address: st
     Raises:
         ConfigError: another master of this name lives.
     """
+    address = await other_master(caller, config, own_address)
+    if address is not None:
+        raise ConfigError(
+            "brokerRole",
+            config.broker_role,
+            f"{address} is the master of {config.broker_name} now, and two would part their messages: start this "
+            "one with brokerRole=SLAVE and a brokerId of its own, or stop that one first; if they are meant to be "
+            "two brokers, give each a brokerName of its own",
+        )
+
+
+async def other_master(caller: Caller, config: BrokerConfig, own_address: str, known: str = "") -> str | None:
+    """Address of another master of this name that answers; None if there is none.
+
+    Args:
+        known: one that name servers need not list.
+    """
     named = await asyncio.gather(
         *(_named_master(caller, address, config.broker_name) for address in config.namesrv_addresses)
     )
-    for address in dict.fromkeys(named):
+    for address in dict.fromkeys([*named, known]):
         if address and address != own_address and await _leads(caller, address, config.broker_name):
-            raise ConfigError(
-                "brokerRole",
-                config.broker_role,
-                f"{address} is the master of {config.broker_name} now, and two would part their messages: start this "
-                "one with brokerRole=SLAVE and a brokerId of its own, or stop that one first; if they are meant to be "
-                "two brokers, give each a brokerName of its own",
-            )
+            return address
+    return None
 
 
 async def _named_master(caller: Caller, name_server: str, broker_name: str) -> str:

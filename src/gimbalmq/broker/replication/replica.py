@@ -13,6 +13,7 @@ from gimbalmq.broker.replication.dialects import SourceDialect
 from gimbalmq.broker.replication.meter import Meter, Pace
 from gimbalmq.errors import RemoteProtocolError, ReplicaRefusedError, StoreError
 from gimbalmq.store.message_store import MessageStore
+from gimbalmq.transport.tls import HANDSHAKE_BYTE
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Replica(asyncio.Protocol):
         self._meter = Meter(clock)
         self._pace = Pace(clock)
         self._writable = True
+        self._is_new = True
         self._again: asyncio.Handle | None = None
         self._last_read = self._last_write = self.caught_up_at = self._now()
         self.address = ""
@@ -103,6 +105,11 @@ class Replica(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._last_read = self._now()
         try:
+            if self._is_new and data[0] == HANDSHAKE_BYTE:  # no log is so long that a report would begin so
+                raise ReplicaRefusedError(
+                    "it speaks TLS, and this broker does not: haTlsEnable must be the same"
+                )
+            self._is_new = False
             report = self.dialect.take(self, data)
             if report is not None:
                 self._take(report)

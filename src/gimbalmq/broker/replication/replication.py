@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gimbalmq._clock import Clock
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
@@ -16,7 +16,8 @@ from gimbalmq.broker.replication import agreement
 from gimbalmq.broker.replication.config import ASYNC_MASTER, MASTER_ID, SLAVE, SYNC_MASTER
 from gimbalmq.broker.replication.escape import Escape
 from gimbalmq.broker.replication.follower import Follower, State
-from gimbalmq.broker.replication.masters import Master, NamedMasters, require_no_other
+from gimbalmq.broker.replication.heard import HeardOfMaster
+from gimbalmq.broker.replication.masters import Master, NamedMasters, other_master, require_no_other
 from gimbalmq.broker.replication.progress import CopiedProgress
 from gimbalmq.broker.replication.rejoining import last_common
 from gimbalmq.broker.replication.replica import Replica
@@ -24,6 +25,7 @@ from gimbalmq.broker.replication.role import Kind, Role, Roles
 from gimbalmq.broker.replication.role_file import RoleFile
 from gimbalmq.broker.replication.services import MasterServices
 from gimbalmq.broker.replication.source import HaSource
+from gimbalmq.broker.replication.status import ReplicationStatus, slave_status
 from gimbalmq.errors import CopyRefusedError, ListenError, RocketMQError, StateError, StoreError
 from gimbalmq.protocol.headers.nameserver import RegisterBrokerReply
 from gimbalmq.store.consumequeue import QueueLog
@@ -40,50 +42,6 @@ _SEEK_SECONDS = 1.0
 _HA_PORT_DISTANCE = 1
 
 
-@dataclass(frozen=True, slots=True)
-class SlaveStatus:
-    """A slave, as its master sees it."""
-
-    address: str
-    slave_id: int | None
-    acked: int
-    sent: int
-    behind: int
-    bytes_per_second: int
-    in_sync: bool
-    seconds_behind: float
-    """How long ago it had all that the master had."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicationStatus:
-    """What replication does at this moment, for tools.
-
-    Attributes:
-        role: master or slave, and which id.
-        log_end: where its own log ends; at a slave the bytes received count.
-        master, master_ha: whom a slave copies; empty if it does not know, and at a master.
-        state: what a slave is doing; empty at a master.
-        trouble: why a slave does not follow, or a controller is not heard; None if all is well.
-        lag: bytes of the master's log that a slave does not have.
-        bytes_per_second: what a slave receives.
-        last_read_ms, last_write_ms: when a slave last heard of its master, and told it something.
-        slaves: those that copy this broker.
-    """
-
-    role: Role
-    log_end: int
-    master: str = ""
-    master_ha: str = ""
-    state: str = ""
-    trouble: str | None = None
-    lag: int = 0
-    bytes_per_second: int = 0
-    last_read_ms: int = 0
-    last_write_ms: int = 0
-    slaves: tuple[SlaveStatus, ...] = ()
-
-
 class Replication:
     """Java: the parts of BrokerController, HAService and ReplicasManager that a change of the role concerns.
 
@@ -95,6 +53,7 @@ class Replication:
         in_set: with a controller, whether a slave is in its set of replicas in sync.
         unconfirmed: with a controller, how many sends wait until all of the set have what they stored.
         election_trouble: with a controller, why this broker has no part in elections just now, if it has none.
+        heard: what this broker last heard of its master.
         table_trouble: at a slave, why a table of its master is not copied, if one is not.
         on_cut: told of the offset at which our log has been cut.
         on_copying: told when this broker begins to copy a master (its ordinary address), and with None when it stops.
@@ -117,6 +76,7 @@ class Replication:
         groups: Groups,
         long_poll: LongPoll,
         source: HaSource,
+        heard: HeardOfMaster,
         escape: Escape,
         arrived: Callable[[Sequence[QueueLog]], None],
     ) -> None:
@@ -140,8 +100,11 @@ class Replication:
         self._listens = False
         self.roles = roles
         self.source = source
+        self.heard = heard
         self._escape = escape
-        self.follower = Follower(store, live, network, pool, clock, arrived)
+        self.follower = Follower(
+            store, live, network, pool, clock, arrived, lambda: pool.tls if live.now.ha_tls_enable else None
+        )
         self.only_master: str | None = None
         self.in_set: Callable[[Replica], bool] | None = None
         self.unconfirmed: Callable[[], int] = lambda: 0
@@ -149,6 +112,9 @@ class Replication:
         self.table_trouble: Callable[[], str | None] = lambda: None
         self.on_cut: list[Callable[[int], None]] = []
         self.on_copying: list[Callable[[str | None], None]] = []
+        if not live.now.enable_controller_mode:  # a controller knows who is in sync
+            self.on_copying.append(heard.aim)
+        roles.watch(heard.role_changed)
         registration.answered = self._answered
 
     # -- life --------------------------------------------------------------------------------
@@ -184,6 +150,7 @@ class Replication:
         """Begins to copy the master, if this is a slave; the name servers have been told of this broker."""
         if not self.roles.is_master and self.roles.now.online:
             await self._copy()
+        await self.heard.start()
         self._tasks.every(_SEEK_SECONDS, self._seek, "master", first=0.0)
 
     async def go_online(self) -> None:
@@ -217,7 +184,7 @@ class Replication:
                 self._progress.settle()
                 self._progress.forget()
                 if self._live.now.enable_remote_escape:
-                    await self._turns.run(self._services.stand_in(self._escape.put))
+                    await self._turns.run(self._services.stand_in(self._escape))
             else:
                 log.warning("the master is back: this slave stands in for it no more")
                 await self._stop_standing_in()
@@ -231,6 +198,7 @@ class Replication:
 
     async def close(self) -> None:
         await self._tasks.close()
+        await self.heard.close()
         await self._escape.close()
         await self.follower.close()
         await self.source.close()
@@ -314,11 +282,14 @@ class Replication:
 
     # -- changes of the role -----------------------------------------------------------------
 
-    async def change(self, config: BrokerConfig) -> None:
+    async def change(self, config: BrokerConfig, *, forced: bool = False) -> None:
         """Takes the role of a configuration by hand: brokerRole and brokerId.
 
+        Args:
+            forced: a slave becomes the master although another master lives.
+
         Raises:
-            StateError: a controller gives the roles here.
+            StateError: a controller gives the roles here, or there would be two masters.
             StoreError: the store could not change over; the role is the old one.
         """
         if config.enable_controller_mode:
@@ -329,7 +300,22 @@ class Replication:
         if config.broker_role == SLAVE:
             await self.become_slave(config.broker_id)
         else:
+            if not self.roles.is_master and not forced:
+                await self._require_no_master()
             await self.become_master(wait=config.broker_role == SYNC_MASTER)
+
+    async def _require_no_master(self) -> None:
+        target = self.follower.target
+        known = "" if target is None else target.master_address
+        if self.follower.is_connected:
+            found: str | None = known
+        else:
+            found = await other_master(self._pool, self._live.now, self._registration.address, known)
+        if found is not None:
+            raise StateError(
+                f"{found} is the master of {self._live.now.broker_name} and lives: there would be two, and what one of "
+                "them takes is lost later. Stop it first; gimbalmq broker promote --force does it all the same"
+            )
 
     async def become_master(self, *, epoch: int = 0, wait: bool | None = None) -> None:
         """Makes this broker the master; one that is the master already only gets the new epoch and ``wait``.
@@ -497,20 +483,8 @@ class Replication:
     # -- for tools ---------------------------------------------------------------------------
 
     def status(self) -> ReplicationStatus:
-        now, store, follower = self._clock.monotonic(), self._store, self.follower
-        slaves = tuple(
-            SlaveStatus(
-                replica.address,
-                replica.slave_id,
-                replica.acked,
-                replica.sent,
-                replica.behind,
-                replica.bytes_per_second,
-                replica.in_sync if self.in_set is None else self.in_set(replica),
-                0.0 if not replica.behind else max(0.0, now - replica.caught_up_at),
-            )
-            for replica in self.source.replicas
-        )
+        store, follower, now = self._store, self.follower, self._clock.monotonic()
+        slaves = tuple(slave_status(slave, now, self.in_set) for slave in self.source.replicas)
         if self.roles.is_master:
             return ReplicationStatus(
                 self.roles.now,
@@ -530,5 +504,7 @@ class Replication:
             bytes_per_second=follower.bytes_per_second,
             last_read_ms=follower.last_read_ms,
             last_write_ms=follower.last_write_ms,
+            master_role=self.heard.role,
+            master_slaves=self.heard.slaves,
             slaves=slaves,
         )

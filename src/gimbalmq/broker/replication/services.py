@@ -7,16 +7,15 @@ does a broker that starts as a master from the folder of a slave.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from gimbalmq._steps import Steps
 from gimbalmq.broker.delay_levels import DelayLevels
 from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.metadata import ConsumerOffsets, Topics
 from gimbalmq.broker.redelivery import Deliverer
+from gimbalmq.broker.replication.escape import Escape
 from gimbalmq.broker.timers import Timers
 from gimbalmq.broker.transactions import Transactions
-from gimbalmq.broker.writer import Draft
 from gimbalmq.model import properties as prop
 from gimbalmq.model import topics as topic_names
 from gimbalmq.model.record import decode_record
@@ -74,18 +73,19 @@ class MasterServices:
     def rest(self) -> None:
         """Somebody else is the master from now on."""
         self.stop_standing_in()
-        self._transactions.rest()
         self._locks.forget_all()
 
-    def stand_in(self, elsewhere: Callable[[list[Draft]], int]) -> Steps[None]:
-        """For a slave that stands in: delayed messages and timers that fall due go ``elsewhere``; transactions rest."""
-        self._deliverer.elsewhere = elsewhere
+    def stand_in(self, escape: Escape) -> Steps[None]:
+        """For a slave that stands in: messages that fall due, and open transactions, go to other brokers."""
+        self._deliverer.elsewhere = escape.put
         yield from self._delays.go_on(promoted=True)
         yield from self._timers.go_on(promoted=True)
+        yield from self._transactions.go_on(escape.move)
 
     def stop_standing_in(self) -> None:
         self._delays.rest()
         self._timers.rest()
+        self._transactions.rest()
         self._deliverer.elsewhere = None
 
     def forget_locks(self) -> None:

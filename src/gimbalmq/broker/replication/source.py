@@ -16,6 +16,8 @@ from gimbalmq.broker.replication.replica import Replica
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.network import Listener, Network
 from gimbalmq.transport.tasks import Tasks
+from gimbalmq.transport.tls import ServerTls
+from gimbalmq.transport.tls_stream import TlsStream
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +36,19 @@ class HaSource:
         on_report, on_leave: called with a slave that has reported, or whose connection has ended.
     """
 
-    def __init__(self, store: MessageStore, live: LiveConfig, network: Network, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        live: LiveConfig,
+        network: Network,
+        clock: Clock,
+        tls: ServerTls | None = None,
+    ) -> None:
         self._store = store
         self._live = live
         self._network = network
         self._clock = clock
+        self._tls = tls
         self.dialect: Callable[[], SourceDialect] = lambda: PlainSource(store)
         self._tasks = Tasks("replication source")
         self._listener: Listener | None = None
@@ -67,7 +77,14 @@ class HaSource:
         for replica in list(self.replicas):
             replica.tick()
 
-    def _accept(self) -> Replica:
+    def _accept(self) -> asyncio.Protocol:
+        replica = self._new_replica()
+        if not self._live.now.ha_tls_enable:
+            return replica
+        assert self._tls is not None and self._tls.context is not None, "the configuration was checked"
+        return TlsStream(replica, self._tls.context)
+
+    def _new_replica(self) -> Replica:
         return Replica(
             self._store,
             self._live,
@@ -86,7 +103,9 @@ class HaSource:
         if allowed and not matches(allowed, host):
             log.error("%s may not copy the log: it is not in haAllowedAddresses", replica.address)
             return False
-        if not allowed and config.guards_log and (address is None or not address.is_loopback):
+        proven = config.ha_tls_enable and config.client_certificates == "require"
+        guarded = config.guards_log and not proven
+        if not allowed and guarded and (address is None or not address.is_loopback):
             log.error(
                 "%s may not copy the log: with authentication on, or with TLS required, only addresses in "
                 "haAllowedAddresses may, and it is empty",

@@ -52,11 +52,12 @@ class TakingBack:
             return
         rows = await self._turns.run(offsets_in(parts))
         for topic in (names.HALF_TOPIC, names.OP_HALF_TOPIC):
-            # A slave ends no transactions: our own progress is the newest.
-            rows.pop((topic, names.TRANS_GROUP), None)
-            own = self._offsets.queues(names.TRANS_GROUP, topic)
-            if own:
-                rows[topic, names.TRANS_GROUP] = own
+            # What either of us has passed is over: a slave that stood in has given open transactions to other brokers.
+            done = rows.get((topic, names.TRANS_GROUP), {})
+            for queue_id, own in self._offsets.queues(names.TRANS_GROUP, topic).items():
+                done[queue_id] = max(own, done.get(queue_id, 0))
+            if done:
+                rows[topic, names.TRANS_GROUP] = done
         self._offsets.replace(await self._turns.run(pairs_of(rows)), version)
 
     async def _take_delays(self, slave: str) -> None:

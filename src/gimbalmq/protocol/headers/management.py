@@ -117,6 +117,16 @@ class CloneGroupOffset(Header):
     offline: bool | None = None
 
 
+class UpdateBrokerConfig(Header):
+    """25 UPDATE_BROKER_CONFIG.
+
+    Attributes:
+        forces_role: ours: a slave becomes the master although another master lives.
+    """
+
+    forces_role: bool = False
+
+
 class ViewStats(Header):
     """315 VIEW_BROKER_STATS_DATA."""
 

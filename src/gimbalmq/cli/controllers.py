@@ -1,0 +1,320 @@
+"""Commands about Apache's controllers: who is in sync, elections, and the controllers themselves."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from gimbalmq.cli.asking import (
+    ABSENT,
+    REFUSED,
+    Parser,
+    Shown,
+    Verb,
+    above_zero,
+    whole_number,
+)
+from gimbalmq.cli.terminal import confirmed, table
+from gimbalmq.errors import ConfigError, ResponseError
+from gimbalmq.protocol.codes import ResponseCode
+
+if TYPE_CHECKING:
+    from gimbalmq.admin.admin import Admin
+    from gimbalmq.admin.replica_views import SyncStateView
+
+_LARGEST = (1 << 63) - 1
+_ITS_CLUSTER = "cluster of the broker (default: what the name servers say)"
+_REMEDIES = {
+    ResponseCode.CONTROLLER_ELECT_MASTER_FAILED: "gimbalmq broker sync-state shows the replicas that can be elected",
+    ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED: "gimbalmq broker sync-state shows the brokers it knows",
+    ResponseCode.CONTROLLER_INVALID_CLEAN_BROKER_METADATA: "stop it first, or say --living",
+    ResponseCode.CONTROLLER_MASTER_STILL_EXIST: "it is the master already",
+}
+"""What a person may do about a controller's refusal."""
+
+
+def election_verbs() -> list[Verb]:
+    """Verbs of ``gimbalmq broker`` that ask controllers."""
+    return [
+        Verb(
+            "sync-state",
+            "with a controller: which replicas have all that is acknowledged",
+            _sync_state,
+            _sync_state_options,
+            mqadmin=("getSyncStateSet",),
+            examples=("broker sync-state broker-a", "getSyncStateSet -a 127.0.0.1:9878 -b broker-a"),
+        ),
+        Verb(
+            "elect",
+            "with a controller: make one replica of the set the master",
+            _elect,
+            lambda parser: _elect_options(parser, ask=True),
+            watch=False,
+            examples=("broker elect broker-a 2",),
+        ),
+        Verb(
+            "",
+            "make one replica of the set the master, without asking",
+            _elect,
+            lambda parser: _elect_options(parser, ask=False),
+            mqadmin=("electMaster",),
+            watch=False,
+            examples=("electMaster -a 127.0.0.1:9878 -b 2 -bn broker-a -c DefaultCluster",),
+        ),
+    ]
+
+
+def controller_verbs() -> list[Verb]:
+    """Verbs of ``gimbalmq controller``."""
+    return [
+        Verb(
+            "show",
+            "which controllers there are, and which one leads",
+            _show,
+            _controller_option,
+            mqadmin=("getControllerMetaData",),
+            examples=("controller show", "getControllerMetaData -a 127.0.0.1:9878"),
+        ),
+        Verb(
+            "config",
+            "settings of controllers",
+            _config,
+            _config_options,
+            mqadmin=("getControllerConfig",),
+            examples=(
+                "controller config scanNotActiveBrokerInterval",
+                "getControllerConfig -a 127.0.0.1:9878",
+            ),
+        ),
+        Verb(
+            "set",
+            "change settings of controllers",
+            _set,
+            _set_options,
+            watch=False,
+            examples=("controller set scanNotActiveBrokerInterval=2000",),
+        ),
+        Verb(
+            "update",
+            "as set, with mqadmin's flags",
+            _set,
+            _update_options,
+            mqadmin=("updateControllerConfig",),
+            watch=False,
+            examples=("updateControllerConfig -a 127.0.0.1:9878 -k scanNotActiveBrokerInterval -v 2000",),
+        ),
+        Verb(
+            "clean",
+            "have the controller forget replicas that will not come back",
+            _clean,
+            lambda parser: _clean_options(parser, ask=True),
+            watch=False,
+            examples=("controller clean broker-a --ids '2;3' -c DefaultCluster",),
+        ),
+        Verb(
+            "",
+            "have the controller forget replicas, without asking",
+            _clean,
+            lambda parser: _clean_options(parser, ask=False),
+            mqadmin=("cleanBrokerMetadata",),
+            watch=False,
+            examples=("cleanBrokerMetadata -a 127.0.0.1:9878 -bn broker-a -b '2;3' -c DefaultCluster",),
+        ),
+    ]
+
+
+def interval_option(parser: Parser) -> None:
+    parser.add_argument(
+        "-i",
+        "--interval",
+        dest="watch",
+        type=above_zero,
+        metavar="SECONDS",
+        help="show it again every so often",
+    )
+
+
+def _controller_option(parser: Parser) -> None:
+    parser.add_argument(
+        "-a",
+        "--controller",
+        "--controllerAddress",
+        metavar="HOST:PORT[;...]",
+        help="controllers (default: those that a broker was told of)",
+    )
+
+
+async def _controllers(admin: Admin, args: argparse.Namespace, broker: str | None = None) -> str:
+    return str(args.controller or await admin.controllers.addresses(broker))
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Adds to a controller's refusal what to do about it."""
+    try:
+        yield
+    except ResponseError as error:
+        remedy = _REMEDIES.get(ResponseCode(error.code)) if error.code in set(ResponseCode) else None
+        if remedy is None:
+            raise
+        raise ResponseError(f"{error.remark}; {remedy}", code=error.code, address=error.address) from error
+
+
+def _sync_state_options(parser: Parser) -> None:
+    parser.add_argument("broker", nargs="?", metavar="BROKER", help="name of the broker (all)")
+    parser.add_argument("-b", "--brokerName", dest="broker_flag", metavar="BROKER", help="the same")
+    parser.add_argument("-c", "--cluster", "--clusterName", metavar="NAME", help="brokers of this cluster")
+    _controller_option(parser)
+    interval_option(parser)
+
+
+async def _sync_state(admin: Admin, args: argparse.Namespace) -> Shown:
+    broker = args.broker_flag or args.broker
+    controllers = await _controllers(admin, args, broker)
+    views = await admin.controllers.sync_state(controllers, broker, cluster=args.cluster)
+    if not views:
+        return Shown("The controller knows no such broker.", [], ABSENT)
+    return Shown("\n\n".join(map(_set_text, views)), [asdict(view) for view in views])
+
+
+def _set_text(view: SyncStateView) -> str:
+    master = f"{view.master_id} at {view.master}" if view.master else "nobody"
+    head = f"{view.broker}: master {master}, epoch {view.master_epoch}, set epoch {view.set_epoch}"
+    rows = [
+        (member.broker_id, member.address, in_sync, member.alive)
+        for members, in_sync in ((view.in_sync, True), (view.not_in_sync, False))
+        for member in members
+    ]
+    return f"{head}\n{table(('ID', 'ADDRESS', 'IN SYNC', 'ALIVE'), rows)}"
+
+
+def _elect_options(parser: Parser, *, ask: bool) -> None:
+    _controller_option(parser)
+    add = parser.add_argument
+    add("-c", "--cluster", "--clusterName", metavar="NAME", help=_ITS_CLUSTER)
+    if ask:
+        add("broker", metavar="BROKER", help="name of the broker")
+        add("id", type=whole_number(1, _LARGEST), metavar="ID", help="the controller's id of the replica")
+        add("-y", "--yes", action="store_true", help="do not ask")
+    else:
+        add("-bn", "--brokerName", dest="broker", required=True, metavar="BROKER", help="name of the broker")
+        add(
+            "-b",
+            "--brokerId",
+            dest="id",
+            type=whole_number(1, _LARGEST),
+            required=True,
+            metavar="ID",
+            help="the controller's id of the replica",
+        )
+        parser.set_defaults(yes=True)
+
+
+async def _elect(admin: Admin, args: argparse.Namespace) -> Shown:
+    controllers = await _controllers(admin, args, args.broker)
+    question = f"Make replica {args.id} the master of {args.broker}? Sends fail until it is."
+    if not confirmed(question, assume_yes=args.yes):
+        return Shown("Nothing was changed.", code=REFUSED)
+    with _told():
+        view = await admin.controllers.elect(controllers, args.broker, args.id, cluster=args.cluster)
+    return Shown(
+        f"{view.broker}: replica {view.master_id} at {view.master} is the master now, "
+        f"epoch {view.master_epoch}, set epoch {view.set_epoch}.",
+        asdict(view),
+    )
+
+
+# -- controllers ----------------------------------------------------------------------
+
+
+async def _show(admin: Admin, args: argparse.Namespace) -> Shown:
+    view = await admin.controllers.show(await _controllers(admin, args))
+    rows = [(name, address, name == view.leader_id) for name, address in view.peers.items()]
+    head = f"group {view.group}, led by {view.leader_id or 'nobody'}"
+    return Shown(f"{head}\n{table(('CONTROLLER', 'ADDRESS', 'LEADS'), rows)}", asdict(view))
+
+
+def _config_options(parser: Parser) -> None:
+    parser.add_argument("keys", nargs="*", metavar="KEY", help="only these settings")
+    _controller_option(parser)
+
+
+async def _config(admin: Admin, args: argparse.Namespace) -> Shown:
+    found = await admin.controllers.config(await _controllers(admin, args))
+    for settings in found.values():
+        for key in args.keys:
+            if key not in settings:
+                raise ConfigError("KEY", key, "there is no such setting; leave KEY out to see all")
+    kept = {
+        address: {key: value for key, value in sorted(settings.items()) if not args.keys or key in args.keys}
+        for address, settings in found.items()
+    }
+    texts = [
+        (f"# {address}\n" if len(kept) > 1 else "")
+        + "\n".join(f"{key}={value}" for key, value in kept[address].items())
+        for address in kept
+    ]
+    return Shown("\n\n".join(texts), kept)
+
+
+def _set_options(parser: Parser) -> None:
+    parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="RocketMQ's keys")
+    parser.set_defaults(key=None, value=None)
+    _controller_option(parser)
+
+
+def _update_options(parser: Parser) -> None:
+    parser.add_argument("-k", "--key", required=True, metavar="KEY", help="RocketMQ's key")
+    parser.add_argument("-v", "--value", required=True, metavar="VALUE", help="its new value")
+    parser.set_defaults(settings=())
+    _controller_option(parser)
+
+
+async def _set(admin: Admin, args: argparse.Namespace) -> Shown:
+    settings = {} if args.key is None else {args.key: args.value}
+    for text in args.settings:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError("KEY=VALUE", text, "write a key, = and its value")
+        settings[key.strip()] = value.strip()
+    changed = await admin.controllers.set_config(await _controllers(admin, args), settings)
+    told = ", ".join(f"{key}={value}" for key, value in settings.items())
+    return Shown(
+        "\n".join(f"{address}: {told}" for address in changed), {"changed": changed, "settings": settings}
+    )
+
+
+def _clean_options(parser: Parser, *, ask: bool) -> None:
+    _controller_option(parser)
+    add = parser.add_argument
+    if ask:
+        add("broker", metavar="BROKER", help="name of the broker")
+        add("--ids", metavar="ID[;...]", help="the controller's ids (default: all of the broker)")
+        add("--living", action="store_true", help="even replicas that are alive")
+        add("-y", "--yes", action="store_true", help="do not ask")
+    else:
+        add("-bn", "--brokerName", dest="broker", required=True, metavar="BROKER", help="name of the broker")
+        add("-b", "--brokerControllerIdsToClean", dest="ids", metavar="ID[;...]", help="the controller's ids")
+        add("-l", "--cleanLivingBroker", dest="living", action="store_true", help="even those that are alive")
+        parser.set_defaults(yes=True)
+    add("-c", "--cluster", "--clusterName", metavar="NAME", help=_ITS_CLUSTER)
+
+
+async def _clean(admin: Admin, args: argparse.Namespace) -> Shown:
+    if args.ids is not None and not all(word.strip().isdecimal() for word in args.ids.split(";")):
+        raise ConfigError("--ids", args.ids, "write the controller's ids, separated by ;")
+    controllers = await _controllers(admin, args, args.broker)
+    which = f"replicas {args.ids}" if args.ids else "all replicas"
+    if not confirmed(f"Have the controller forget {which} of {args.broker}?", assume_yes=args.yes):
+        return Shown("Nothing was changed.", code=REFUSED)
+    with _told():
+        await admin.controllers.clean(
+            controllers, args.broker, cluster=args.cluster, ids=args.ids, living=args.living
+        )
+    return Shown(
+        f"The controller has forgotten {which} of {args.broker}.",
+        {"broker": args.broker, "ids": args.ids, "living": args.living},
+    )
