@@ -239,14 +239,14 @@ class SyncSet:
         self._look()
 
     def wait(self, end: int) -> asyncio.Future[bool]:
-        """Done when the log is confirmed up to ``end``; False if this master's term is over.
+        """Done when the log is confirmed up to ``end``; False if this master's term is over, or the set too small.
 
         Whoever waits no longer settles the future itself.
         """
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._look()
         if self.confirm >= end:
-            future.set_result(True)
+            future.set_result(self._suffices())
             return future
         waits = self._waits
         while waits and waits[0][1].done():
@@ -274,8 +274,17 @@ class SyncSet:
         while waits and (waits[0][0] <= reached or waits[0][1].done()):
             future = waits.popleft()[1]
             if not future.done():
-                future.set_result(True)
+                future.set_result(self._suffices())
         self.confirmed()
+
+    def _suffices(self) -> bool:
+        """Whether what all of the set have is on enough replicas.
+
+        A send is stored only if the set is large enough (minInSyncReplicas). The set may shrink while the send waits,
+        down to this broker alone, and then nobody else need have the message.
+        """
+        config = self._live.now
+        return config.replica_rule != "safe" or self.size >= config.min_in_sync_replicas
 
     def _reached(self) -> int:
         """Up to where everybody who counts has the log; -1 if somebody's log is not known."""
