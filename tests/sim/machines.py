@@ -129,11 +129,7 @@ class Machine:
         )
         assert not unknown, unknown
         broker = _Watched(config, self._network.host(self.host), self._clock, self._files, self._look)
-        try:
-            await self.process.do(broker.start())
-        except BaseException:
-            self.broker = None
-            raise
+        await self.process.do(broker.start())
 
     def _look(self, broker: Broker) -> None:
         store, cut, abandon = broker.store, broker.replication.cut, broker.store.abandon
@@ -143,7 +139,9 @@ class Machine:
             return await cut(offset)
 
         def abandon_noted() -> None:
+            # Until now it may have taken in more.
             self._keep(store)
+            self.broker = None
             abandon()
 
         broker.replication.cut = cut_noted  # type: ignore[method-assign]
@@ -151,27 +149,24 @@ class Machine:
         self.broker = broker
         self.look(broker)
 
-    def _end(self) -> Broker:
-        assert self.broker is not None
-        self.process.go_on()
-        self._keep(self.broker.store)
-        broker, self.broker = self.broker, None
-        return broker
-
     async def stop(self) -> None:
         """Ends it properly."""
-        broker = self._end()
-        await self.process.do(broker.close())
+        assert self.broker is not None
+        self.process.go_on()
+        await self.process.do(self.broker.close())
 
     async def kill(self) -> None:
         """Ends its process; the system goes on, so all that was written stays."""
+        assert self.broker is not None
         self._network.reset(self.host)
-        await self._end().abandon()
+        self.process.go_on()
+        await self.broker.abandon()
 
     async def lose_power(self) -> None:
         """Nobody is told; what was not synced may be gone."""
-        assert self.disk is not None
-        await self._end().abandon()
+        assert self.disk is not None and self.broker is not None
+        self.process.go_on()
+        await self.broker.abandon()
         self.disk.lose_power()
 
 

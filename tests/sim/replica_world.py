@@ -389,7 +389,10 @@ class ReplicaWorld:
             if leader is not None and rng.random() < 0.4:
                 machine = leader  # the one that matters most
             # Power is lost by one machine at a time: the others are there and have everything.
-            if machine.is_up and (kind != "replica in the dark" or self.is_well()):
+            if kind == "replica in the dark" and machine is leader and not self.settings.controller:
+                # Started again it might lack what its slaves have; an operator promotes one of them.
+                self.spawn(self._promoted(seconds, rng, kind))
+            elif machine.is_up and (kind != "replica in the dark" or self.is_well()):
                 self.spawn(self._away(machine, kind, seconds))
         elif kind == "replica paused":
             if machine.runs:
@@ -416,7 +419,7 @@ class ReplicaWorld:
         elif kind == "controller restarted":
             self.spawn(self._without_controller(seconds))
         elif kind == "promotion" and not self.settings.controller:
-            self.spawn(self._promoted(seconds, rng))
+            self.spawn(self._promoted(seconds, rng, rng.choice(("replica killed", "replica restarted"))))
 
     async def _away(self, machine: Machine, kind: str, seconds: float) -> None:
         self.note(f"{kind}: {machine.number} for {seconds} s")
@@ -516,13 +519,11 @@ class ReplicaWorld:
 
     # --- by hand -----------------------------------------------------------------------------
 
-    async def _promoted(self, seconds: float, rng: random.Random) -> None:
+    async def _promoted(self, seconds: float, rng: random.Random, kind: str) -> None:
         """Ends the master and promotes a slave, as an operator does; the old master comes back as a slave."""
         old = self.leader
         if old is None or not old.is_up or not self.is_well():
             return
-        kinds = ["replica killed", "replica restarted"] + ["replica in the dark"] * self.settings.dark
-        kind = rng.choice(kinds)
         self.note(f"the master {old.number}: {kind}; a slave is to be promoted")
         self.master = None
         await self._end(old, kind)
