@@ -44,6 +44,8 @@ NAMES_HOST, CONTROLLER_HOST, CLIENT_HOST, DESK_HOST = "10.0.0.100", "10.0.0.101"
 NAMESRV = f"{NAMES_HOST}:9876"
 SLOW_SECONDS = (0.02, 0.3)
 LOOK_SECONDS = 0.25
+SHOW_LOOKS = 4
+"""What readers see is looked at so much more rarely: it has to be read."""
 SCAN_SECONDS = 0.5
 PROMOTE_TRIES = 12
 BUSY_SECONDS = 0.1
@@ -328,18 +330,22 @@ class ReplicaWorld:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            self.look()
+            for _ in range(SHOW_LOOKS):
+                await asyncio.sleep(LOOK_SECONDS)
+                self.look()
+            self.show()
+
+    def show(self) -> None:
+        if self.settings.confirmed:
+            for machine in self.machines:
+                if machine.runs:
+                    self.checks.show(machine, TOPIC)
 
     def look(self) -> None:
         self.checks.look()
         leader = self.leader
         if leader is not None:
             self.checks.has_all(leader, self.replicas.master_epoch, f"the master {leader.number}")
-        if self.settings.confirmed:
-            for machine in self.machines:
-                if machine.runs:
-                    self.checks.show(machine, TOPIC)
 
     @property
     def leader(self) -> Machine | None:
@@ -628,6 +634,7 @@ class ReplicaWorld:
 
     def judge(self) -> None:
         self.look()
+        self.show()
         self.checks.judge(TOPIC)
         if self.settings.controller:
             epochs = {
