@@ -165,6 +165,7 @@ class Machine:
     async def lose_power(self) -> None:
         """Nobody is told; what was not synced may be gone."""
         assert self.disk is not None and self.broker is not None
+        self._network.vanish(self.host)
         self.process.go_on()
         await self.broker.abandon()
         self.disk.lose_power()

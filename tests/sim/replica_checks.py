@@ -179,6 +179,13 @@ class Checks:
             self.found(f"{who} lacks {len(lost)} of {len(answers)}: {b' '.join(lost[:5]).decode()}")
         self._seen[key] = len(answers)
 
+    def joined(self) -> None:
+        """The controller has another set: whoever is in it may be elected, and has all that was answered."""
+        for machine in self._must_have():
+            lost = [answer.mark for answer in self.answers.values() if not self._has(machine, answer)]
+            if lost:
+                self.found(f"{machine.number} is in the set and lacks {len(lost)}: {lost[0].decode()}")
+
     def _has(self, machine: Machine, answer: Answer) -> bool:
         if answer.mark in self.excused:
             return True

@@ -21,6 +21,7 @@ from typing import Any
 
 from gimbalmq.admin.admin import Admin
 from gimbalmq.broker.replication.follower import State
+from gimbalmq.broker.replication.role_file import forget_role
 from gimbalmq.cli.rejoin import _of_folder
 from gimbalmq.errors import RocketMQError
 from gimbalmq.nameserver import NameServer, NameServerConfig
@@ -48,7 +49,8 @@ SHOW_LOOKS = 4
 """What readers see is looked at so much more rarely: it has to be read."""
 SCAN_SECONDS = 0.5
 PROMOTE_TRIES = 12
-BUSY_SECONDS = 0.1
+HARMLESS_IN_THE_DARK = ("controller restarted", "replica torn", "replica reset", "slow replica")
+"""What may happen while a machine that has lost power is not back with all that the others have."""
 
 _QUICK = {
     "brokerName": NAME,
@@ -149,6 +151,7 @@ class ReplicaWorld:
         )
         self.controller = ControllerDouble(self.network.host(CONTROLLER_HOST))
         self.controller.notify = self._notify
+        self.controller.altered = lambda: self.checks.joined()
         self.master: int | None = None if settings.controller else 1
         self.machines = [
             Machine(
@@ -177,6 +180,8 @@ class ReplicaWorld:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._cuts: list[tuple[list[str], list[str], bool]] = []
         self._controller_down = False
+        self._is_poor = False
+        """A machine has lost power, and not all is well yet."""
         self._working = 0
         self._sent = 0
         self._sending = True
@@ -386,6 +391,9 @@ class ReplicaWorld:
 
     def strike(self, fault: Fault) -> None:
         """Does one fault; what must be undone later is left to a task."""
+        if self._is_poor and not self._is_well_again():
+            if fault.kind not in HARMLESS_IN_THE_DARK:
+                return  # a machine that lost power may lack what only the others have
         rng = random.Random(f"{self.seed} {fault.at} {fault.kind}")
         machine = self.machines[min(int(fault.pick * len(self.machines)), len(self.machines) - 1)]
         kind, seconds = fault.kind, fault.seconds
@@ -411,7 +419,10 @@ class ReplicaWorld:
         elif kind == "replica alone":
             self.spawn(self._parted([machine.host], [*hosts, NAMES_HOST, CONTROLLER_HOST], seconds))
         elif kind == "controller parted":
-            self.spawn(self._parted([machine.host], [CONTROLLER_HOST], seconds, one_way=rng.random() < 0.3))
+            one, other = [machine.host], [CONTROLLER_HOST]
+            if rng.random() < 0.5:
+                one, other = other, one
+            self.spawn(self._parted(one, other, seconds, one_way=rng.random() < 0.6))
         elif kind == "slow replica":
             self.spawn(self._slowed(machine, hosts, seconds, rng))
         elif kind == "replica reset":
@@ -427,6 +438,11 @@ class ReplicaWorld:
         elif kind == "promotion" and not self.settings.controller:
             self.spawn(self._promoted(seconds, rng, rng.choice(("replica killed", "replica restarted"))))
 
+    def _is_well_again(self) -> bool:
+        """Whether a machine that lost power has all again that the others have."""
+        self._is_poor = not self.is_well()
+        return not self._is_poor
+
     async def _away(self, machine: Machine, kind: str, seconds: float) -> None:
         self.note(f"{kind}: {machine.number} for {seconds} s")
         await self._end(machine, kind)
@@ -441,6 +457,7 @@ class ReplicaWorld:
         elif kind == "replica killed":
             await machine.kill()
         else:
+            self._is_poor = True
             self.checks.goes_dark(machine)
             everybody = [other.host for other in self.machines if other is not machine]
             everybody += [NAMES_HOST, CONTROLLER_HOST, CLIENT_HOST, DESK_HOST]
@@ -531,8 +548,8 @@ class ReplicaWorld:
         if old is None or not old.is_up or not self.is_well():
             return
         self.note(f"the master {old.number}: {kind}; a slave is to be promoted")
-        self.master = None
         await self._end(old, kind)
+        self.master = None
         for _ in range(PROMOTE_TRIES) if kind != "replica in the dark" else iter(int, 1):
             await asyncio.sleep(rng.uniform(0.02, 0.5))
             if await self._promote():
@@ -543,8 +560,16 @@ class ReplicaWorld:
             await self._begin(old)
             return
         await asyncio.sleep(seconds)
-        await self._rejoin(old)
-        await self._begin(old)
+        old.properties |= {"brokerRole": "SLAVE", "brokerId": str(old.number)}
+        if rng.random() < 0.5:
+            await self._rejoin(old)
+            await self._begin(old)
+        else:
+            forget_role(old.folder)
+            if old.disk is not None:
+                old.disk.begin_anew()
+            await self._begin(old)
+            await self._cut_if_refused(old)
 
     async def _promote(self) -> bool:
         others = [machine for machine in self.machines if machine.runs]
@@ -575,7 +600,6 @@ class ReplicaWorld:
 
     async def _rejoin(self, old: Machine) -> None:
         """``gimbalmq broker rejoin --cut``, as often as it takes."""
-        old.properties |= {"brokerRole": "SLAVE", "brokerId": str(old.number)}
         args = argparse.Namespace(
             store=old.folder,
             config=None,
@@ -599,6 +623,20 @@ class ReplicaWorld:
             break
         if old.disk is not None:
             old.disk.begin_anew()
+
+    async def _cut_if_refused(self, old: Machine) -> None:
+        """Has an old master that runs as a slave cut what it alone has, if that keeps it from copying."""
+        follower = None if old.broker is None else old.broker.replication.follower
+        while follower is not None and follower.state is not State.FOLLOWING:
+            await asyncio.sleep(0.2)
+            follower = None if old.broker is None else old.broker.replication.follower
+            if follower is not None and follower.state is State.REFUSED:
+                self.note(f"{old.number} is refused: {follower.trouble}")
+                try:
+                    await management.update_broker_config(self.desk, old.address, {"haCutTailFrom": "0"})
+                except RocketMQError as error:
+                    self.note(f"it is not told to cut: {error}")
+                await asyncio.sleep(1.0)
 
     # --- rest --------------------------------------------------------------------------------
 

@@ -212,6 +212,19 @@ def test_a_torn_connection_delivers_a_part_and_breaks_on_both_sides(share: float
     run_virtual(main)
 
 
+def test_peers_of_a_host_that_vanished_are_not_told() -> None:
+    async def main(clock: VirtualClock) -> None:
+        network = MemoryNetwork()
+        async with _Pair(network) as pair:
+            await pair.echo(b"hello")
+            network.vanish(SERVER)
+            with pytest.raises(RequestTimeoutError):
+                await pair.echo(b"anybody?", 2.0)
+            assert clock.monotonic() >= 2.0 and not pair.server.channels
+
+    run_virtual(main)
+
+
 def test_close_lets_written_answers_leave() -> None:
     async def main(_: VirtualClock) -> None:
         network = MemoryNetwork(delay=(0.1, 0.1))

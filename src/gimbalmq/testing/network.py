@@ -81,6 +81,12 @@ class MemoryNetwork:
             if host in (wire.source, wire.target):
                 wire.sender.break_now()
 
+    def vanish(self, host: str) -> None:
+        """Ends every connection of a host, and tells nobody, as a loss of power does."""
+        for wire in list(self._wires):
+            if wire.source == host:
+                wire.sender.break_now()
+
     def tear(self, host: str, share: float = 0.5) -> None:
         """Breaks the connection on which the next bytes to or from a host arrive, after this share of them."""
         self._tears[host] = share

@@ -46,6 +46,7 @@ class ControllerDouble:
         refuse: codes to be answered with another code, once each.
         deny: codes whose next request is done, and answered with another code.
         notify: called after an election with the addresses to be told; tests send 1008 from there.
+        altered: called when a master has changed the set.
     """
 
     def __init__(self, network: Network | None = None) -> None:
@@ -58,6 +59,7 @@ class ControllerDouble:
         self.refuse: dict[int, int] = {}
         self.deny: dict[int, int] = {}
         self.notify: Callable[[str], None] = lambda name: None
+        self.altered: Callable[[], None] = lambda: None
         self._channels: dict[Channel, tuple[str, int]] = {}
         self._heard_at: dict[tuple[str, int], float] = {}
         handlers = Handlers()
@@ -268,6 +270,7 @@ class ControllerDouble:
                 raise ResponseError("no", code=code)
         known.in_sync = set(wish.sync_state_set)
         known.set_epoch += 1
+        self.altered()
         answer = _answer(request, headers.AlterSyncStateSetReply(new_sync_state_set_epoch=known.set_epoch))
         answer.body = SyncStateSet(
             sync_state_set=sorted(known.in_sync), sync_state_set_epoch=known.set_epoch
