@@ -212,15 +212,20 @@ def test_a_torn_connection_delivers_a_part_and_breaks_on_both_sides(share: float
     run_virtual(main)
 
 
-def test_peers_of_a_host_that_vanished_are_not_told() -> None:
+def test_peers_of_a_host_that_vanished_hear_of_it_when_they_send_something() -> None:
     async def main(clock: VirtualClock) -> None:
         network = MemoryNetwork()
         async with _Pair(network) as pair:
             await pair.echo(b"hello")
+            network.cut(SERVER, CLIENT)
             network.vanish(SERVER)
             with pytest.raises(RequestTimeoutError):
                 await pair.echo(b"anybody?", 2.0)
             assert clock.monotonic() >= 2.0 and not pair.server.channels
+            network.mend()
+            with pytest.raises(ConnectionLostError):
+                await pair.echo(b"and now?")
+            assert await pair.echo(b"again") == b"again"
 
     run_virtual(main)
 

@@ -82,9 +82,10 @@ class MemoryNetwork:
                 wire.sender.break_now()
 
     def vanish(self, host: str) -> None:
-        """Ends every connection of a host, and tells nobody, as a loss of power does."""
+        """Ends every connection of a host as a loss of power does: whoever sends something there hears of it."""
         for wire in list(self._wires):
             if wire.source == host:
+                wire.sender.has_vanished = True
                 wire.sender.break_now()
 
     def tear(self, host: str, share: float = 0.5) -> None:
@@ -253,6 +254,10 @@ class _Wire:
             segment = self._segments.popleft()[1]
             if isinstance(segment, bytes):
                 self.bytes_under_way -= len(segment)
+                if self.receiver.has_vanished:
+                    self.whole.note(self.target, self.source, "unknown connection")
+                    self.sender.break_now()
+                    return
                 share = self.whole.torn(self.source, self.target) if self.whole._tears else None
                 if share is not None:
                     self._tear(segment[: int(share * len(segment))])
@@ -298,6 +303,7 @@ class MemoryTransport(asyncio.Transport):
         self._closing = False
         self._lost = False
         self._paused_writer = False
+        self.has_vanished = False
         self._high, self._low = HIGH_WATER_BYTES, HIGH_WATER_BYTES // 4
 
     def join(self, wire: _Wire) -> None:
