@@ -22,7 +22,12 @@ class _Watched(Broker):
     """A broker; somebody looks at its parts before anybody uses them."""
 
     def __init__(
-        self, config: BrokerConfig, network: Network, clock: Clock, files: Files, look: Callable[[Broker], None]
+        self,
+        config: BrokerConfig,
+        network: Network,
+        clock: Clock,
+        files: Files,
+        look: Callable[[Broker], None],
     ) -> None:
         super().__init__(config, network=network, clock=clock, files=files)
         self._look = look

@@ -19,7 +19,9 @@ BY_HAND: tuple[Kind, ...] = (
 _DARK: tuple[Kind, ...] = ("replica in the dark", "replica in the dark", "replica in the dark")
 
 _ALL_OF_SET = ReplicaSettings(
-    kinds=WITH_CONTROLLER, confirmed=True, options=(("allAckInSyncStateSet", "true"), ("minInSyncReplicas", 2))
+    kinds=WITH_CONTROLLER,
+    confirmed=True,
+    options=(("allAckInSyncStateSet", "true"), ("minInSyncReplicas", 2)),
 )
 _HAND = ReplicaSettings(controller=False, kinds=BY_HAND)
 
@@ -32,9 +34,7 @@ REPLICATED: dict[str, ReplicaSettings] = {
     "all of three": _told(_ALL_OF_SET, inSyncReplicas=2),
     "all of two": replace(_told(_ALL_OF_SET, inSyncReplicas=2), replicas=2),
     "all, or one alone": replace(_told(_ALL_OF_SET, minInSyncReplicas=1), needed=1),
-    "all of three, dark": replace(
-        _told(_ALL_OF_SET, inSyncReplicas=2), kinds=(*WITH_CONTROLLER, *_DARK)
-    ),
+    "all of three, dark": replace(_told(_ALL_OF_SET, inSyncReplicas=2), kinds=(*WITH_CONTROLLER, *_DARK)),
     "two of three": replace(_told(ReplicaSettings(kinds=WITH_CONTROLLER), inSyncReplicas=2), kept=False),
     "one of two": replace(ReplicaSettings(kinds=WITH_CONTROLLER), replicas=2),
     "by hand": _HAND,

@@ -1,8 +1,8 @@
-"""A replicated broker in virtual time: two or three machines, a controller or an operator, senders, and what befalls them.
+"""A replicated broker in virtual time: two or three machines, a controller or an operator, and what befalls them.
 
-Everything is real but the clock, the cables and the controller, which has the rules of Apache's 5.5.0. A world draws its
-faults from its seed, suffers them under load, heals, and comes to rest. ``replica_checks`` looks at it all the time.
-Equal seeds give equal runs.
+Everything is real but the clock, the cables and the controller, which has the rules of Apache's 5.5.0. A world draws
+its faults from its seed, suffers them under load, heals, and comes to rest. ``replica_checks`` looks at it all the
+time. Equal seeds give equal runs.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ class ReplicaWorld:
     async def until(self, condition: Callable[[], object], seconds: float) -> bool:
         end = self.loop.time() + seconds
         while not condition():
-            if self.loop.time() > end:
+            if self.loop.time() > end or self.checks.problems:
                 return False
             await asyncio.sleep(0.05)
         return True
@@ -297,7 +297,9 @@ class ReplicaWorld:
     async def _send_on(self, rng: random.Random) -> None:
         """Sends to whoever takes itself for the master, one at a time or several at once; nothing is sent twice."""
         while self._sending:
-            masters = [m for m in self.machines if m.is_up and m.broker is not None and m.broker.roles.is_master]
+            masters = [
+                m for m in self.machines if m.is_up and m.broker is not None and m.broker.roles.is_master
+            ]
             if rng.random() < 0.03:
                 masters = self.machines
             if masters:
@@ -391,9 +393,8 @@ class ReplicaWorld:
 
     def strike(self, fault: Fault) -> None:
         """Does one fault; what must be undone later is left to a task."""
-        if self._is_poor and not self._is_well_again():
-            if fault.kind not in HARMLESS_IN_THE_DARK:
-                return  # a machine that lost power may lack what only the others have
+        if self._is_poor and not self._is_well_again() and fault.kind not in HARMLESS_IN_THE_DARK:
+            return  # a machine that lost power may lack what only the others have
         rng = random.Random(f"{self.seed} {fault.at} {fault.kind}")
         machine = self.machines[min(int(fault.pick * len(self.machines)), len(self.machines) - 1)]
         kind, seconds = fault.kind, fault.seconds
@@ -488,7 +489,9 @@ class ReplicaWorld:
             machine.process.go_on()
             self.note(f"{machine.number} goes on")
 
-    async def _parted(self, one: list[str], other: list[str], seconds: float, *, one_way: bool = False) -> None:
+    async def _parted(
+        self, one: list[str], other: list[str], seconds: float, *, one_way: bool = False
+    ) -> None:
         cut = (one, other, one_way)
         self.note(f"{', '.join(one)} {'to' if one_way else 'and'} {', '.join(other)} parted for {seconds} s")
         self._working += 1
@@ -578,7 +581,9 @@ class ReplicaWorld:
         try:
             promotion = await self.admin.replication.promotion(NAME)
             # What the old master alone had was not answered with success.
-            dangers = [danger for danger in promotion.dangers if "longer when the slave last heard" not in danger]
+            dangers = [
+                danger for danger in promotion.dangers if "longer when the slave last heard" not in danger
+            ]
             asked = {promotion.slave.address, *(machine.address for machine in others)}
             if dangers or len(asked) != len(others):
                 self.note(f"not promoted: {dangers}")
@@ -665,7 +670,9 @@ class ReplicaWorld:
 
     def _state(self) -> str:
         found = [
-            f"{machine.number}: {machine.broker.replication.status()}" if machine.broker is not None else "down"
+            f"{machine.number}: {machine.broker.replication.status()}"
+            if machine.broker is not None
+            else "down"
             for machine in self.machines
         ]
         return f"{'; '.join(found)}; {self.replicas if self.settings.controller else self.master}"
@@ -720,9 +727,11 @@ def run_replicas(
     logger.setLevel(logging.ERROR)
     logger.propagate = False
     try:
-        with tempfile.TemporaryDirectory(prefix="gimbalmq-sim-", dir=memory_folder()) as folder:
-            with asyncio.Runner(loop_factory=ProcessLoop) as runner:
-                runner.run(_run(report, Path(folder), bugs.found))
+        with (
+            tempfile.TemporaryDirectory(prefix="gimbalmq-sim-", dir=memory_folder()) as folder,
+            asyncio.Runner(loop_factory=ProcessLoop) as runner,
+        ):
+            runner.run(_run(report, Path(folder), bugs.found))
     finally:
         logger.removeHandler(bugs)
         logger.setLevel(level)
@@ -746,13 +755,18 @@ async def _run(report: ReplicaReport, folder: Path, errors: list[str]) -> None:
         if problem is None:
             report.settled = loop.time() - last
             world.judge()
-        else:
+        elif not world.checks.problems:
             world.checks.found(problem)
     finally:
         await world.close()
     report.problems += world.checks.problems
     report.sums = Counter(
-        {"acknowledged": len(world.checks.answers), "lost": 0, "excused": len(world.checks.excused), **world.codes}
+        {
+            "acknowledged": len(world.checks.answers),
+            "lost": 0,
+            "excused": len(world.checks.excused),
+            **world.codes,
+        }
     )
     whole = hashlib.blake2b(digest_size=8)
     for entry in world.network.trace:

@@ -4,8 +4,8 @@ Kinds of worlds take turns, each world has the next seed, and two processes shar
 printed with its seed, and at the end there is a table: how many worlds ran, what befell them, what was found. The
 first of each sort of finding is run again with fewer and fewer faults, until it is ready to become a test.
 
-``--small`` runs worlds of a third of a second each: 10,000 of them in less than an hour. ``--replicated`` runs worlds of
-replicated brokers instead, which are small in any case.
+``--small`` runs worlds of a third of a second each: 10,000 of them in less than an hour. ``--replicated`` runs worlds
+of replicated brokers instead, which are small in any case.
 """
 
 from __future__ import annotations

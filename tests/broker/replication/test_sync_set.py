@@ -76,9 +76,7 @@ def test_a_set_that_shrinks_below_the_least_while_a_send_waits_does_not_suffice(
 
     async def work() -> None:
         desk, slave = joined()
-        desk.live.swap(
-            replace(desk.live.now, in_sync_replicas=2, min_in_sync_replicas=2, replica_rule=rule)
-        )
+        desk.live.swap(replace(desk.live.now, in_sync_replicas=2, min_in_sync_replicas=2, replica_rule=rule))
         desk.end += 100
         wait = desk.set.wait(desk.end)
         assert not wait.done()
