@@ -16,6 +16,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ class ReplicaWorld:
             kept=settings.kept,
         )
         for machine in self.machines:
-            machine.look = lambda broker, machine=machine: self.checks.watch(machine, broker)  # type: ignore[misc]
+            machine.look = partial(self.checks.watch, machine)
         self.pool = ChannelPool(network=self.network.host(CLIENT_HOST))
         self.desk = ChannelPool(network=self.network.host(DESK_HOST))
         self.admin = Admin(NAMESRV, network=self.network.host(DESK_HOST))
@@ -553,15 +554,14 @@ class ReplicaWorld:
         self.note(f"the master {old.number}: {kind}; a slave is to be promoted")
         await self._end(old, kind)
         self.master = None
-        for _ in range(PROMOTE_TRIES) if kind != "replica in the dark" else iter(int, 1):
-            await asyncio.sleep(rng.uniform(0.02, 0.5))
-            if await self._promote():
-                break
-        else:
-            self.note("nobody can be promoted")
-            self.master = old.number
-            await self._begin(old)
-            return
+        tries = 0
+        while not await self._promote(rng):
+            tries += 1
+            if tries > PROMOTE_TRIES and kind != "replica in the dark":
+                self.note("nobody can be promoted")
+                self.master = old.number
+                await self._begin(old)
+                return
         await asyncio.sleep(seconds)
         old.properties |= {"brokerRole": "SLAVE", "brokerId": str(old.number)}
         if rng.random() < 0.5:
@@ -574,7 +574,9 @@ class ReplicaWorld:
             await self._begin(old)
             await self._cut_if_refused(old)
 
-    async def _promote(self) -> bool:
+    async def _promote(self, rng: random.Random) -> bool:
+        """Looks once, after a while, whether a slave can be promoted, and does so."""
+        await asyncio.sleep(rng.uniform(0.02, 0.5))
         others = [machine for machine in self.machines if machine.runs]
         if len(others) < self.settings.replicas - 1:
             return False  # one that is away may have more

@@ -502,7 +502,7 @@ class Broker:
 
     def _deliver_due(self) -> Awaitable[None] | None:
         """Delivers delayed messages; nearly always none is due, and then no coroutine is made."""
-        return _in_pieces(self._tick) if self._tick() else None
+        return _go_on(self._tick) if self._tick() else None
 
     def _tick(self) -> bool:
         more = self.delays.tick()
@@ -612,10 +612,12 @@ class Broker:
         await self.commit.close()
 
 
-async def _in_pieces(work: Callable[[], bool]) -> None:
-    """Calls ``work`` as long as it says there is more, and lets everybody else have the loop in between."""
-    while work():  # noqa: ASYNC110
+async def _go_on(work: Callable[[], bool]) -> None:
+    """Calls ``work`` again as long as it says there is more, and lets everybody else have the loop before each call."""
+    while True:
         await asyncio.sleep(0)
+        if not work():
+            return
 
 
 def _may_see(gate: Gate, needs: NeedTable, topic: str, producer: Member) -> bool:
