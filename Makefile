@@ -82,7 +82,7 @@ test: unit floor
 	fi; exit $$code
 
 # Whole clusters in virtual time: make sim SEED=1 RUNS=100; failing seeds are printed. The long form, less than an hour on
-# two cores: make sim RUNS=10000 ARGS=--small.
+# two cores: make sim RUNS=10000 ARGS=--small. Replicated brokers: make sim RUNS=10000 ARGS=--replicated.
 sim: $(READY)
 	$(BIN)/python -m tests.sim.run --seed $(or $(SEED),1) --runs $(or $(RUNS),100) $(ARGS)
 

@@ -82,9 +82,9 @@ class Disk(RecordedDisk):
         self.power_lost(self.now, after, self._rng.randrange(1 << 30))
         shutil.rmtree(self.root)
         after.rename(self.root)
-        self._begin_anew()
+        self.begin_anew()
 
-    def _begin_anew(self) -> None:
+    def begin_anew(self) -> None:
         """What is there now is durable: the notes begin with it."""
         self.operations.clear()
         self._numbers.clear()

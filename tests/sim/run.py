@@ -4,7 +4,8 @@ Kinds of worlds take turns, each world has the next seed, and two processes shar
 printed with its seed, and at the end there is a table: how many worlds ran, what befell them, what was found. The
 first of each sort of finding is run again with fewer and fewer faults, until it is ready to become a test.
 
-``--small`` runs worlds of a third of a second each: 10,000 of them in less than an hour.
+``--small`` runs worlds of a third of a second each: 10,000 of them in less than an hour. ``--replicated`` runs worlds
+of replicated brokers instead, which are small in any case.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import FrameType
 
 from tests.sim.promises import EXCLUSIVE, GROUPS, SERVERS, WORLDS, broken, small
-from tests.sim.schedule import KINDS, SERVER_KINDS, Fault, draw
+from tests.sim.replica_promises import REPLICATED
+from tests.sim.replica_world import ReplicaSettings, run_replicas
+from tests.sim.schedule import KINDS, REPLICA_KINDS, SERVER_KINDS, Fault, draw
 from tests.sim.world import Report, Settings, run_world
 
 STUCK_SECONDS = 120
@@ -47,7 +51,7 @@ class Outcome:
 
     @property
     def command(self) -> str:
-        options = " --small" if self.small else ""
+        options = " --replicated" if self.name in REPLICATED else " --small" if self.small else ""
         options += "".join(f" --without '{kind}'" for kind in self.without)
         return f"python -m tests.sim.run --seed {self.seed} --runs 1{options} --world '{self.name}'"
 
@@ -61,9 +65,19 @@ Task = tuple[str, int, bool, Sequence[str]]
 """World, seed, whether it is small, and the kinds of faults it is spared."""
 
 
-def settings_of(name: str, is_small: bool, without: Sequence[str]) -> Settings:
+def settings_of(name: str, is_small: bool, without: Sequence[str]) -> Settings | ReplicaSettings:
+    if name in REPLICATED:
+        replicated = REPLICATED[name]
+        return replace(replicated, kinds=tuple(kind for kind in replicated.kinds if kind not in without))
     settings = small(WORLDS[name]) if is_small else WORLDS[name]
     return replace(settings, kinds=tuple(kind for kind in settings.kinds if kind not in without))
+
+
+def problems_of(seed: int, settings: Settings | ReplicaSettings, schedule: Sequence[Fault]) -> list[str]:
+    """What a world breaks if this befalls it."""
+    if isinstance(settings, ReplicaSettings):
+        return run_replicas(seed, settings, schedule).problems
+    return broken(run_world(seed, settings, schedule))
 
 
 def one(task: Task) -> Outcome:
@@ -73,12 +87,18 @@ def one(task: Task) -> Outcome:
     signal.signal(signal.SIGALRM, _stuck)
     signal.alarm(STUCK_SECONDS)
     try:
-        report = run_world(seed, settings_of(name, is_small, without))
-        outcome.problems = broken(report)
-        outcome.text = str(report) if outcome.problems else str(report.account)
-        outcome.faults = Counter(fault.kind for fault in report.schedule)
-        outcome.settled = report.settled
-        outcome.sums = sums(report)
+        settings = settings_of(name, is_small, without)
+        if isinstance(settings, ReplicaSettings):
+            replicas = run_replicas(seed, settings)
+            outcome.problems, outcome.sums = replicas.problems, replicas.sums
+            outcome.text, schedule = str(replicas), replicas.schedule
+            outcome.settled = replicas.settled
+        else:
+            report = run_world(seed, settings)
+            outcome.problems, outcome.sums = broken(report), sums(report)
+            outcome.text = str(report) if outcome.problems else str(report.account)
+            outcome.settled, schedule = report.settled, report.schedule
+        outcome.faults = Counter(fault.kind for fault in schedule)
     except Exception as error:
         outcome.problems = [f"the world ended by {error!r}"]
         outcome.text = traceback.format_exc()
@@ -111,11 +131,7 @@ def sums(report: Report) -> Counter[str]:
 
 
 def cut_down(
-    seed: int,
-    settings: Settings,
-    schedule: Sequence[Fault],
-    fails: Callable[[Report], bool],
-    limit: int = 60,
+    schedule: Sequence[Fault], fails: Callable[[Sequence[Fault]], object], limit: int = 60
 ) -> list[Fault]:
     """A schedule that still fails and from which no single fault can be left out."""
     needed = list(schedule)
@@ -123,7 +139,7 @@ def cut_down(
     while index < len(needed) and runs < limit:
         fewer = needed[:index] + needed[index + 1 :]
         runs += 1
-        if fails(run_world(seed, settings, fewer)):
+        if fails(fewer):
             needed = fewer
         else:
             index += 1
@@ -146,12 +162,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=100, help="how many worlds")
     parser.add_argument(
         "--world",
-        choices=sorted([*WORLDS, "groups", "servers", "exclusive"]),
+        choices=sorted([*WORLDS, *REPLICATED, "groups", "servers", "exclusive"]),
         help="this kind only, or one of the families: groups, servers, exclusive (one handler on a queue)",
     )
     parser.add_argument("--small", action="store_true", help="small worlds: the form for thousands")
+    parser.add_argument("--replicated", action="store_true", help="worlds of replicated brokers")
     parser.add_argument(
-        "--without", action="append", default=[], choices=[*KINDS, *SERVER_KINDS], help="leave this fault out"
+        "--without",
+        action="append",
+        default=[],
+        choices=[*KINDS, *SERVER_KINDS, *REPLICA_KINDS],
+        help="leave this fault out",
     )
     parser.add_argument("--minutes", type=float, default=600.0, help="stop then, however many there were")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
@@ -162,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "groups": list(GROUPS),
         "servers": list(SERVERS),
         "exclusive": EXCLUSIVE,
-        None: [*GROUPS, *SERVERS, *SERVERS],
+        None: list(REPLICATED) if asked.replicated else [*GROUPS, *SERVERS, *SERVERS],
     }
     names = families.get(asked.world, [asked.world])
     work = tasks(names, asked.seed, asked.runs, asked.small, asked.without)
@@ -199,7 +220,7 @@ def show_needed(seen: Sequence[Outcome]) -> None:
     for outcome in list(sorts.values())[:CUT_DOWN]:
         settings = settings_of(outcome.name, outcome.small, outcome.without)
         schedule = draw(outcome.seed, settings.kinds, settings.faults, settings.span)
-        needed = cut_down(outcome.seed, settings, schedule, lambda again: bool(broken(again)))
+        needed = cut_down(schedule, partial(problems_of, outcome.seed, settings))
         print(f"enough for seed {outcome.seed} in {outcome.name!r}:", *needed, sep="\n    ", flush=True)
 
 

@@ -37,9 +37,26 @@ ServerKind = Literal[
     "hostile",  # somebody sends garbage to a server
     "stopped reader",  # somebody pulls and does not read the answers
 ]
-Kind = GroupKind | ServerKind
+ReplicaKind = Literal[
+    "replica killed",
+    "replica restarted",
+    "replica in the dark",  # its machine loses power: what was not synced is lost
+    "replica paused",  # its process is stopped for a while (SIGSTOP)
+    "replicas parted",  # one of them and the others
+    "replicas parted one way",  # what one of them sends to the others does not arrive
+    "replica alone",  # it reaches neither the others, nor controller and name server; clients reach it
+    "controller parted",  # one replica and the controller
+    "slow replica",  # the lines between one of them and the others are slow
+    "replica reset",  # all its connections break
+    "replica torn",  # one of them breaks in the middle of a packet
+    "election",  # somebody asks the controller for another master
+    "controller restarted",
+    "promotion",  # the master is killed or stopped, or its machine goes dark, and a slave takes its place by hand
+]
+Kind = GroupKind | ServerKind | ReplicaKind
 KINDS: tuple[Kind, ...] = get_args(GroupKind)
 SERVER_KINDS: tuple[Kind, ...] = get_args(ServerKind)
+REPLICA_KINDS: tuple[Kind, ...] = get_args(ReplicaKind)
 PLANNED: tuple[Kind, ...] = ("join", "leave")
 """Changes somebody wanted; with leases they cost nothing."""
 CONNECTIONS: tuple[Kind, ...] = ("loss", "late", "reset", "tear")
@@ -66,6 +83,17 @@ _SECONDS: Mapping[str, tuple[float, float]] = {
     "delete topic": (0, 20),
     "hostile": (1, 30),
     "stopped reader": (1, 60),
+    "replica killed": (0.02, 4),
+    "replica restarted": (0.02, 2),
+    "replica in the dark": (0.1, 4),
+    "replica paused": (0.01, 4),
+    "replicas parted": (0.05, 5),
+    "replicas parted one way": (0.05, 5),
+    "replica alone": (0.05, 5),
+    "controller parted": (0.05, 5),
+    "slow replica": (0.2, 6),
+    "controller restarted": (0.01, 2),
+    "promotion": (0.02, 3),
 }
 
 

@@ -559,7 +559,7 @@ class World:
         elif kind == "tear":
             host = _picked(self._hosts(), fault.pick)
             self.note(f"tear {host}")
-            self.spawn(self._tear(host))
+            self.network.tear(host)
         elif kind == "partition":
             host = _picked(self._hosts(), fault.pick)
             self.note(f"partition {host} for {seconds} s")
@@ -745,22 +745,6 @@ class World:
         for host in sorted(self._cuts | self._vanished):
             self.network.cut(host, self._everybody() - {host})
 
-    async def _tear(self, host: str) -> None:
-        """Waits for a frame on its way to or from a host, delivers half of it and breaks the connection."""
-        for _ in range(20_000):
-            for wire in list(self.network._wires):
-                if host not in (wire.source, wire.target) or not wire._segments:
-                    continue
-                segment = wire._segments[0][1]
-                if isinstance(segment, bytes) and len(segment) > 1 and wire.receiver.is_reading():
-                    wire.receiver.receive(segment[: len(segment) // 2])
-                    other = wire.receiver
-                    wire.sender.break_now()
-                    other.break_now()
-                    self.note(f"torn {wire.source} {wire.target}")
-                    return
-            await asyncio.sleep(0.0003)
-
     # -- rest ------------------------------------------------------------------------
 
     async def heal(self) -> None:
@@ -876,7 +860,7 @@ def run_world(seed: int, settings: Settings | None = None, schedule: Sequence[Fa
     logger.setLevel(logging.ERROR)
     logger.propagate = False
     try:
-        with tempfile.TemporaryDirectory(prefix="gimbalmq-sim-", dir=_memory_folder()) as folder:
+        with tempfile.TemporaryDirectory(prefix="gimbalmq-sim-", dir=memory_folder()) as folder:
             with asyncio.Runner(loop_factory=ProcessLoop) as runner:
                 report = runner.run(_run(seed, settings, faults, Path(folder), errors.found))
             gc.collect()  # a task's error that nobody fetched shows now
@@ -888,7 +872,7 @@ def run_world(seed: int, settings: Settings | None = None, schedule: Sequence[Fa
     return report
 
 
-def _memory_folder() -> str | None:
+def memory_folder() -> str | None:
     """Stores lie in memory where the system has a place for that: time is virtual, waiting for a disk is not."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 

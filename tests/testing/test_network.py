@@ -160,6 +160,76 @@ def test_reset_breaks_calls_on_both_sides() -> None:
     run_virtual(main)
 
 
+def test_a_cut_one_way_lets_the_other_direction_through() -> None:
+    async def main(clock: VirtualClock) -> None:
+        network = MemoryNetwork()
+        heard: list[bytes] = []
+        async with _Pair(network) as pair:
+            await pair.echo(b"hello")
+            network.cut(SERVER, CLIENT, one_way=True)
+            handlers = pair.server._handlers
+            handlers.add(2, lambda _, request: heard.append(bytes(request.body)))
+            await pair.pool.oneway(f"{SERVER}:9000", RemotingCommand(2, None, b"there"))
+            with pytest.raises(RequestTimeoutError):
+                await pair.echo(b"and back")
+            assert heard == [b"there"]
+            with pytest.raises(ConnectError):
+                await ChannelPool(network=network.host(CLIENT)).channel(f"{SERVER}:9000")
+            network.mend()
+            assert await pair.echo(b"again") == b"again"
+
+    run_virtual(main)
+
+
+def test_a_slow_line_is_slow_in_its_direction_only() -> None:
+    async def main(clock: VirtualClock) -> None:
+        network = MemoryNetwork(delay=(0.01, 0.01))
+        async with _Pair(network) as pair:
+            await pair.echo(b"hello")
+            network.slow[SERVER, CLIENT] = (0.5, 0.5)
+            begun = clock.monotonic()
+            await pair.echo(b"slowly")
+            assert clock.monotonic() - begun == pytest.approx(0.51)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_torn_connection_delivers_a_part_and_breaks_on_both_sides(share: float) -> None:
+    async def main(clock: VirtualClock) -> None:
+        network = MemoryNetwork()
+        async with _Pair(network) as pair:
+            await pair.echo(b"hello")
+            network.tear(CLIENT, share)
+            begun = clock.monotonic()
+            with pytest.raises(ConnectionLostError):
+                await pair.echo(b"x" * 1000)
+            assert clock.monotonic() - begun < 0.1 and not pair.server.channels
+            told = [what for _, _, _, what in network.trace if what.startswith("torn")]
+            assert len(told) == 1 and 1000 * share <= int(told[0].split()[2]) <= 1200 * share
+            assert await pair.echo(b"again") == b"again"
+
+    run_virtual(main)
+
+
+def test_peers_of_a_host_that_vanished_hear_of_it_when_they_send_something() -> None:
+    async def main(clock: VirtualClock) -> None:
+        network = MemoryNetwork()
+        async with _Pair(network) as pair:
+            await pair.echo(b"hello")
+            network.cut(SERVER, CLIENT)
+            network.vanish(SERVER)
+            with pytest.raises(RequestTimeoutError):
+                await pair.echo(b"anybody?", 2.0)
+            assert clock.monotonic() >= 2.0 and not pair.server.channels
+            network.mend()
+            with pytest.raises(ConnectionLostError):
+                await pair.echo(b"and now?")
+            assert await pair.echo(b"again") == b"again"
+
+    run_virtual(main)
+
+
 def test_close_lets_written_answers_leave() -> None:
     async def main(_: VirtualClock) -> None:
         network = MemoryNetwork(delay=(0.1, 0.1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -488,8 +488,7 @@ class Broker:
         every(_QUEUE_FLUSH_SECONDS, self.upkeep.write_behind, "queue files", first=0.0)
         every(_TRASH_SECONDS, self.upkeep.empty_trash, "deleted topics")
         every(_CHECKPOINT_SECONDS, self.upkeep.checkpoint, "checkpoint")
-        every(_TICK_SECONDS, lambda: _in_pieces(self.delays.tick), "delay levels")
-        every(_TICK_SECONDS, lambda: _in_pieces(self.timers.tick), "timers")
+        every(_TICK_SECONDS, self._deliver_due, "what falls due")
         every(SAVE_SECONDS, lambda: self.timers.save(self.commit.flush), "timers' progress")
         every(lambda: live.now.transaction_check_interval / 1000, self.transactions.check, "transactions")
         every(lambda: live.now.flush_consumer_offset_interval / 1000, self._save_offsets, "consumer offsets")
@@ -504,6 +503,14 @@ class Broker:
             "clean-up",
             first=min(60.0, live.now.clean_resource_interval / 1000),
         )
+
+    def _deliver_due(self) -> Awaitable[None] | None:
+        """Delivers delayed messages; nearly always none is due, and then no coroutine is made."""
+        return _go_on(self._tick) if self._tick() else None
+
+    def _tick(self) -> bool:
+        more = self.delays.tick()
+        return self.timers.tick() or more
 
     async def _reload_certificates(self) -> None:
         if await self._tls.reload():
@@ -609,10 +616,12 @@ class Broker:
         await self.commit.close()
 
 
-async def _in_pieces(work: Callable[[], bool]) -> None:
-    """Calls ``work`` as long as it says there is more, and lets everybody else have the loop in between."""
-    while work():  # noqa: ASYNC110
+async def _go_on(work: Callable[[], bool]) -> None:
+    """Calls ``work`` again as long as it says there is more, and lets everybody else have the loop before each call."""
+    while True:
         await asyncio.sleep(0)
+        if not work():
+            return
 
 
 def _may_see(gate: Gate, needs: NeedTable, topic: str, producer: Member) -> bool:

@@ -34,6 +34,7 @@ class MemoryNetwork:
         loss: chance that a segment is lost and has to be sent again.
 
     Attributes:
+        slow: seconds that a segment travels on single lines, by (from, to), instead of ``delay``.
         trace: (time, from, to, what) of everything that arrived.
     """
 
@@ -43,10 +44,12 @@ class MemoryNetwork:
         self.seed = seed
         self.delay = delay
         self.loss = loss
+        self.slow: dict[tuple[str, str], tuple[float, float]] = {}
         self.trace: list[tuple[float, str, str, str]] = []
         self._random: dict[tuple[str, str], random.Random] = {}
         self._listeners: dict[tuple[str, int], _MemoryListener] = {}
-        self._cuts: set[frozenset[str]] = set()
+        self._cuts: set[tuple[str, str]] = set()
+        self._tears: dict[str, float] = {}
         self._stopped: set[str] = set()
         self._wires: dict[_Wire, None] = {}  # a set that keeps its order
         self._next_port = 40_000
@@ -55,10 +58,16 @@ class MemoryNetwork:
         """The network as one host sees it; give it to the servers and clients that live there."""
         return HostNetwork(self, name)
 
-    def cut(self, one: Iterable[str] | str, other: Iterable[str] | str) -> None:
-        """Parts two hosts (or two sets of them): what is sent waits, connecting times out."""
-        for pair in _pairs(one, other):
-            self._cuts.add(pair)
+    def cut(self, one: Iterable[str] | str, other: Iterable[str] | str, *, one_way: bool = False) -> None:
+        """Parts two hosts (or two sets of them): what is sent waits, connecting times out.
+
+        Args:
+            one_way: only what ``one`` sends does not arrive.
+        """
+        for source, target in _pairs(one, other):
+            self._cuts.add((source, target))
+            if not one_way:
+                self._cuts.add((target, source))
 
     def mend(self) -> None:
         """Removes all cuts; what waited goes on its way."""
@@ -71,6 +80,17 @@ class MemoryNetwork:
         for wire in list(self._wires):
             if host in (wire.source, wire.target):
                 wire.sender.break_now()
+
+    def vanish(self, host: str) -> None:
+        """Ends every connection of a host as a loss of power does: whoever sends something there hears of it."""
+        for wire in list(self._wires):
+            if wire.source == host:
+                wire.sender.has_vanished = True
+                wire.sender.break_now()
+
+    def tear(self, host: str, share: float = 0.5) -> None:
+        """Breaks the connection on which the next bytes to or from a host arrive, after this share of them."""
+        self._tears[host] = share
 
     def stop(self, host: str) -> None:
         """A host takes nothing in, as one whose process was stopped: what is sent to it waits."""
@@ -85,8 +105,8 @@ class MemoryNetwork:
     def is_stopped(self, host: str) -> bool:
         return host in self._stopped
 
-    def is_cut(self, one: str, other: str) -> bool:
-        return frozenset((one, other)) in self._cuts
+    def is_cut(self, source: str, target: str) -> bool:
+        return (source, target) in self._cuts
 
     # -- for the parts below ---------------------------------------------------------
 
@@ -95,12 +115,19 @@ class MemoryNetwork:
         rng = self._random.get(line)
         if rng is None:
             rng = self._random[line] = random.Random(f"{self.seed} {source} {target}")
-        seconds = rng.uniform(*self.delay)
+        seconds = rng.uniform(*self.slow.get(line, self.delay))
         pause = RESEND_SECONDS
         while self.loss and rng.random() < self.loss:
             seconds += pause
             pause = min(2 * pause, LONGEST_RESEND_SECONDS)
         return seconds
+
+    def torn(self, source: str, target: str) -> float | None:
+        """The share of a segment that arrives if its connection is to break now."""
+        for host in (source, target):
+            if host in self._tears:
+                return self._tears.pop(host)
+        return None
 
     def note(self, source: str, target: str, what: str) -> None:
         self.trace.append((asyncio.get_running_loop().time(), source, target, what))
@@ -121,7 +148,7 @@ class HostNetwork:
         self, factory: Callable[[], asyncio.Protocol], host: str, port: int, timeout: float
     ) -> asyncio.Protocol:
         whole = self._whole
-        if whole.is_cut(self.name, host):
+        if whole.is_cut(self.name, host) or whole.is_cut(host, self.name):
             await asyncio.sleep(timeout)
             raise ConnectError(f"{host}:{port} did not accept a connection within {timeout:g} s")
         seconds = whole.travel_seconds(self.name, host)
@@ -227,6 +254,14 @@ class _Wire:
             segment = self._segments.popleft()[1]
             if isinstance(segment, bytes):
                 self.bytes_under_way -= len(segment)
+                if self.receiver.has_vanished:
+                    self.whole.note(self.target, self.source, "unknown connection")
+                    self.sender.break_now()
+                    return
+                share = self.whole.torn(self.source, self.target) if self.whole._tears else None
+                if share is not None:
+                    self._tear(segment[: int(share * len(segment))])
+                    return
                 self.whole.note(self.source, self.target, f"{len(segment)} bytes")
                 self.receiver.receive(segment)
                 self.sender.drained(self.bytes_under_way)
@@ -237,6 +272,13 @@ class _Wire:
                 self.whole._wires.pop(self, None)
         if self._segments and self._segments[0][0] > now:
             self.wake()
+
+    def _tear(self, part: bytes) -> None:
+        self.whole.note(self.source, self.target, f"torn after {len(part)} bytes")
+        if part:
+            self.receiver.receive(part)
+        self.sender.break_now()
+        self.receiver.break_now()
 
 
 class MemoryTransport(asyncio.Transport):
@@ -261,6 +303,7 @@ class MemoryTransport(asyncio.Transport):
         self._closing = False
         self._lost = False
         self._paused_writer = False
+        self.has_vanished = False
         self._high, self._low = HIGH_WATER_BYTES, HIGH_WATER_BYTES // 4
 
     def join(self, wire: _Wire) -> None:
@@ -378,7 +421,7 @@ class MemoryTransport(asyncio.Transport):
             self._protocol.connection_lost(error)
 
 
-def _pairs(one: Iterable[str] | str, other: Iterable[str] | str) -> list[frozenset[str]]:
+def _pairs(one: Iterable[str] | str, other: Iterable[str] | str) -> list[tuple[str, str]]:
     left = [one] if isinstance(one, str) else list(one)
     right = [other] if isinstance(other, str) else list(other)
-    return [frozenset((a, b)) for a in left for b in right if a != b]
+    return [(a, b) for a in left for b in right if a != b]

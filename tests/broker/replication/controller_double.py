@@ -30,6 +30,11 @@ class Replicas:
     in_sync: set[int] = field(default_factory=set)
     set_epoch: int = 0
 
+    @property
+    def is_new(self) -> bool:
+        """Nobody was ever elected."""
+        return not self.master_epoch
+
 
 class ControllerDouble:
     """Answers 1001-1005, 1012 and 1013 by the rules of Apache's controller, and hears heartbeats.
@@ -41,6 +46,7 @@ class ControllerDouble:
         refuse: codes to be answered with another code, once each.
         deny: codes whose next request is done, and answered with another code.
         notify: called after an election with the addresses to be told; tests send 1008 from there.
+        altered: called when a master has changed the set.
     """
 
     def __init__(self, network: Network | None = None) -> None:
@@ -53,7 +59,9 @@ class ControllerDouble:
         self.refuse: dict[int, int] = {}
         self.deny: dict[int, int] = {}
         self.notify: Callable[[str], None] = lambda name: None
+        self.altered: Callable[[], None] = lambda: None
         self._channels: dict[Channel, tuple[str, int]] = {}
+        self._heard_at: dict[tuple[str, int], float] = {}
         handlers = Handlers()
         for code, handler in (
             (RequestCode.CONTROLLER_GET_METADATA_INFO, self._metadata),
@@ -90,23 +98,36 @@ class ControllerDouble:
 
     # --- elections ---------------------------------------------------------------------------
 
-    def elect(self, name: str, wanted: int | None = None) -> bool:
-        """Apache's rule: among living members of the set the wanted one, the old master, or the furthest."""
-        found = self.replicas[name]
-        living = self.alive.get(name, {})
-        candidates = [number for number in found.in_sync if number in living]
-        if not found.master_epoch:  # the first ever
-            candidates = [wanted] if wanted is not None else []
-        if found.master in candidates and wanted is None:
+    def lives(self, name: str, number: int | None) -> bool:
+        beat = self.alive.get(name, {}).get(number or 0)
+        if beat is None:
             return False
-        found.master_epoch += 1
-        if not candidates or (wanted is not None and found.in_sync and wanted not in candidates):
-            found.master = None
+        heard = self._heard_at.get((name, number or 0))
+        return heard is None or _now() <= heard + (beat.heartbeat_timeout_mills or 10_000) / 1000
+
+    def elect(self, name: str, wanted: int | None = None, *, by_controller: bool = True) -> bool:
+        """Apache's rule: among living members of the set the wanted one, the old master, or the furthest.
+
+        Args:
+            by_controller: a broker that asks in vain changes nothing; if the controller itself finds nobody, there is
+                no master any more.
+        """
+        found = self.replicas[name]
+        candidates = [number for number in sorted(found.in_sync) if self.lives(name, number)]
+        if found.is_new:
+            candidates = [wanted] if wanted is not None else []
+        if found.master in candidates and wanted in (None, found.master):
             return False
         chosen = wanted if wanted in candidates else None
+        if wanted is None and candidates:
+            chosen = max(candidates, key=lambda number: _rank(self.alive[name][number]))
         if chosen is None:
-            chosen = max(candidates, key=lambda one: (living[one].epoch or 0, living[one].max_offset or 0))
+            if by_controller:
+                found.master = None
+                found.master_epoch += 1
+            return False
         found.master = chosen
+        found.master_epoch += 1
         found.in_sync = {chosen}
         found.set_epoch += 1
         self.notify(name)
@@ -117,7 +138,27 @@ class ControllerDouble:
         for channel, who in list(self._channels.items()):
             if who == (name, number):
                 del self._channels[channel]
+                channel.abort()
         self._died(name, number)
+
+    def scan(self) -> None:
+        """What Apache's controller does every 5 s: drops silent brokers, and elects if a master is gone."""
+        for name, living in self.alive.items():
+            for number in [number for number in living if not self.lives(name, number)]:
+                self.missed(name, number)
+        for name, found in self.replicas.items():
+            if (
+                found.master is not None
+                and not self.lives(name, found.master)
+                and any(self.lives(name, number) for number in found.in_sync)
+            ):
+                self.elect(name)
+
+    async def crash(self) -> None:
+        """It ends and forgets who lives, as another leader would not know it; all else is on its disk."""
+        self.alive.clear()
+        self._channels.clear()
+        await self.close()
 
     def _closed(self, channel: Channel) -> None:
         name, number = self._channels.pop(channel, ("", 0))
@@ -177,23 +218,20 @@ class ControllerDouble:
         if known is None or asked.broker_id not in known.codes:
             raise ResponseError("who?", code=ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED)
         known.addresses[asked.broker_id] = asked.broker_address
-        lives = known.master in self.alive.get(asked.broker_name, {})
+        lives = self.lives(asked.broker_name, known.master)
         return self._standing(request, known, with_master=lives)
 
     def _elect(self, request: RemotingCommand) -> RemotingCommand:
         asked = headers.ElectMaster.from_ext(request.ext_fields)
-        known = self.replicas[asked.broker_name]
-        living = self.alive.get(asked.broker_name, {})
-        if known.master in living and not asked.designate_elect:
-            code = ResponseCode.CONTROLLER_MASTER_STILL_EXIST
-        else:
-            first = not known.master_epoch
-            if asked.broker_id not in living:
-                raise ResponseError("it is dead", code=ResponseCode.CONTROLLER_ELECT_MASTER_FAILED)
-            wanted = asked.broker_id if first or asked.designate_elect else None
-            if not self.elect(asked.broker_name, wanted):
+        name, known = asked.broker_name, self.replicas[asked.broker_name]
+        wanted = asked.broker_id if known.is_new or asked.designate_elect else None
+        code = ResponseCode.SUCCESS
+        if not self.elect(name, wanted, by_controller=False):
+            if not (known.master in known.in_sync and self.lives(name, known.master)) or (
+                wanted not in (None, known.master)
+            ):
                 raise ResponseError("nobody", code=ResponseCode.CONTROLLER_ELECT_MASTER_FAILED)
-            code = ResponseCode.SUCCESS
+            code = ResponseCode.CONTROLLER_MASTER_STILL_EXIST
         answer = self._standing(request, known, with_master=True)
         answer.code = code
         answer.body = ElectMasterBody(sync_state_set=sorted(known.in_sync)).dump()
@@ -218,15 +256,21 @@ class ControllerDouble:
                 known.set_epoch != wish.sync_state_set_epoch,
                 ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH,
             ),
+            (not set(wish.sync_state_set) <= known.codes.keys(), ResponseCode.CONTROLLER_INVALID_REPLICAS),
             (
-                not set(wish.sync_state_set) <= self.alive.get(asked.broker_name, {}).keys(),
+                not all(self.lives(asked.broker_name, number) for number in wish.sync_state_set),
                 ResponseCode.CONTROLLER_BROKER_NOT_ALIVE,
+            ),
+            (
+                known.master not in wish.sync_state_set,
+                ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
             ),
         ):
             if wrong:
                 raise ResponseError("no", code=code)
         known.in_sync = set(wish.sync_state_set)
         known.set_epoch += 1
+        self.altered()
         answer = _answer(request, headers.AlterSyncStateSetReply(new_sync_state_set_epoch=known.set_epoch))
         answer.body = SyncStateSet(
             sync_state_set=sorted(known.in_sync), sync_state_set_epoch=known.set_epoch
@@ -237,8 +281,18 @@ class ControllerDouble:
         beat = BrokerHeartbeat.from_ext(request.ext_fields)
         assert beat.broker_id is not None
         living = self.alive.setdefault(beat.broker_name, {})
-        if beat.broker_id not in living:
+        self._heard_at[beat.broker_name, beat.broker_id] = _now()
+        known = living.get(beat.broker_id)
+        if known is None:
+            # Only the connection of the first heartbeat counts.
             self._channels[channel] = (beat.broker_name, beat.broker_id)
+        elif _rank(beat)[:2] <= _rank(known)[:2]:
+            # What was told of the log only ever grows.
+            beat.epoch, beat.max_offset, beat.confirm_offset = (
+                known.epoch,
+                known.max_offset,
+                known.confirm_offset,
+            )
         living[beat.broker_id] = beat
 
     def _standing(self, request: RemotingCommand, known: Replicas, *, with_master: bool) -> RemotingCommand:
@@ -252,6 +306,15 @@ class ControllerDouble:
             sync_state_set=sorted(known.in_sync), sync_state_set_epoch=known.set_epoch
         ).dump()
         return answer
+
+
+def _rank(beat: BrokerHeartbeat) -> tuple[int, int, int]:
+    """Who is elected first: the furthest, and of those that are as far the one with the smallest priority."""
+    return beat.epoch or 0, beat.max_offset or 0, -(beat.election_priority or 0)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _answer(request: RemotingCommand, header: Header) -> RemotingCommand:

@@ -424,6 +424,29 @@ def test_readers_see_what_is_confirmed(tmp_path: Path) -> None:
     run_virtual(work)
 
 
+def test_after_a_crash_readers_do_not_see_what_was_not_confirmed(tmp_path: Path) -> None:
+    """Also if it comes before the first checkpoint: nothing tells then what was confirmed."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            first, second = made.brokers[1], made.brokers[2]
+            await made.send(first, 4)
+            await second.replication.follower.close()
+            made.controller.refuse[RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET] = 2001
+            confirmed = first.store.max_commitlog_offset
+            sending = asyncio.ensure_future(made.send(first, 1))
+            await until(lambda: first.store.max_commitlog_offset > confirmed)
+            await made.kill(1)
+            await asyncio.wait([sending])
+            assert isinstance(sending.exception(), RocketMQError)
+            again = await made.begin(1)
+            assert again.store.max_commitlog_offset > confirmed >= (again.store.reader_limit or 0)
+            assert again.store.reader_limit is not None
+
+    run_virtual(work)
+
+
 def test_epochs_are_told(tmp_path: Path) -> None:
     async def work(clock: VirtualClock) -> None:
         async with replicas(tmp_path, clock, 1) as made:

@@ -308,6 +308,29 @@ def test_a_role_that_cannot_be_taken_is_tried_again(tmp_path: Path) -> None:
     run(work())
 
 
+def test_after_a_crash_a_master_does_not_come_back_by_a_controller_that_forgot_who_lives(
+    tmp_path: Path,
+) -> None:
+    """A controller that was started again names no master that lives, and has the one that asks be it."""
+
+    async def work() -> None:
+        async with ControllerDouble() as double:
+            async with broker(1, tmp_path, double.address) as first:
+                assert first.role == "master"
+            await until(lambda: not double.alive[NAME])
+            double.replicas[NAME].master = 1
+            again = Broker(1, tmp_path / "1", [double.address], was_closed=False)
+            await again.elections.start()
+            await until(lambda: "has not noticed" in (again.elections.trouble or ""))
+            assert not again.roles and not double.alive[NAME]
+            double.elect(NAME)  # nobody else is there
+            await again.elections.joined()
+            assert again.role == "master" and again.roles[0][1].master_epoch > 1
+            await again.close()
+
+    run(work())
+
+
 def test_after_a_crash_a_master_waits_until_the_controller_has_noticed(tmp_path: Path) -> None:
     async def work() -> None:
         async with ControllerDouble() as double:

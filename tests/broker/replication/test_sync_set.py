@@ -68,6 +68,27 @@ def test_alone_everything_is_confirmed_at_once() -> None:
     assert desk.set.confirm == desk.end
 
 
+@pytest.mark.parametrize(("rule", "suffices"), [("safe", False), ("5.x", True)])
+def test_a_set_that_shrinks_below_the_least_while_a_send_waits_does_not_suffice(
+    rule: str, suffices: bool
+) -> None:
+    """Apache's master answers with success what it alone has, if the others have left the set meanwhile."""
+
+    async def work() -> None:
+        desk, slave = joined()
+        desk.live.swap(replace(desk.live.now, in_sync_replicas=2, min_in_sync_replicas=2, replica_rule=rule))
+        desk.end += 100
+        wait = desk.set.wait(desk.end)
+        assert not wait.done()
+        desk.leave(slave)
+        desk.grant(1)
+        assert desk.set.confirm == desk.end
+        assert wait.result() is suffices
+        assert desk.set.wait(desk.end).result() is suffices
+
+    asyncio.run(work())
+
+
 def test_a_slave_far_behind_is_not_counted() -> None:
     desk = Desk()
     desk.connect(2, 5)

@@ -118,8 +118,11 @@ class ControllerMode:
         replication.unconfirmed = lambda: 0 if self.sync_set is None else self.sync_set.waiting
         replication.election_trouble = lambda: self.elections.trouble
         writer.hold = self._hold
-        # Before this broker has a role nobody knows better than the last checkpoint.
-        self._limit_readers(min(self._confirm or store.max_commitlog_offset, store.max_commitlog_offset))
+        # Before this broker has a role nobody knows better than the last checkpoint. What was written before there was
+        # a controller is confirmed in any case.
+        entries = self.epochs.entries
+        before = entries[0].start if entries else store.max_commitlog_offset
+        self._limit_readers(min(max(self._confirm, before), store.max_commitlog_offset))
 
     async def start(self) -> None:
         self._tasks.every(_TRIM_SECONDS, self._trim, "old epochs")

@@ -120,6 +120,7 @@ class Elections:
         self._joined = asyncio.Event()
         self._is_beating = False
         self._was_closed = was_closed
+        self._begun = clock.monotonic()
 
     @property
     def master_epoch(self) -> int:
@@ -182,7 +183,7 @@ class Elections:
         if self.own_id is None:
             self.own_id = await self._identify()
         standing = await self._register()
-        if standing.master_id == self.own_id and not self._is_beating and not self._was_closed:
+        if not self._is_beating and not self._was_closed and await self._is_missed(standing):
             # The controller takes us for the process before the crash. That one may have answered what a power cut has
             # taken from us; a slave has it, and is elected as soon as the controller misses the heartbeats.
             raise StateError(
@@ -199,6 +200,19 @@ class Elections:
         if standing.master_id is None:
             standing = await self._elect()
         await self._take(standing)
+
+    async def _is_missed(self, standing: Standing) -> bool:
+        """Whether this broker is the master for the controller, and another may be elected if it stays away."""
+        if standing.master_id is not None:
+            return standing.master_id == self.own_id
+        # It names no master that does not live. One that was started again does not know who lives until it has heard
+        # of them; a heartbeat of ours would make us the master again.
+        waited = self._clock.monotonic() - self._begun
+        if waited > self._live.now.controller_heart_beat_timeout_mills / 1000:
+            return False  # there is nobody else
+        name = self._live.now.broker_name
+        known = await self._controllers.ask(lambda on, at: controller.replica_info(on, at, name))
+        return known.master_id == self.own_id
 
     async def _identify(self) -> int:
         """Gets an id. What is asked for is in a file before, so that a crash cannot cost one."""

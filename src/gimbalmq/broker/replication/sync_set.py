@@ -239,13 +239,13 @@ class SyncSet:
         self._look()
 
     def wait(self, end: int) -> Wait[bool]:
-        """Ends when the log is confirmed up to ``end``; with False if this master's term is over.
+        """Ends when the log is confirmed up to ``end``; with False if this master's term is over, or the set too small.
 
         Whoever waits no longer ends the wait itself.
         """
         self._look()
         if self.confirm >= end:
-            return ended(True)
+            return ended(self._suffices())
         waits = self._waits
         while waits and waits[0][1].ended:
             waits.popleft()
@@ -270,8 +270,17 @@ class SyncSet:
         self.confirm = reached
         waits = self._waits
         while waits and (waits[0][0] <= reached or waits[0][1].ended):
-            waits.popleft()[1].end(True)
+            waits.popleft()[1].end(self._suffices())
         self.confirmed()
+
+    def _suffices(self) -> bool:
+        """Whether what all of the set have is on enough replicas.
+
+        A send is stored only if the set is large enough (minInSyncReplicas). The set may shrink while the send waits,
+        down to this broker alone, and then nobody else need have the message.
+        """
+        config = self._live.now
+        return config.replica_rule != "safe" or self.size >= config.min_in_sync_replicas
 
     def _reached(self) -> int:
         """Up to where everybody who counts has the log; -1 if somebody's log is not known."""
