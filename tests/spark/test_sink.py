@@ -736,6 +736,22 @@ def test_rows_bound_to_no_queue_go_to_the_other_broker_when_one_fails(
         assert len(places) == 16 and all(len(queue_ids) == 1 for queue_ids in places.values())
 
 
+def test_nobody_reads_the_message_ids_of_a_batch_so_they_are_not_asked_for(scripted: ScriptedCluster) -> None:
+    told: list[tuple[str | None, str | None]] = []
+
+    def answer(channel: Channel, request: RemotingCommand) -> RemotingCommand | None:
+        sent = dict(request.ext_fields or {})
+        told.append((sent.get("m"), sent.get("firstMsgIdOnly")))
+        return next(iter(scripted.brokers.values())).stored(request)
+
+    for broker in scripted.brokers.values():
+        broker.on_send = answer
+    options = {"namesrv": scripted.namesrv, "topic": "T", "batchbytes": "1k"}
+    batch = table(body=[b"small", b"l" * 2000])
+    sink.SinkWriter(SinkSettings.read(options), {"body": 0}, "q").write(iter([batch]))
+    assert sorted(told) == [("false", None), ("true", "true")]
+
+
 def test_a_second_write_of_the_same_rows_lands_in_the_same_queues(shared_cluster: ThreadCluster) -> None:
     batch = table(body=[b"%d" % n for n in range(500)])
     write(shared_cluster, batch, "again", batchsize=20)
