@@ -458,9 +458,7 @@ def test_a_sender_that_says_so_is_told_the_first_message_id_only(count: int, tmp
             every = fields(await desk.client.ask(RequestCode.SEND_BATCH_MESSAGE, ext, body))
             assert len(every["msgId"].split(",")) == count
             first = fields(
-                await desk.client.ask(
-                    RequestCode.SEND_BATCH_MESSAGE, ext | {"firstMsgIdOnly": "true"}, body
-                )
+                await desk.client.ask(RequestCode.SEND_BATCH_MESSAGE, ext | {"firstMsgIdOnly": "true"}, body)
             )
             stored = desk.messages("T")
             assert first["queueOffset"] == str(count)
