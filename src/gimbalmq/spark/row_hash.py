@@ -264,7 +264,8 @@ class Met:
             self._low[moved] = low[old]
         places, new = self._places.put(hashes.high)
         self._low[places[new]] = hashes.low[new]
-        return new | (self._low[places] != hashes.low)
+        unknown: NDArray[np.bool_] = new | (self._low[places] != hashes.low)
+        return unknown
 
     def have(self, hashes: RowHashes) -> NDArray[np.bool_]:
         """Which rows' hashes have come before; nothing is added."""
