@@ -448,6 +448,25 @@ def test_batch_becomes_single_messages_side_by_side(tmp_path: Path) -> None:
     run(work())
 
 
+@pytest.mark.parametrize("count", [3, 300], ids=["message by message", "by vectors"])
+def test_a_sender_that_says_so_is_told_the_first_message_id_only(count: int, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            await desk.create("T")
+            body = _batch(*((b"m" * 50, {}) for _ in range(count)))
+            ext = send_fields("T", batch=True)
+            every = fields(await desk.client.ask(RequestCode.SEND_BATCH_MESSAGE, ext, body))
+            assert len(every["msgId"].split(",")) == count
+            first = fields(
+                await desk.client.ask(RequestCode.SEND_BATCH_MESSAGE, ext | {"firstMsgIdOnly": "true"}, body)
+            )
+            stored = desk.messages("T")
+            assert first["queueOffset"] == str(count)
+            assert parse_offset_id(first["msgId"]).commitlog_offset == stored[count].commitlog_offset
+
+    run(work())
+
+
 @pytest.mark.parametrize(
     ("topic", "body", "word"),
     [

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gimbalmq.spark import row_hash
-from gimbalmq.spark.row_hash import Met, RowHashes, hash_rows
+from gimbalmq.spark.row_hash import Met, Occurrences, RowHashes, hash_rows
 
 ALL_BITS = 2**64 - 1
 
@@ -40,13 +40,25 @@ def pairs(hashes: RowHashes) -> list[tuple[int, int]]:
     return list(zip(hashes.high.tolist(), hashes.low.tolist(), strict=True))
 
 
-@given(st.lists(st.binary(max_size=40), min_size=1, max_size=30), st.integers(1, 40))
+@given(
+    st.lists(st.binary(max_size=40), min_size=1, max_size=30),
+    st.integers(1, 40),
+    st.sampled_from([0, 5, 1000]),
+)
 @settings(max_examples=200)
-def test_vectors_hash_as_a_loop_does(rows: list[bytes], chunk: int) -> None:
+def test_vectors_hash_as_a_loop_does(rows: list[bytes], chunk: int, row_cost: int) -> None:
     column = pa.array([b"before", *rows, b"after"], pa.binary()).slice(1, len(rows))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_hash, "_CHUNK_WORDS", chunk)
         assert pairs(hash_rows([column], len(rows))) == [slow_hash(row) for row in rows]
+
+
+def test_a_value_given_once_is_every_rows() -> None:
+    bodies = pa.array([b"one", b"", b"three"])
+    often = [pa.array([b"T"] * 3), np.full(3, 7, np.uint64), bodies, pa.array([b""] * 3)]
+    once = [pa.array([b"T"]), np.full(1, 7, np.uint64), bodies, pa.array([b""])]
+    assert pairs(hash_rows(often, 3)) == pairs(hash_rows(once, 3))
+    assert pairs(hash_rows(once[:1], 3)) == pairs(hash_rows(often[:1], 3))
 
 
 def test_columns_that_change_places_are_another_row() -> None:
@@ -65,7 +77,7 @@ def test_many_similar_rows_have_different_hashes() -> None:
 @given(st.lists(st.lists(st.integers(1, 30), max_size=60), max_size=8), st.integers(0, 2))
 @settings(max_examples=200)
 def test_occurrences_are_counted_over_all_calls(calls: list[list[int]], spread: int) -> None:
-    met, seen = Met(), Counter[int]()
+    met, occurrences, seen = Met(), Occurrences(), Counter[int]()
     for numbers in calls:
         known = [number in seen for number in numbers]
         expected = []
@@ -75,8 +87,20 @@ def test_occurrences_are_counted_over_all_calls(calls: list[list[int]], spread: 
         keys = np.array(numbers, np.uint64) << np.uint64(20 * spread)
         hashes = RowHashes(keys, keys)
         assert met.have(hashes).tolist() == known
-        assert met.occurrences(hashes).tolist() == expected
-    assert met.size <= len(seen)
+        assert met.are_new(hashes).tolist() == [before == 0 for before in expected]
+        found = occurrences.before(keys)
+        assert ([0] * len(numbers) if found is None else found.tolist()) == expected
+    assert met.size == len(seen)
+
+
+def test_occurrences_are_kept_when_the_table_grows() -> None:
+    occurrences = Occurrences()
+    numbers = hash_rows([pa.array([b"%d" % n for n in range(30_000)], pa.binary())], 30_000).high
+    assert occurrences.before(numbers[:100]) is None
+    assert occurrences.before(np.repeat(numbers[:50], 2)) is not None
+    assert occurrences.before(numbers[100:]) is None
+    found = occurrences.before(numbers)
+    assert found is not None and found.tolist() == [3] * 50 + [1] * 29_950
 
 
 def test_the_table_grows_and_forgets_nothing() -> None:

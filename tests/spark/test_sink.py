@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import pickle
 import random
 import re
@@ -418,6 +419,22 @@ def test_how_arrow_cuts_the_rows_changes_neither_queue_nor_content_nor_order(
     assert [row for _, row, *_ in whole] == list(range(rows))
 
 
+def test_batches_of_spark_are_joined_until_they_are_many_rows_or_bytes_or_old() -> None:
+    def some(rows: int, size: int = 1) -> pa.RecordBatch:
+        return table(body=[b"x" * size] * rows)
+
+    def sizes(batches: Sequence[pa.RecordBatch], step: float = 0.0) -> list[int]:
+        ticks = itertools.count(step=step)
+        return [batch.num_rows for batch in sink.gathered(batches, lambda: next(ticks))]
+
+    assert sizes([]) == [] and sizes([some(0)]) == [0]
+    assert sizes([some(10_000)] * 9) == [70_000, 20_000]
+    assert sizes([some(2, 5 << 20)] * 3 + [some(1)]) == [4, 3], "16 MB"
+    assert sizes([some(10)] * 5, step=0.15) == [20, 20, 10], "rows do not wait long for others"
+    joined = list(sink.gathered([table(body=[b"1"], key=["a"]), table(body=[b"2"], key=[None])]))
+    assert [batch.to_pydict() for batch in joined] == [{"body": [b"1", b"2"], "key": ["a", None]}]
+
+
 def test_rows_of_one_sharding_key_share_the_queue_any_producer_would_choose() -> None:
     keys = [f"customer-{n % 7}" for n in range(100)]
     batch = table(body=[b"x"] * 100, shardingKey=keys)
@@ -652,7 +669,11 @@ def test_what_the_broker_refuses_is_said_with_rows_queue_cause_and_remedy(cluste
     assert "maxMessageSize" in said
 
 
-def test_without_broker_the_rows_are_named_and_the_remedy_too(cluster: ThreadCluster) -> None:
+def test_without_broker_the_rows_are_named_and_the_remedy_too(
+    cluster: ThreadCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink, "_GATHERED_ROWS", 1)
+
     def rows() -> Iterator[pa.RecordBatch]:
         yield table(body=[b"x"])
         cluster.stop_broker()
@@ -688,7 +709,10 @@ def test_a_broker_that_comes_back_gets_what_it_missed(cluster: ThreadCluster) ->
 
 # The broker that is killed may have accepted a connection it never came to see.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_rows_bound_to_no_queue_go_to_the_other_broker_when_one_fails() -> None:
+def test_rows_bound_to_no_queue_go_to_the_other_broker_when_one_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sink, "_GATHERED_ROWS", 1)  # the first batch leaves before the broker does
     with LocalCluster.in_thread(brokers=2) as cluster:
         batch = table(body=[b"%d" % n for n in range(8)])
 
@@ -710,6 +734,22 @@ def test_rows_bound_to_no_queue_go_to_the_other_broker_when_one_fails() -> None:
         for view in found:
             places.setdefault(view.get("SPARK_ROW_ID") or "", set()).add(view.queue_id)
         assert len(places) == 16 and all(len(queue_ids) == 1 for queue_ids in places.values())
+
+
+def test_nobody_reads_the_message_ids_of_a_batch_so_they_are_not_asked_for(scripted: ScriptedCluster) -> None:
+    told: list[tuple[str | None, str | None]] = []
+
+    def answer(channel: Channel, request: RemotingCommand) -> RemotingCommand | None:
+        sent = dict(request.ext_fields or {})
+        told.append((sent.get("m"), sent.get("firstMsgIdOnly")))
+        return next(iter(scripted.brokers.values())).stored(request)
+
+    for broker in scripted.brokers.values():
+        broker.on_send = answer
+    options = {"namesrv": scripted.namesrv, "topic": "T", "batchbytes": "1k"}
+    batch = table(body=[b"small", b"l" * 2000])
+    sink.SinkWriter(SinkSettings.read(options), {"body": 0}, "q").write(iter([batch]))
+    assert sorted(told) == [("false", None), ("true", "true")]
 
 
 def test_a_second_write_of_the_same_rows_lands_in_the_same_queues(shared_cluster: ThreadCluster) -> None:

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
-from zlib import crc32
 
 from gimbalmq.errors import CorruptRecordError, LocalProtocolError
+from gimbalmq.model.crc import crc32
 from gimbalmq.model.flags import BORN_HOST_V6, HOST_BITS, STORE_HOST_V6
 from gimbalmq.model.ids import V6_HOST_BYTES, pack_host, unpack_host
 

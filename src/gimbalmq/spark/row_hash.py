@@ -8,11 +8,14 @@ vectors can do it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+
+from gimbalmq.store.vectors import overlapping
 
 Numbers = NDArray[np.uint64]
 
@@ -22,7 +25,7 @@ _SECOND: Final = np.uint64(0x94D049BB133111EB)
 _STEPS: Final = ((np.uint64(30), _FIRST), (np.uint64(27), _SECOND))
 _LAST_BITS: Final = np.uint64(31)
 _WORD: Final = 8
-_CHUNK_WORDS: Final = 1 << 13
+_CHUNK_WORDS: Final = 1 << 14
 """So many words are mixed at a time: their numbers stay in the processor's cache."""
 
 
@@ -51,9 +54,12 @@ def _mix(numbers: Numbers, space: Numbers) -> None:
 
 
 def hash_rows(columns: Iterable[pa.Array | Numbers], rows: int, seed: int = 0) -> RowHashes:
-    """Hashes of what the columns hold together; a column is binary, or a number for each row."""
-    high = np.full(rows, seed & 0xFFFFFFFFFFFFFFFF, np.uint64)
-    low = np.full(rows, rows and 1, np.uint64)
+    """Hashes of what the columns hold together; a column is binary, or a number for each row.
+
+    A column of one value says the same of every row.
+    """
+    high = np.full(1, seed & 0xFFFFFFFFFFFFFFFF, np.uint64)
+    low = np.ones(1, np.uint64)
     for column in columns:
         if isinstance(column, pa.Array):
             first, second = _hash_bytes(column)
@@ -62,6 +68,8 @@ def hash_rows(columns: Iterable[pa.Array | Numbers], rows: int, seed: int = 0) -
         # What came before is mixed again, so that two columns with each other's values are another row.
         high = mixed(high + first)
         low = mixed(low * _GOLDEN + second)
+    if len(high) != rows:
+        high, low = np.repeat(high, rows), np.repeat(low, rows)
     return RowHashes(high, low)
 
 
@@ -76,58 +84,44 @@ def _hash_bytes(column: pa.Array) -> tuple[Numbers, Numbers]:
     buffer = column.buffers()[2]
     if buffer is not None and end > origin:
         data[: end - origin] = np.frombuffer(buffer, np.uint8, end - origin, origin)
-    words = np.ndarray((len(data) - _WORD + 1,), "<u8", data, strides=(1,))
     counts = -(-lengths // _WORD)
     first = lengths.astype(np.uint64)
     second = first * _FIRST
     at = starts[:-1] - origin
-    edges = np.concatenate(([0], np.cumsum(counts)))
-    low = 0
-    while low < rows:
-        high = max(low + 1, int(np.searchsorted(edges, edges[low] + _CHUNK_WORDS, "right")) - 1)
-        part = slice(low, high)
-        _add_words(words, at[part], lengths[part], counts[part], first[part], second[part])
-        low = high
+    # Rows of equally many words are hashed together, so many at a time as stay in the processor's cache.
+    order = np.argsort(counts, kind="stable")
+    edges = [0, *(np.flatnonzero(np.diff(counts[order])) + 1).tolist(), rows]
+    for low, high in pairwise(edges):
+        count = int(counts[order[low]]) if high > low else 0
+        step = max(1, _CHUNK_WORDS // max(1, count))
+        for begin in range(low, high if count else low, step):
+            some: slice | NDArray[np.int64] = slice(begin, min(begin + step, high))
+            if len(edges) > 2:
+                some = order[some]
+            _add_words(data, at[some], lengths[some], count, first, second, some)
     return first, second
 
 
 def _add_words(
-    words: Numbers,
+    data: NDArray[np.uint8],
     starts: NDArray[np.int64],
     lengths: NDArray[np.int64],
-    counts: NDArray[np.int64],
+    count: int,
     first: Numbers,
     second: Numbers,
+    rows: slice | NDArray[np.int64],
 ) -> None:
-    """Adds the mixed words of some rows to their sums."""
-    most = int(counts.max())
-    if most == 0:
-        return
-    keys = mixed(np.arange(1, most + 1, dtype=np.uint64) * _GOLDEN)
+    """Adds the mixed words of some rows, ``count`` words each, to the sums of these rows."""
+    keys = mixed(np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)
     weights = mixed(keys) | np.uint64(1)
-    if int(counts.min()) == most:
-        found = words[starts[:, None] + np.arange(0, most * _WORD, _WORD)]
-        _cut_tails(found[:, -1], lengths - (most - 1) * _WORD)
-        found += keys
-        _mix(found, np.empty_like(found))
-        first += found.sum(axis=1)
-        found *= weights
-        second += found.sum(axis=1)
-        return
-    filled = np.flatnonzero(counts)
-    ends = np.cumsum(counts)
-    place = np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
-    found = words[np.repeat(starts, counts) + place * _WORD]
-    last = ends[filled] - 1
-    tails = found[last]
-    _cut_tails(tails, lengths[filled] - (counts[filled] - 1) * _WORD)
-    found[last] = tails
-    found += keys[place]
-    _mix(found, np.empty_like(found))
-    begin = (ends - counts)[filled]
-    first[filled] += np.add.reduceat(found, begin)
-    found *= weights[place]
-    second[filled] += np.add.reduceat(found, begin)
+    found = overlapping(data, count * _WORD)[starts].view("<u8").reshape(-1, count)
+    words = np.ascontiguousarray(found.T)  # a line for each word: lines are added up faster than columns
+    _cut_tails(words[-1], lengths - (count - 1) * _WORD)
+    words += keys[:, None]
+    _mix(words, np.empty_like(words))
+    first[rows] += words.sum(axis=0)
+    words *= weights[:, None]
+    second[rows] += words.sum(axis=0)
 
 
 def _cut_tails(tails: Numbers, used: NDArray[np.int64]) -> None:
@@ -135,105 +129,146 @@ def _cut_tails(tails: Numbers, used: NDArray[np.int64]) -> None:
     tails &= np.uint64(0xFFFFFFFFFFFFFFFF) >> ((_WORD - used) * 8).astype(np.uint64)
 
 
-class Met:
-    """Which hashes have come before, and how often.
+class _Places:
+    """A table of numbers with room to spare: each number has a place in it.
 
-    A table with room to spare: it takes 33 to 66 bytes for each different hash. Rows are found by the first number of
-    their hash; the second one tells apart what shares the first by chance.
+    Attributes:
+        size: how many different numbers it holds.
     """
 
     def __init__(self) -> None:
         self._bits = 12
-        self._allot()
-
-    def _allot(self) -> None:
-        size = 1 << self._bits
-        self._high = np.zeros(size, np.uint64)
-        self._low = np.zeros(size, np.uint64)
-        self._counts = np.zeros(size, np.int32)
         self.size = 0
+        self._numbers = np.zeros(1 << self._bits, np.uint64)
 
-    def occurrences(self, hashes: RowHashes) -> NDArray[np.int64]:
-        """How often each row's hash has come before, in earlier calls and in earlier rows of this one.
+    def __len__(self) -> int:
+        return len(self._numbers)
 
-        Rows that share the first number count as equal.
+    def find(self, numbers: Numbers) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The place of each number, or of the end of the search for it; and whether it is there."""
+        table = self._numbers
+        mask = len(table) - 1
+        numbers = np.maximum(numbers, np.uint64(1))
+        places = (numbers >> np.uint64(64 - self._bits)).astype(np.int64)
+        there = np.zeros(len(numbers), bool)
+        waiting = np.arange(len(numbers))
+        while len(waiting):
+            held = table[places[waiting]]
+            same = held == numbers[waiting]
+            there[waiting[same]] = True
+            waiting = waiting[~same & (held != 0)]
+            places[waiting] = (places[waiting] + 1) & mask
+        return places, there
+
+    def put(self, numbers: Numbers) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The place of each number, and whether it was not there before; of equal ones the first is new.
+
+        There must be room (``grow``).
         """
-        return self._count(hashes)[0]
+        table = self._numbers
+        mask = len(table) - 1
+        numbers = np.maximum(numbers, np.uint64(1))  # zero is an empty place
+        places = (numbers >> np.uint64(64 - self._bits)).astype(np.int64)
+        new = np.zeros(len(numbers), bool)
+        waiting, at, wanted = np.arange(len(numbers)), places, numbers
+        while len(waiting):
+            held = table[at]
+            settled = held == wanted
+            free = np.flatnonzero(held == 0)
+            # Several may want one place. Each leaves its mark, the first one's stays, and that one has the place.
+            marks, goal = free.astype(np.uint64), at[free]
+            table[goal[::-1]] = marks[::-1]
+            won = table[goal] == marks
+            winners = free[won]
+            table[at[winners]] = wanted[winners]
+            settled[winners] = True
+            new[waiting[winners]] = True
+            self.size += len(winners)
+            # Those who lost look again: what has the place now may be their equal.
+            beaten = np.zeros(len(waiting), bool)
+            beaten[free] = ~won
+            left = ~settled
+            waiting, beaten = waiting[left], beaten[left]
+            at = at[left]
+            at[~beaten] = (at[~beaten] + 1) & mask
+            places[waiting] = at
+            wanted = wanted[left]
+        return places, new
+
+    def must_grow(self, more: int) -> bool:
+        return (self.size + more) * 2 > len(self._numbers)
+
+    def grow(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Four times the table; the places that were taken before, and where their numbers are now."""
+        numbers = self._numbers
+        used = np.flatnonzero(numbers)
+        self._bits += 2
+        self.size = 0
+        self._numbers = np.zeros(1 << self._bits, np.uint64)
+        return used, self.put(numbers[used])[0]
+
+
+class Occurrences:
+    """How often numbers have come before: 16 to 64 bytes for each different one, more if any comes twice."""
+
+    def __init__(self) -> None:
+        self._places = _Places()
+        self._again: NDArray[np.int32] | None = None
+        """By place: how often its number came after the first time; there when the first one has."""
+
+    def before(self, numbers: Numbers) -> NDArray[np.int64] | None:
+        """For each number how often it has come, in earlier calls and earlier in this one; None if none has."""
+        while self._places.must_grow(len(numbers)):
+            old, moved = self._places.grow()
+            if self._again is not None:
+                again, self._again = self._again, self._nothing()
+                self._again[moved] = again[old]
+        places, new = self._places.put(numbers)
+        if new.all():
+            return None
+        if self._again is None:
+            self._again = self._nothing()
+        found = np.zeros(len(numbers), np.int64)
+        rows = np.flatnonzero(~new)
+        rows = rows[np.argsort(places[rows], kind="stable")]
+        at = places[rows]
+        begins = np.flatnonzero(np.diff(at, prepend=-1))
+        sizes = np.diff(begins, append=len(at))
+        found[rows] = 1 + self._again[at] + np.arange(len(at)) - np.repeat(begins, sizes)
+        self._again[at[begins]] += sizes.astype(np.int32)
+        return found
+
+    def _nothing(self) -> NDArray[np.int32]:
+        return np.zeros(len(self._places), np.int32)
+
+
+class Met:
+    """Which hashes have come before: 32 to 128 bytes for each different one.
+
+    Rows are found by the first number of their hash; the second one tells apart what shares the first by chance.
+    """
+
+    def __init__(self) -> None:
+        self._places = _Places()
+        self._low = np.zeros(len(self._places), np.uint64)
+
+    @property
+    def size(self) -> int:
+        return self._places.size
 
     def are_new(self, hashes: RowHashes) -> NDArray[np.bool_]:
-        """Which rows have a hash that has not come before."""
-        found, known = self._count(hashes)
-        new: NDArray[np.bool_] = (found == 0) | ~known
-        return new
+        """Which rows have a hash that has not come before, in earlier calls or earlier in this one."""
+        while self._places.must_grow(len(hashes.high)):
+            old, moved = self._places.grow()
+            low, self._low = self._low, np.zeros(len(self._places), np.uint64)
+            self._low[moved] = low[old]
+        places, new = self._places.put(hashes.high)
+        self._low[places[new]] = hashes.low[new]
+        unknown: NDArray[np.bool_] = new | (self._low[places] != hashes.low)
+        return unknown
 
     def have(self, hashes: RowHashes) -> NDArray[np.bool_]:
         """Which rows' hashes have come before; nothing is added."""
-        high = np.maximum(hashes.high, np.uint64(1))
-        mask = len(self._high) - 1
-        places = (high >> np.uint64(64 - self._bits)).astype(np.int64)
-        found = np.zeros(len(high), bool)
-        waiting = np.arange(len(high))
-        while len(waiting):
-            at = places[waiting]
-            held = self._high[at]
-            same = held == high[waiting]
-            found[waiting[same]] = self._low[at[same]] == hashes.low[waiting[same]]
-            waiting = waiting[~same & (held != 0)]
-            places[waiting] = (places[waiting] + 1) & mask
+        places, there = self._places.find(hashes.high)
+        found: NDArray[np.bool_] = there & (self._low[places] == hashes.low)
         return found
-
-    def _count(self, hashes: RowHashes) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Occurrences before each row, and whether the hash that lies in the table is the row's own."""
-        rows = len(hashes.high)
-        # Sorted, so that the table is walked through from its beginning to its end; zero is an empty place.
-        order = np.argsort(hashes.high)
-        high, low = np.maximum(hashes.high[order], np.uint64(1)), hashes.low[order]
-        begins = np.flatnonzero(np.diff(high, prepend=np.uint64(0)))
-        while (self.size + len(begins)) * 5 > len(self._high) * 3:
-            self._grow()
-        if len(begins) == rows:
-            places = self._put(high, low)
-            before = self._counts[places]
-            if not before.any():
-                self._counts[places] = 1
-                return np.zeros(rows, np.int64), np.ones(rows, bool)
-            self._counts[places] += 1
-        else:
-            # The sort has to keep the order of equal ones from here on: the first is number 0.
-            order = np.argsort(hashes.high, kind="stable")
-            low = hashes.low[order]
-            sizes = np.diff(begins, append=rows)
-            first = self._put(high[begins], low[begins])
-            places = np.repeat(first, sizes)
-            before = self._counts[places] + np.arange(rows) - np.repeat(begins, sizes)
-            self._counts[first] += sizes.astype(np.int32)
-        found = np.empty(rows, np.int64)
-        found[order] = before
-        known = np.empty(rows, bool)
-        known[order] = self._low[places] == low
-        return found, known
-
-    def _put(self, high: Numbers, low: Numbers) -> NDArray[np.int64]:
-        """The places of hashes that all differ; those that are new are put there."""
-        mask = len(self._high) - 1
-        places = (high >> np.uint64(64 - self._bits)).astype(np.int64)
-        waiting = np.arange(len(high))
-        while len(waiting):
-            at, wanted = places[waiting], high[waiting]
-            free = self._high[at] == 0
-            if free.any():
-                self._high[at[free]] = wanted[free]  # of several for one place the last has it
-            settled = self._high[at] == wanted
-            new = waiting[free & settled]
-            self._low[places[new]] = low[new]
-            self.size += len(new)
-            waiting = waiting[~settled]
-            places[waiting] = (places[waiting] + 1) & mask
-        return places
-
-    def _grow(self) -> None:
-        high, low, counts = self._high, self._low, self._counts
-        used = np.flatnonzero(high)
-        self._bits += 1
-        self._allot()
-        self._counts[self._put(high[used], low[used])] = counts[used]

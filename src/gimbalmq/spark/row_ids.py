@@ -9,17 +9,19 @@ The query of a batch write says when it began, ``t<milliseconds>r<random>``, bot
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from gimbalmq.spark.row_hash import Met, RowHashes
+from gimbalmq.spark.row_hash import Occurrences, RowHashes
 
 HASH_LETTERS: Final = 24
 _HEX: Final = np.frombuffer(np.arange(1 << 16, dtype=np.uint16).tobytes().hex().encode(), np.uint32)
 """Four digits for each two bytes, as they lie in memory."""
+_NOTHING: Final = pa.scalar(b"", pa.binary())
 
 _PREFIX: Final = re.compile(r"(?P<query>.+)-(?P<batch>[0-9]+)-[0-9]+(\.[0-9]+)?")
 _BATCH_QUERY: Final = re.compile(r"t([0-9a-f]+)r[0-9a-f]+")
@@ -39,30 +41,42 @@ class RowIds:
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
-        self._met = Met()
+        self._met = Occurrences()
 
-    def of(self, hashes: RowHashes) -> list[pa.Array | pa.Scalar]:
-        """Columns that make the ids of the next rows if they are joined."""
-        text = pa.scalar(self.prefix.encode(), pa.binary())
-        dash = pa.scalar(b"-", pa.binary())
-        digits = hash_text(hashes)
-        numbers = self._met.occurrences(hashes)
-        if not numbers.any():
-            return [text, dash, digits]
+    def of(self, hashes: RowHashes, before: bytes = b"", behind: bytes = b"") -> pa.Array:
+        """The ids of the next rows, as a binary column; each with the same bytes before and behind it."""
+        front = before + self.prefix.encode()
+        numbers = self._met.before(hashes.high)
+        if numbers is None:
+            return fixed_width(_framed(hashes, front + b"-", behind))
         again = pa.array(numbers).cast(pa.string()).cast(pa.binary())
-        dotted = pc.binary_join_element_wise(pa.scalar(b".", pa.binary()), again, pa.scalar(b"", pa.binary()))
-        return [text, pc.if_else(pa.array(numbers > 0), dotted, pa.scalar(b"", pa.binary())), dash, digits]
+        dotted = pc.binary_join_element_wise(pa.scalar(b".", pa.binary()), again, _NOTHING)
+        return pc.binary_join_element_wise(
+            pa.scalar(front, pa.binary()),
+            pc.if_else(pa.array(numbers > 0), dotted, _NOTHING),
+            fixed_width(_framed(hashes, b"-", behind)),
+            _NOTHING,
+        )
 
 
-def hash_text(hashes: RowHashes) -> pa.Array:
-    """24 hexadecimal digits of each hash, as a binary column."""
-    count = len(hashes.high)
+def _framed(hashes: RowHashes, before: bytes, behind: bytes) -> NDArray[np.uint8]:
+    """A line for each hash: its digits, and the same bytes before and behind them."""
+    count, width = len(hashes.high), len(before) + HASH_LETTERS + len(behind)
+    lines = np.empty((count, width), np.uint8)
+    lines[:] = np.frombuffer(before + bytes(HASH_LETTERS) + behind, np.uint8)
     words = np.empty((count, 12), np.uint8)
     words[:, :8] = hashes.high.astype(">u8").view(np.uint8).reshape(count, 8)
     words[:, 8:] = hashes.low.astype(">u8").view(np.uint8).reshape(count, 8)[:, :4]
-    letters = np.ascontiguousarray(_HEX[words.view(np.uint16)])
-    places = np.arange(0, (count + 1) * HASH_LETTERS, HASH_LETTERS, dtype=np.int32)
-    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(places), pa.py_buffer(letters)])
+    lines[:, len(before) : width - len(behind)] = _HEX[words.view(np.uint16)].view(np.uint8)
+    return lines
+
+
+def fixed_width(lines: NDArray[Any]) -> pa.Array:
+    """The bytes of each line as a binary column, without copying them."""
+    lines = np.ascontiguousarray(lines)
+    count, width = len(lines), lines.nbytes // max(1, len(lines))
+    places = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(places), pa.py_buffer(lines)])
 
 
 class Group(NamedTuple):

@@ -1,9 +1,9 @@
 """Rows of an Arrow batch to the bytes of send requests, by whole columns.
 
 A batch request's body is its messages one behind the other, each a head, the body, the length of the
-properties and the properties (``model.batch``). That is what Arrow makes of joining columns element by
-element: the data buffer of the joined column *is* the request. So a row costs no Python, unless it has
-to travel alone (a delay, a very large body) or its body is compressed.
+properties and the properties (``model.batch``). Each of these parts is a column, and is copied for all rows
+at once to where the rows' requests will lie, the rows of a queue one behind the other. So a row costs no
+Python, unless it has to travel alone (a delay, a very large body) or its body is compressed.
 
 Everything here is pure: rows and settings in, requests out. Which queues a topic has is asked through a
 function.
@@ -33,8 +33,9 @@ from gimbalmq.model.topics import MAX_TOPIC_LENGTH, RETRY_PREFIX
 from gimbalmq.spark.columns import ROW_ID_PROPERTY
 from gimbalmq.spark.row_hash import RowHashes, hash_rows
 from gimbalmq.spark.row_homes import Homes, slots_of
-from gimbalmq.spark.row_ids import RowIds
+from gimbalmq.spark.row_ids import RowIds, fixed_width
 from gimbalmq.spark.sink_options import SinkSettings, check_topic
+from gimbalmq.store.vectors import copy
 
 _HEAD_BYTES: Final = 20
 _ITEM_BYTES: Final = _HEAD_BYTES + 2
@@ -46,7 +47,12 @@ _STORED_LIMIT: Final = 4 << 20
 
 _SLICE_BYTES: Final = 64 << 20
 _EMPTY: Final = pa.scalar(b"", pa.binary())
+_NO_QUEUE_ID: Final = np.full(1, -1, np.int64).view(np.uint64)
+_NOTHING_TOLD: Final = pa.array([b""], pa.binary())
+_ID_NAME: Final = f"{ROW_ID_PROPERTY}\x01".encode()
 _NAMED_ROWS: Final = 10
+_JOINED_ROWS: Final = 4096
+"""So many rows are put together at a time: they stay in the processor's cache."""
 
 _COMPRESSED_KIND: Final = 1
 _ALONE_KIND: Final = 2
@@ -132,15 +138,19 @@ class RowEncoder:
         topics, topic_of = self._topics(batch, first)
         queue_ids = self._queue_ids(batch)
         # A row is what it says; the body before it is compressed, which no two machines need do alike.
-        said = [_text_hashes(topics)[topic_of], queue_ids.view(np.uint64), body]
+        # What all of them say is said once.
+        said = [
+            _text_hashes(topics) if len(topics) == 1 else _text_hashes(topics)[topic_of],
+            queue_ids.view(np.uint64) if int(queue_ids.max()) >= 0 else _NO_QUEUE_ID,
+            body,
+        ]
         flags = self._flags(batch, first)
         if flags is not None:
             said.append(flags.view(np.uint64))
         # A row's hash must not depend on what others of its slice say: another order brings other neighbours.
-        said.append(pa.repeat(_EMPTY, rows) if told is None else told)
+        said.append(_NOTHING_TOLD if told is None else told)
         hashes = hash_rows(said, rows)
-        ids = self._row_ids.of(hashes)
-        pieces = self._properties(rows, ids, told)
+        properties = self._properties(hashes, told)
         kinds: NDArray[np.uint8] | None = None
         if self._settings.compress_over <= int(lengths.max()):
             packed = lengths >= self._settings.compress_over
@@ -148,8 +158,8 @@ class RowEncoder:
             lengths = _lengths(body)
             kinds = np.where(packed, np.uint8(_COMPRESSED_KIND), np.uint8(0))
         property_bytes = np.zeros(rows, np.int64)
-        for piece in pieces:
-            property_bytes += _lengths(piece) if isinstance(piece, pa.Array) else len(piece.as_py())
+        for column in properties:
+            property_bytes += _lengths(column)
         self._check(
             property_bytes > MAX_PROPERTIES,
             first,
@@ -171,10 +181,8 @@ class RowEncoder:
         head[:, 4] = lengths
         if flags is not None:
             head[:, 3] = flags
-        items = pc.binary_join_element_wise(
-            _fixed(head, _HEAD_BYTES), body, _fixed(property_bytes.astype(">u2"), 2), *pieces, _EMPTY
-        )
-        yield from self._cut(items, body, pieces, ids, totals, kinds, lanes, first, flags)
+        columns = [fixed_width(head), body, fixed_width(property_bytes.astype(">u2")), *properties]
+        yield from self._cut(columns, totals, kinds, lanes, first, flags)
 
     def _flags(self, batch: pa.RecordBatch, first: int) -> NDArray[np.int64] | None:
         """The application's own number of each row; None if there is no such column."""
@@ -222,18 +230,17 @@ class RowEncoder:
 
     # --- properties ----------------------------------------------------------------------------
 
-    def _properties(self, rows: int, ids: list[Any], told: pa.Array | None) -> list[Any]:
-        """The pieces whose concatenation is each row's properties."""
-        pieces: list[Any] = []
+    def _properties(self, hashes: RowHashes, told: pa.Array | None) -> list[pa.Array]:
+        """Columns that are each row's properties if they are joined: the id comes first, or behind UNIQ_KEY."""
+        columns = [self._row_ids.of(hashes, _ID_NAME, b"\x02")]
         if self._settings.unique_keys:
-            unique = [self._unique_id() for _ in range(rows)]
-            pieces += (
-                _text(f"{names.UNIQ_KEY}\x01"),
-                pa.array(unique, pa.string()).cast(pa.binary()),
-                _text("\x02"),
+            unique = pa.array([self._unique_id() for _ in hashes.high], pa.string()).cast(pa.binary())
+            columns.insert(
+                0, pc.binary_join_element_wise(_text(f"{names.UNIQ_KEY}\x01"), unique, _text("\x02"), _EMPTY)
             )
-        pieces += (_text(f"{ROW_ID_PROPERTY}\x01"), *ids, _text("\x02"))
-        return pieces if told is None else [*pieces, told]
+        if told is not None:
+            columns.append(told)
+        return columns
 
     def _told(
         self, batch: pa.RecordBatch, first: int, sharding: pa.Array | None
@@ -479,21 +486,23 @@ class RowEncoder:
 
     def _cut(
         self,
-        items: pa.Array,
-        body: pa.Array,
-        pieces: list[Any],
-        ids: list[Any],
+        columns: list[pa.Array],
         totals: NDArray[np.int64],
         kinds: NDArray[np.uint8] | None,
         lanes: _Lanes,
         first: int,
         flags: NDArray[np.int64] | None,
     ) -> Iterator[Request]:
-        """Groups rows by queue and kind, and cuts the groups where a request is full."""
-        rows = len(items)
+        """Groups rows by queue and kind, and cuts the groups where a request is full.
+
+        Args:
+            columns: what a message is made of: head, body, length of the properties, properties.
+        """
+        _, body, _, *properties = columns
+        ids = properties[1 if self._settings.unique_keys else 0]
+        rows = len(totals)
         order = np.argsort(lanes.lane.astype(np.uint16), kind="stable")
         lane = lanes.lane[order]
-        items = items.take(pa.array(order))
         totals, numbers = totals[order], order + first
         changes = lane[1:] != lane[:-1]
         if kinds is not None:
@@ -504,34 +513,31 @@ class RowEncoder:
             bound = bound[order]
             changes |= bound[1:] != bound[:-1]
         edges = [0, *(np.flatnonzero(changes) + 1).tolist(), rows]
-        places = _offsets(items)
-        data = memoryview(items.buffers()[2])
-        properties: pa.Array | None = None
+        data, places = _joined(columns, totals, order)
         for start, end in pairwise(edges):
             kind = 0 if kinds is None else int(kinds[start])
             queue = lanes.queues[int(lane[start])]
             held = bound is not None and bool(bound[start])
             sys_flag = COMPRESSED | self._settings.compression if kind & _COMPRESSED_KIND else 0
             if kind & _ALONE_KIND:
-                if properties is None:
-                    properties = pc.binary_join_element_wise(*pieces, _EMPTY)
                 for at in range(start, end):
                     source = int(order[at])
-                    text = properties[source].as_py().decode("utf-8", "replace") + self._wait
+                    told = b"".join(column[source].as_py() for column in properties)
+                    text = told.decode("utf-8", "replace") + self._wait
                     plain = body[source].as_py()
-                    named = (_joined(ids, source),) * 2
+                    named = (_id_of(ids, source),) * 2
                     flag = 0 if flags is None else int(flags[source])
                     yield Request(
                         queue, plain, numbers[at : at + 1], False, held, sys_flag, text, named, flag
                     )
                 continue
-            for low, high in self._full(places, totals, start, end, len(queue.topic)):
+            for low, high in self._full(places, start, end, len(queue.topic)):
                 piece = data[int(places[low]) : int(places[high])]
-                named = (_joined(ids, int(order[low])), _joined(ids, int(order[high - 1])))
+                named = (_id_of(ids, int(order[low])), _id_of(ids, int(order[high - 1])))
                 yield Request(queue, piece, numbers[low:high], True, held, sys_flag, self._wait, named)
 
     def _full(
-        self, places: NDArray[np.int32], totals: NDArray[np.int64], start: int, end: int, topic_bytes: int
+        self, places: NDArray[np.int64], start: int, end: int, topic_bytes: int
     ) -> Iterator[tuple[int, int]]:
         """[start, end) in parts that fit a request: by rows, as sent and as stored."""
         extra = _STORED_EXTRA + topic_bytes
@@ -544,7 +550,7 @@ class RowEncoder:
         ):
             yield start, end
             return
-        sent = np.cumsum(totals[start:end])
+        sent = places[start + 1 : end + 1] - places[start]
         stored = sent + np.arange(1, end - start + 1) * extra
         low = 0
         while low < end - start:
@@ -625,19 +631,31 @@ def _lengths(column: pa.Array) -> NDArray[np.int64]:
     return np.diff(_offsets(column)).astype(np.int64) if len(column) else np.zeros(0, np.int64)
 
 
-def _fixed(values: NDArray[Any], width: int) -> pa.Array:
-    """Equal-sized bytes of each row as a binary column, without copying them."""
-    count = len(values)
-    places = np.arange(0, (count + 1) * width, width, dtype=np.int32)
-    return pa.Array.from_buffers(
-        pa.binary(), count, [None, pa.py_buffer(places), pa.py_buffer(np.ascontiguousarray(values))]
-    )
+def _joined(
+    columns: list[pa.Array], totals: NDArray[np.int64], order: NDArray[np.int64]
+) -> tuple[memoryview, NDArray[np.int64]]:
+    """The parts of each row one behind the other, the rows in this order; and where each row begins and ends."""
+    places = np.zeros(len(totals) + 1, np.int64)
+    np.cumsum(totals, out=places[1:])
+    made = np.empty(int(places[-1]), np.uint8)
+    parts = [
+        (np.frombuffer(buffer, np.uint8), _offsets(column), _lengths(column))
+        for column in columns
+        if (buffer := column.buffers()[2]) is not None  # else no row has any of it
+    ]
+    for low in range(0, len(totals), _JOINED_ROWS):
+        chosen = order[low : low + _JOINED_ROWS]
+        at = places[low : low + len(chosen)].copy()
+        for data, offsets, lengths in parts:
+            sizes = lengths[chosen]
+            copy(data, offsets[chosen].astype(np.int64), sizes, made, at)
+            at += sizes
+    return made.data, places
 
 
-def _joined(columns: list[Any], row: int) -> str:
-    """The text of one row of columns that belong together."""
-    values = (column[row] if isinstance(column, pa.Array) else column for column in columns)
-    return b"".join(value.as_py() for value in values).decode()
+def _id_of(ids: pa.Array, row: int) -> str:
+    text: bytes = ids[row].as_py()
+    return text[len(_ID_NAME) : -1].decode()
 
 
 def _text_hashes(texts: list[str]) -> NDArray[np.uint64]:

@@ -213,6 +213,7 @@ class Sender:
             flag=request.flag,
             msg_id="",
             born_ms=self._producer.instance.clock.wall_ms(),
+            first_id_only=request.batch or None,
         )
         failures: Failures = []
         result = await self._producer.sending.deliver(

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
-from zlib import crc32
 
 from gimbalmq.errors import StateError, StoreError
+from gimbalmq.model.crc import crc32
 from gimbalmq.model.flags import (
     HOST_BITS,
     TRANSACTION_MASK,

@@ -99,7 +99,12 @@ def _name_ends(properties: NDArray[np.uint8]) -> frozenset[int]:
     if not at.size:
         return frozenset()
     words = np.ndarray((properties.size - _END_BYTES + 1,), ">u4", properties, strides=(1,))
-    return frozenset(np.unique(words[at]).tolist())
+    found = words[at]
+    if bool(
+        (found == found[0]).all()
+    ):  # most batches are of one kind; sorting costs more than the rest of this
+        return frozenset((int(found[0]),))
+    return frozenset(np.unique(found).tolist())
 
 
 def _starts(data: bytes) -> Numbers | None:

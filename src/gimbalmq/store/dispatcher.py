@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
-from zlib import crc32
 
 from gimbalmq.errors import StoreError
 from gimbalmq.model import properties as prop
+from gimbalmq.model.crc import crc32
 from gimbalmq.model.flags import HOST_BITS, INNER_BATCH, enters_index, enters_queue
 from gimbalmq.model.queue_entry import tags_code
 from gimbalmq.model.record import (

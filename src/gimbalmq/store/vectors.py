@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gimbalmq.model.crc import crc32
 from gimbalmq.store.results import Buffer
 
 Numbers = NDArray[np.int64]

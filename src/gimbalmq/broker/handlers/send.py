@@ -139,7 +139,8 @@ class SendHandlers:
             places = [self._transactions.prepare(drafts[0])]
         else:
             places = self._writer.put(*drafts)
-        answer = self._answer(request, places, queue_id, properties.get(prop.UNIQ_KEY))
+        named = places[:1] if _first_only(header) else places
+        answer = self._answer(request, named, queue_id, properties.get(prop.UNIQ_KEY))
         return self._when_settled(answer, places[-1].end, waits=waits, announce=not known)
 
     def _when_settled(
@@ -299,7 +300,7 @@ class SendHandlers:
         self._stats.put(topic, len(places), int(items.body_sizes.sum()))
         self._writer.arrived(touched)
         reply = SendMessageReply(
-            msg_id=append_vectors.offset_ids(self._store_host, places),
+            msg_id=append_vectors.offset_ids(self._store_host, places[:1] if _first_only(header) else places),
             queue_id=queue_id,
             queue_offset=queue_offset,
             transaction_id=prop.find(header.properties, prop.UNIQ_KEY),
@@ -355,6 +356,10 @@ class SendHandlers:
 def _is_retry(header: AnySendHeader, properties: dict[str, str]) -> bool:
     """A consumer before 4.6.1 sends a failed message back with all its properties, this one included."""
     return bool(header.reconsume_times) and prop.DELAY in properties
+
+
+def _first_only(header: AnySendHeader) -> bool:
+    return isinstance(header, SendMessageV2) and bool(header.first_id_only)
 
 
 def send_header(request: RemotingCommand) -> AnySendHeader:

@@ -73,6 +73,7 @@ class SendFrames:
             max_reconsume_times=prepared.max_reconsume,
             batch=prepared.code == SEND_BATCH,
             bname=chosen.broker_name,
+            first_id_only=prepared.first_id_only,
         ).to_ext()
 
 

@@ -43,6 +43,8 @@ class Prepared(msgspec.Struct, gc=False):
     born_ms: int
     reconsume: int = 0
     max_reconsume: int | None = None
+    first_id_only: bool | None = None
+    """Of a batch: whoever reads the answer looks at no message id but the first."""
 
 
 def prepare(

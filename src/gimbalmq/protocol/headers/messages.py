@@ -43,6 +43,8 @@ class SendMessageV2(Header):
     max_reconsume_times: int | None = field(name="l", default=None)
     batch: bool | None = field(name="m", default=None)
     bname: str | None = field(name="n", default=None)
+    first_id_only: bool | None = field(name="firstMsgIdOnly", default=None)
+    """Ours: of a batch the sender reads no message id but the first one's. Apache's brokers name them all."""
 
 
 class SendMessageReply(Header):

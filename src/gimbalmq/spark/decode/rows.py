@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Final
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,7 @@ import pyarrow.compute as pc
 from gimbalmq.errors import RemoteProtocolError
 from gimbalmq.model import properties as property_names
 from gimbalmq.model.compression import decompress
+from gimbalmq.model.crc import crc32
 from gimbalmq.model.flags import BORN_HOST_V6, COMPRESSED, HOST_BITS, STORE_HOST_V6, TRANSACTION_PREPARED
 from gimbalmq.model.ids import V4_HOST_BYTES, V6_HOST_BYTES
 from gimbalmq.model.record import CRC_MASK, PHYSICAL_OFFSET_AT, STORE_HOST_AT

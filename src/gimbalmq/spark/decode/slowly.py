@@ -11,12 +11,12 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
-from zlib import crc32
 
 import pyarrow as pa
 
 from gimbalmq.errors import CorruptRecordError, RemoteProtocolError
 from gimbalmq.model import properties as property_names
+from gimbalmq.model.crc import crc32
 from gimbalmq.model.flags import HOST_BITS, enters_queue
 from gimbalmq.model.ids import offset_id, pack_host
 from gimbalmq.model.message import MessageView, decode_views
