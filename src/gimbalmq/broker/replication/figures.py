@@ -29,7 +29,7 @@ def figures(status: ReplicationStatus, waiting: int) -> Iterator[Figure]:
     """
 
     def gauge(name: str, text: str, value: float) -> Figure:
-        return Figure(name, text, (), [((), value)])
+        return Figure(name, text, (), [((), float(value))])  # of a truth value, too
 
     role = status.role
     yield gauge("replication_master", "1 if this broker is the master", role.is_master)
@@ -46,7 +46,7 @@ def figures(status: ReplicationStatus, waiting: int) -> Iterator[Figure]:
     yield Figure("replication_slave_behind_seconds", "Since a slave had all of our log", ("slave",), late)
     if role.is_master:
         return
-    states: Rows = [((str(state),), state == status.state) for state in State]
+    states: Rows = [((str(state),), float(state == status.state)) for state in State]
     yield Figure("replication_state", "1 for what this slave is doing", ("state",), states)
     yield gauge(
         "replication_trouble", "1 if something keeps this slave from copying", status.trouble is not None
