@@ -9,7 +9,7 @@ from gimbalmq._steps import Steps
 from gimbalmq.broker.clients import Consumers, Producers
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.metadata import ConsumerOffsets, Topics
-from gimbalmq.broker.metrics_page import Family, MetricsPage
+from gimbalmq.broker.metrics_page import Family, MetricsPage, Rows
 from gimbalmq.broker.replication.figures import figures
 from gimbalmq.broker.replication.replication import Replication
 from gimbalmq.broker.stats import Stats
@@ -60,7 +60,7 @@ class MetricsServer(MetricsPage):
             found.append(Family("gauge", name, text, (), [((), float(value))]))  # of a truth value, too
 
         def by_key(name: str, text: str, kind: str, labels: tuple[str, ...]) -> Steps[None]:
-            rows: list[tuple[tuple[str, ...], float]] = []
+            rows: Rows = []
             for key, counter in stats.items(kind).items():
                 rows.append((tuple(key.split("@", len(labels) - 1)), counter.value))
                 if len(rows) % _STEP == 0:
@@ -100,8 +100,8 @@ class MetricsServer(MetricsPage):
         )
         return found
 
-    def _lags(self) -> Steps[list[tuple[tuple[str, ...], float]]]:
-        rows: list[tuple[tuple[str, ...], float]] = []
+    def _lags(self) -> Steps[Rows]:
+        rows: Rows = []
         queues = 0
         for group in self._offsets.all_groups():
             for topic in self._offsets.topics_of(group):

@@ -24,6 +24,9 @@ _SCRAPES_AT_ONCE = 16
 _HEAD_BYTES = 16_384
 
 
+Rows = list[tuple[tuple[str, ...], float]]
+
+
 class Family(NamedTuple):
     """One metric: its rows are labels and a value each."""
 
@@ -31,7 +34,7 @@ class Family(NamedTuple):
     name: str
     text: str
     labels: tuple[str, ...]
-    rows: list[tuple[tuple[str, ...], float]]
+    rows: Rows
 
 
 class MetricsPage(ABC):

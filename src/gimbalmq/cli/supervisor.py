@@ -21,9 +21,9 @@ import msgspec
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.access.table import AccessTable
 from gimbalmq.broker.config import BrokerConfig
-from gimbalmq.broker.metrics_page import Family, MetricsPage
+from gimbalmq.broker.metrics_page import Family, MetricsPage, Rows
 from gimbalmq.cli.children import end_child, how_it_ended, start_child
-from gimbalmq.cli.output import announce
+from gimbalmq.cli.output import announce, sentence
 from gimbalmq.cli.pipes import Birth, Failed, Metrics, Ready, decode, frame, next_frame
 from gimbalmq.errors import RocketMQError
 from gimbalmq.transport.tasks import Tasks
@@ -107,7 +107,8 @@ class SupervisedBroker:
             return None
         assert self._process is not None and self._process.stdin is not None
         self._numbers = number = self._numbers + 1
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[list[Family]] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
         try:
             self._process.stdin.write(frame(number.to_bytes(8, "big")))
             async with asyncio.timeout(_METRICS_SECONDS):
@@ -181,16 +182,16 @@ class Brokers:
             how = await broker.wait()
             if self._clock.monotonic() - since >= _STEADY_SECONDS:
                 failures = 0
-            problem = f"has ended ({how})"
+            problem = f"{broker.name} has ended ({how})"
             while problem:
                 pause = _PAUSES[min(failures, len(_PAUSES) - 1)]
                 failures += 1
                 when = f"in {pause:.0f} s" if pause else "now"
-                log.error("%s %s; it is started again %s", broker.name, problem, when)
+                log.error("%s; it is started again %s", problem, when)
                 await asyncio.sleep(pause)
                 broker.restarts += 1
                 begun = await self._started(broker)
-                problem = f"does not start: {begun}" if isinstance(begun, Exception) else ""
+                problem = sentence(begun) if isinstance(begun, Exception) else ""
             log.warning("again: %s", begun)
 
     async def _started(self, broker: SupervisedBroker) -> str | Exception:
@@ -200,8 +201,10 @@ class Brokers:
             if broker is not self.all[0]:
                 await give_users(first, Path(config.store_path_root_dir) / "config", broker.name)
             return await broker.start()
-        except (RocketMQError, OSError) as error:
+        except BrokerFailedError as error:
             return error
+        except (RocketMQError, OSError) as error:
+            return BrokerFailedError(broker.name, sentence(error), 1)
 
 
 async def give_users(first: BrokerConfig, folder: Path, whom: str) -> None:
@@ -233,8 +236,8 @@ class MetricsOfAll(MetricsPage):
     async def read(self) -> list[Family]:
         names = [broker.name for broker in self._brokers]
         told = await asyncio.gather(*(broker.metrics() for broker in self._brokers))
-        up = [((name,), float(found is not None)) for name, found in zip(names, told, strict=True)]
-        restarts = [((broker.name,), float(broker.restarts)) for broker in self._brokers]
+        up: Rows = [((name,), float(found is not None)) for name, found in zip(names, told, strict=True)]
+        restarts: Rows = [((broker.name,), float(broker.restarts)) for broker in self._brokers]
         by_broker = {name: found for name, found in zip(names, told, strict=True) if found is not None}
         return [
             Family("gauge", "broker_up", "1 if the broker answers", ("broker",), up),
