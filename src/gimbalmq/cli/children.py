@@ -15,12 +15,16 @@ _PARENT_DIED = 1
 
 
 async def start_child(
-    *words: str, stdin: int = asyncio.subprocess.DEVNULL, stderr: IO[bytes] | None = None
+    *words: str,
+    stdin: int = asyncio.subprocess.DEVNULL,
+    stderr: IO[bytes] | None = None,
+    first: Callable[[], None] | None = None,
 ) -> asyncio.subprocess.Process:
     """Starts this Python with these words; what the process writes to its stdout can be read.
 
     Args:
         stderr: where its log goes; None is where that of this process goes.
+        first: what the process does before it is another program. That is not safe if this one has threads.
     """
     return await asyncio.create_subprocess_exec(
         *(sys.executable, *words),
@@ -28,18 +32,19 @@ async def start_child(
         stdout=asyncio.subprocess.PIPE,
         stderr=stderr,
         start_new_session=True,  # Ctrl-C is for this command, which ends them in order
-        preexec_fn=_ends_with_parent(),
+        preexec_fn=first,
     )
 
 
-def _ends_with_parent() -> Callable[[], None] | None:
-    """What a new process does first, so that it does not outlive this one if this one is killed."""
-    if sys.platform != "linux":
-        return None
-    import ctypes
+def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """Has the kernel send this process a signal if the one that has started it is killed; only Linux can.
 
-    libc = ctypes.CDLL(None)
-    return lambda: libc.prctl(_PARENT_DIED, signal.SIGTERM)
+    The signal comes once for each thread that the other process had.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PARENT_DIED, number)
 
 
 async def end_child(process: asyncio.subprocess.Process, seconds: float | None = END_SECONDS) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gimbalmq.cli.asking import FAILED, OK, Parser, Parsers, whole_number
-from gimbalmq.cli.children import end_child, how_it_ended, start_child
+from gimbalmq.cli.children import end_child, end_with_parent, how_it_ended, start_child
 from gimbalmq.cli.many_brokers import PORT_STEP, nth_name
 from gimbalmq.cli.output import announce, complain
 from gimbalmq.cli.terminal import table
@@ -95,7 +95,7 @@ class Child:
     async def start(self) -> None:
         """Returns when it accepts connections; raises ConfigError with what it said if it does not."""
         with self.log.open("ab") as log:
-            self.process = await start_child("-m", "gimbalmq", *self.words, stderr=log)
+            self.process = await start_child("-m", "gimbalmq", *self.words, stderr=log, first=end_with_parent)
         assert self.process.stdout is not None
         try:
             async with asyncio.timeout(_READY_SECONDS):

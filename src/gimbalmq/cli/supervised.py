@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import pickle
 import signal
@@ -11,6 +10,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from gimbalmq.cli.children import end_with_parent
 from gimbalmq.cli.output import sentence, start_logging
 from gimbalmq.cli.pipes import (
     Birth,
@@ -30,11 +30,7 @@ from gimbalmq.transport.tasks import Tasks
 if TYPE_CHECKING:
     from gimbalmq.broker.broker import Broker
 
-log = logging.getLogger(__name__)
-
 _FAILED, _MISUSED = 1, 2
-_ORPHAN_SECONDS = 1.0
-"""On Linux a signal comes as well if the command is killed, and a second one would end the broker at once."""
 
 
 class Parent:
@@ -43,6 +39,7 @@ class Parent:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._tasks = Tasks("pipe")
+        self._is_gone = False
 
     def say(self, what: Said) -> None:
         """Returns when the pipe has it; a command that is gone need not hear it."""
@@ -68,21 +65,26 @@ class Parent:
                 await asyncio.to_thread(self.say, found)
         finally:
             transport.close()
-        await asyncio.sleep(_ORPHAN_SECONDS)
-        log.warning("the command that started this broker is gone: shutting down")
-        signal.raise_signal(signal.SIGTERM)
+        self.gone()
+
+    def gone(self, *_: object) -> None:
+        """Ends the broker as a signal does, once: a second one would end it before it has closed its store."""
+        if not self._is_gone:
+            self._is_gone = True
+            signal.raise_signal(signal.SIGTERM)
 
 
 def main() -> int:
     """Serves until a signal, or until the command that started it is gone; the exit code."""
-    descriptor = os.dup(1)
+    parent = Parent(os.dup(1))
     os.dup2(2, 1)  # whatever is printed belongs to the log
+    signal.signal(signal.SIGUSR1, parent.gone)
+    end_with_parent(signal.SIGUSR1)  # if it is gone already, stdin has ended
     told = read_frame(0)
     if told is None:
         return _FAILED
     birth: Birth = pickle.loads(told)
     start_logging(birth.log_level, birth.log_file, birth.config.broker_name)
-    parent = Parent(descriptor)
     plan = ServePlan(broker=birth.config, of_the_run=birth.of_the_run, parent=parent, debug=birth.debug)
     try:
         return run(plan)
