@@ -11,7 +11,7 @@ import threading
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -211,11 +211,15 @@ def test_a_second_signal_ends_brokers_that_hang(tmp_path: Path) -> None:
             server.ready()
         pids = processes(server)
         os.kill(pids["broker-b"], signal.SIGSTOP)
-        server.process.send_signal(signal.SIGTERM)
-        eventually(lambda: is_gone(pids["broker-a"]))
-        assert server.process.poll() is None, "it waits for the other one"
-        assert server.end() == 1
-        eventually(lambda: all(map(is_gone, pids.values())))
+        try:
+            server.process.send_signal(signal.SIGTERM)
+            eventually(lambda: is_gone(pids["broker-a"]))
+            assert server.process.poll() is None, "it waits for the other one"
+            assert server.end() == 1
+            eventually(lambda: is_gone(pids["broker-b"]))
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pids["broker-b"], signal.SIGKILL)
 
 
 def test_a_broker_that_cannot_start_ends_the_command(tmp_path: Path) -> None:
