@@ -135,7 +135,7 @@ def test_metrics_stay_on_the_loopback_and_the_token_stays_hidden(
             await desk.broker.metrics.start("0.0.0.0", 0)
             assert "say metricsToken or metricsTokenFile" in caplog.text
 
-    with caplog.at_level(logging.WARNING, "gimbalmq.broker.metrics"):
+    with caplog.at_level(logging.WARNING, "gimbalmq.broker.metrics_page"):
         run(work())
 
 
@@ -208,7 +208,7 @@ def test_silent_and_wrong_peers_of_the_metrics_port_take_no_threads_and_are_clos
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each connection had a thread of its own, for as long as it liked: 300 silent ones were 300 threads."""
-    monkeypatch.setattr("gimbalmq.broker.metrics._SCRAPE_SECONDS", 1.5)
+    monkeypatch.setattr("gimbalmq.broker.metrics_page._SCRAPE_SECONDS", 1.5)
 
     async def work() -> None:
         async with open_desk(tmp_path) as desk:

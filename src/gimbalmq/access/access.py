@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,8 +40,8 @@ class Access:
         folder: where users and policies are kept unless ``authConfigPath`` says otherwise; None keeps them in memory.
         home: the folder in which ``conf`` with the accounts of 4.x is, unless ``aclConfigPath`` says otherwise; that
             above ``folder`` if it is not given.
-        one_process: both servers are in it. If ``innerClientAuthenticationCredentials`` is unset, the broker signs
-            its calls with a secret that nobody else knows and that is kept nowhere.
+        of_the_run: what servers that one command has started sign their calls with if
+            ``innerClientAuthenticationCredentials`` is unset: nobody else knows it, and it is kept nowhere.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Access:
         *,
         clock: Clock = SYSTEM_CLOCK,
         files: Files | None = None,
-        one_process: bool = False,
+        of_the_run: Credentials | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -67,10 +66,10 @@ class Access:
         """Those of 4.x; None if ``aclEnable`` is false."""
         self.inner = config.inner_credentials()
         """What a server of this object signs its own calls with."""
-        self._process: OneUser | None = None
-        if self.inner is None and one_process:
-            self.inner = Credentials(f"process-{secrets.token_hex(8)}", secrets.token_urlsafe(32))
-            self._process = OneUser(User(self.inner.name, self.inner.secret, UserType.SUPER))
+        self._of_the_run: OneUser | None = None
+        if self.inner is None and of_the_run is not None:
+            self.inner = of_the_run
+            self._of_the_run = OneUser(User(of_the_run.name, of_the_run.secret, UserType.SUPER))
         self.failures = Failures(config, clock)
         self.audit = Audit(config, clock)
 
@@ -115,8 +114,8 @@ class Access:
                 "the server that it shares users with has none: set it there, too",
             )
         parts: list[Directory] = [self.table]
-        if self._process is not None:
-            parts.insert(0, self._process)
+        if self._of_the_run is not None:
+            parts.insert(0, self._of_the_run)
         if self.accounts is not None:
             parts.append(self.accounts)
         directory = parts[0] if len(parts) == 1 else Directories(parts)

@@ -11,25 +11,19 @@ import json
 import shlex
 import shutil
 import signal
-import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gimbalmq.cli.asking import FAILED, OK, Parser, Parsers, whole_number
+from gimbalmq.cli.children import end_child, end_with_parent, how_it_ended, start_child
+from gimbalmq.cli.many_brokers import PORT_STEP, nth_name
 from gimbalmq.cli.output import announce, complain
 from gimbalmq.cli.terminal import table
 from gimbalmq.errors import ConfigError
 
 HOST = "127.0.0.1"
-_PORT_STEP = 10
-"""A broker listens at its port, two before it and one behind it."""
 _READY_SECONDS = 60.0
-_END_SECONDS = 30.0
-_PARENT_DIED = 1
-"""PR_SET_PDEATHSIG of Linux."""
 
 _EPILOG = """\
 examples:
@@ -101,14 +95,7 @@ class Child:
     async def start(self) -> None:
         """Returns when it accepts connections; raises ConfigError with what it said if it does not."""
         with self.log.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gimbalmq", *self.words),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C is for this command, which ends them in order
-                preexec_fn=_ends_with_parent(),
-            )
+            self.process = await start_child("-m", "gimbalmq", *self.words, stderr=log, first=end_with_parent)
         assert self.process.stdout is not None
         try:
             async with asyncio.timeout(_READY_SECONDS):
@@ -124,31 +111,12 @@ class Child:
 
     async def end(self) -> None:
         """Ends it cleanly, or by force if that takes too long."""
-        process = self.process
-        if process is None or process.returncode is not None:
-            return
-        with suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            async with asyncio.timeout(_END_SECONDS):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-
-
-def _ends_with_parent() -> Callable[[], None] | None:
-    """What a new process does first, so that it does not outlive this one if this one is killed."""
-    if sys.platform != "linux":
-        return None
-    import ctypes
-
-    libc = ctypes.CDLL(None)
-    return lambda: libc.prctl(_PARENT_DIED, signal.SIGTERM)
+        if self.process is not None:
+            await end_child(self.process)
 
 
 def _run(args: argparse.Namespace) -> int:
-    last = args.port + _PORT_STEP * (args.brokers * args.replicas - 1) + 1
+    last = args.port + PORT_STEP * (args.brokers * args.replicas - 1) + 1
     if last > 65535:
         raise ConfigError(
             "--port", args.port, f"the last port would be {last}; use {args.port - (last - 65535)}"
@@ -180,11 +148,11 @@ def children(args: argparse.Namespace, folder: Path) -> tuple[Child, list[Child]
     masters: list[Child] = []
     slaves: list[Child] = []
     for index in range(args.brokers):
-        name = f"broker-{chr(ord('a') + index)}"
+        name = nth_name("broker-a", index)
         leads = _promoted(folder, name, args.replicas)
         for replica in range(args.replicas):
             place = f"{name}-{replica}"
-            port = args.port + _PORT_STEP * (index * args.replicas + replica)
+            port = args.port + PORT_STEP * (index * args.replicas + replica)
             words = ["broker", "--name", name, "--port", str(port), "--namesrv", namesrv]
             words += ["--store", str(folder / place)]
             # One that was promoted remembers that, and leaves its id to the master that was.
@@ -246,8 +214,7 @@ async def _watch(child: Child, args: argparse.Namespace, stop: asyncio.Event) ->
     code = await child.process.wait()
     if stop.is_set():
         return
-    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    lines = [f"{child.title} at {child.address} has ended ({how})."]
+    lines = [f"{child.title} at {child.address} has ended ({how_it_ended(code)})."]
     if child.title.endswith("master") and args.replicas > 1:
         broker = child.title.split()[0]
         lines.append(

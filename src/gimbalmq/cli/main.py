@@ -11,11 +11,13 @@ import logging
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gimbalmq import __version__
 from gimbalmq.cli import nouns
+from gimbalmq.cli.many_brokers import broker_count, configurations, warn_of_unread_stores
 from gimbalmq.cli.output import LEVELS, complain, start_logging
 from gimbalmq.cli.parsing import CommandParser, command_first
 from gimbalmq.errors import ConfigError, RocketMQError
@@ -65,9 +67,14 @@ examples:
   gimbalmq server --namesrv-port 19876 --port 20911 --store ./data --sync-flush
   gimbalmq server -c broker.properties --set autoCreateTopicEnable=false
   gimbalmq server --secure ./data
+  gimbalmq server --brokers auto
 
 --secure DIR starts with authentication, authorisation and TLS on. The first start makes certificates, an administrator
 and DIR/client.toml, which lets commands and clients in; later ones use them again. Messages are in DIR/store.
+
+--brokers N starts so many brokers, each a process, and starts one again that ends. broker-a is the broker that there is
+without the option; broker-b has the folder STORE/broker-b and ports 10 further on, and so on. Topics span them, clients
+find them by the name server, and --metrics-port serves the metrics of all (docs/scale.md).
 
 In the file, keys that begin with namesrv. are for the name server (namesrv.listenPort).
 
@@ -159,7 +166,7 @@ def build_parser(chosen: str | None = None, *, runs_broker: bool = True) -> argp
     parser.add_argument("--version", action="version", version=f"gimbalmq {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
 
-    server = _command(commands, "server", "name server and broker in one process", _SERVER_EPILOG)
+    server = _command(commands, "server", "a name server and a broker, or several", _SERVER_EPILOG)
     server.add_argument(
         "--namesrv-port", type=_port, metavar="N", help="port of the name server (default: 9876)"
     )
@@ -171,6 +178,13 @@ def build_parser(chosen: str | None = None, *, runs_broker: bool = True) -> argp
         type=Path,
         metavar="DIR",
         help="ask for users and speak TLS only; what that needs is made in DIR, or used again",
+    )
+    server.add_argument(
+        "--brokers",
+        type=broker_count,
+        default=1,
+        metavar="N",
+        help="so many brokers, each a process; auto is as many as there are cores (default: 1, in this process)",
     )
     _broker_options(server, namesrv_help="further name servers to register with, separated by ;")
 
@@ -425,8 +439,25 @@ def server_plan(args: argparse.Namespace) -> ServePlan:
         wanted["listenPort"] = args.namesrv_port
     store = Path(for_broker.store_path_root_dir)
     for_nameserver, _ = nameserver_config(wanted, args.data or store / "namesrv")
-    _usable(for_broker.store_path_root_dir, "--store")
-    return ServePlan(nameserver=for_nameserver, broker=for_broker, secured=secured, debug=args.debug)
+    brokers = configurations(for_broker, args.brokers)
+    for each in brokers:
+        _usable(each.store_path_root_dir, "--store")
+    warn_of_unread_stores(brokers)
+    if len(brokers) == 1:
+        return ServePlan(nameserver=for_nameserver, broker=for_broker, secured=secured, debug=args.debug)
+    if "authConfigPath" not in own:
+        for_nameserver = replace(for_nameserver, auth_config_path=None)  # the first broker's
+    if "aclConfigPath" not in own:
+        for_nameserver = replace(for_nameserver, acl_config_path=brokers[0].acl_config_path)
+    return ServePlan(
+        nameserver=for_nameserver,
+        many=brokers,
+        metrics_of=for_broker,
+        secured=secured,
+        log_level="debug" if args.debug else args.log_level,
+        log_file=args.log_file,
+        debug=args.debug,
+    )
 
 
 def _secured(args: argparse.Namespace, given: Mapping[str, str]) -> Secured | None:
@@ -461,7 +492,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs_broker = chosen is None or nouns.runs_a_broker(words)
     args = build_parser(chosen, runs_broker=runs_broker).parse_args(words)
     try:
-        start_logging("debug" if args.debug else args.log_level, args.log_file)
+        process = "server" if args.command == "server" and args.brokers > 1 else ""
+        start_logging("debug" if args.debug else args.log_level, args.log_file, process)
     except OSError as error:
         complain(f"--log-file {args.log_file}: {error.strerror or error}; name a file that can be written")
         return MISUSED
@@ -475,7 +507,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         return _failed(error, MISUSED, args.debug)
     except (RocketMQError, OSError) as error:
-        return _failed(error, FAILED, args.debug)
+        return _failed(error, getattr(error, "exit_code", FAILED), args.debug)
     except KeyboardInterrupt:
         return 130
     except Exception as error:

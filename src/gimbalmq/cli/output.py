@@ -51,20 +51,28 @@ _TLS_FAILED = "TLS with "
 
 
 class LogLines(logging.Formatter):
-    """``2026-11-15 09:04:34.120 INFO  broker.registration: text``."""
+    """``2026-11-15 09:04:34.120 INFO  broker.registration: text``.
+
+    Args:
+        process: stands before the place, if several processes write the log: ``INFO  broker-b broker.registration``.
+    """
 
     default_msec_format = "%s.%03d"
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(place)s: %(message)s")
+    def __init__(self, process: str = "") -> None:
+        whose = process.replace("%", "%%") + " " if process else ""
+        super().__init__(f"%(asctime)s %(levelname)-7s {whose}%(place)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
         record.place = record.name.removeprefix("gimbalmq.")
         return super().format(record)
 
 
-def start_logging(level: str, file: Path | None) -> None:
+def start_logging(level: str, file: Path | None, process: str = "") -> None:
     """Sends all logs to a file (appended, so a rotation may truncate it) or to stderr.
+
+    Args:
+        process: what lines call this process, if several write the same log.
 
     Raises:
         OSError: the file cannot be written.
@@ -72,7 +80,7 @@ def start_logging(level: str, file: Path | None) -> None:
     handler = (
         logging.StreamHandler(sys.stderr) if file is None else logging.FileHandler(file, encoding="utf-8")
     )
-    handler.setFormatter(LogLines())
+    handler.setFormatter(LogLines(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
@@ -86,11 +94,11 @@ def announce(line: str) -> None:
 
 def complain(problem: str | Exception) -> None:
     """One error for a person, without a traceback."""
-    text = problem if isinstance(problem, str) else _sentence(problem)
+    text = problem if isinstance(problem, str) else sentence(problem)
     print(f"gimbalmq: {text}", file=sys.stderr, flush=True)
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
     """What went wrong and what to do; without the code of an answer if nobody has answered."""
     text = error.remark if isinstance(error, ResponseError) and not error.address else str(error)
     remedy = next((remedy for kind, remedy in _REMEDIES.items() if isinstance(error, kind)), None)

@@ -10,16 +10,18 @@ import asyncio
 import gc
 import logging
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from gimbalmq._clock import SYSTEM_CLOCK
+from gimbalmq.access.config import AccessConfig, Credentials
 from gimbalmq.cli.output import announce
 from gimbalmq.transport.descriptors import budget, raise_limit
 from gimbalmq.transport.limits import MOST_CONNECTIONS
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from gimbalmq.broker.broker import Broker
     from gimbalmq.broker.config import BrokerConfig
     from gimbalmq.cli.secure import Secured
+    from gimbalmq.cli.supervised import Parent
+    from gimbalmq.cli.supervisor import Brokers
     from gimbalmq.nameserver.config import NameServerConfig
 
 log = logging.getLogger(__name__)
@@ -43,17 +47,34 @@ _FEW_CONNECTIONS = 100
 WILDCARDS = frozenset({"", "0.0.0.0", "::", "*"})
 
 
+def _new_credentials() -> Credentials:
+    """Of servers that start together: nobody else knows the secret, and it is kept nowhere."""
+    return Credentials(f"process-{secrets.token_hex(8)}", secrets.token_urlsafe(32))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServePlan:
     """What one process is to run: a name server, a broker, or a broker that uses the name server.
 
     Attributes:
-        secured: of ``--secure``; it has more to say when both are ready.
+        many: brokers that use the name server, each a process of its own; then there is no ``broker``.
+        metrics_of: the configuration that says how the metrics of ``many`` are served.
+        secured: of ``--secure``; it has more to say when all are ready.
+        of_the_run: what the broker signs its calls with unless its configuration says otherwise; the process that has
+            started it uses the same.
+        parent: that process.
+        log_level, log_file: of this process, for those that it starts.
     """
 
     nameserver: NameServerConfig | None = None
     broker: BrokerConfig | None = None
+    many: tuple[BrokerConfig, ...] = ()
+    metrics_of: BrokerConfig | None = None
     secured: Secured | None = None
+    of_the_run: Credentials = field(default_factory=_new_credentials)
+    parent: Parent | None = None
+    log_level: str = "info"
+    log_file: Path | None = None
     debug: bool = False
 
 
@@ -78,8 +99,9 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _until_signal(plan: ServePlan) -> int:
-    task = asyncio.ensure_future(_serve(plan))
-    stop = _StopOnSignal(asyncio.get_running_loop(), task)
+    others: list[Brokers] = []
+    task = asyncio.ensure_future(_serve(plan, others))
+    stop = _StopOnSignal(asyncio.get_running_loop(), task, others)
     with stop:
         try:
             await asyncio.shield(task)
@@ -91,15 +113,18 @@ async def _until_signal(plan: ServePlan) -> int:
 
 
 class _StopOnSignal:
-    """The first signal cancels the task, whose clean-up closes the servers; the second ends the process.
+    """The first signal cancels the task, whose clean-up closes the servers; the second ends all processes.
 
     Plain signal handlers, not the loop's: they run even while the loop is busy, so the second
     signal works when the first one hangs.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Future[None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, task: asyncio.Future[None], others: list[Brokers]
+    ) -> None:
         self._loop = loop
         self._task = task
+        self._others = others
         self._before: dict[signal.Signals, object] = {}
         self.asked = False
 
@@ -115,6 +140,8 @@ class _StopOnSignal:
         name = signal.Signals(number).name
         if self.asked:
             os.write(2, f"gimbalmq: {name} again: ending at once\n".encode())
+            for brokers in self._others:
+                brokers.kill()
             os._exit(1)
         self.asked = True
         self._loop.call_soon_threadsafe(self._stop, name)
@@ -124,11 +151,10 @@ class _StopOnSignal:
         self._task.cancel()
 
 
-async def _serve(plan: ServePlan) -> None:
+async def _serve(plan: ServePlan, others: list[Brokers]) -> None:
     async with AsyncExitStack() as stack:
         plan = share_connections(plan)
-        broker_config = plan.broker
-        watchdog = _watchdog(broker_config)
+        watchdog = _watchdog(plan.broker)
         access = await _shared_access(plan, stack)
         port = 0
         if plan.nameserver is not None:
@@ -139,19 +165,11 @@ async def _serve(plan: ServePlan) -> None:
             await nameserver.start()
             announce(f"name server ready on {nameserver.address}")
             port = nameserver.port
-            if broker_config is not None:
-                own = f"{_reachable(plan.nameserver.bind_address)}:{port}"
-                known = [own, *broker_config.namesrv_addresses]
-                broker_config = replace(broker_config, namesrv_addr=";".join(dict.fromkeys(known)))
-        if broker_config is not None:
-            from gimbalmq.broker.broker import Broker
-
-            broker = Broker(broker_config, watchdog=watchdog, access=access)
-            begun = SYSTEM_CLOCK.monotonic()
-            stack.push_async_callback(broker.close)
-            await broker.start()
-            announce(_broker_ready(broker, broker_config.broker_name, SYSTEM_CLOCK.monotonic() - begun))
-            _tell_room(broker_config.broker_name, broker.load.most_connections)
+            plan = _registering(plan, f"{_reachable(plan.nameserver.bind_address)}:{port}")
+        if plan.broker is not None:
+            await _start_broker(plan, plan.broker, stack, watchdog, access)
+        if plan.many:
+            await _start_many(plan, stack, others)
         if plan.secured is not None:
             for line in plan.secured.ready(port, show_secret=sys.stdout.isatty()):
                 announce(line)
@@ -161,14 +179,85 @@ async def _serve(plan: ServePlan) -> None:
         await asyncio.get_running_loop().create_future()
 
 
+def _registering(plan: ServePlan, namesrv: str) -> ServePlan:
+    """The brokers register with this name server, too."""
+
+    def also(config: BrokerConfig) -> BrokerConfig:
+        known = dict.fromkeys([namesrv, *config.namesrv_addresses])
+        return replace(config, namesrv_addr=";".join(known))
+
+    broker = None if plan.broker is None else also(plan.broker)
+    return replace(plan, broker=broker, many=tuple(map(also, plan.many)))
+
+
+async def _start_broker(
+    plan: ServePlan,
+    config: BrokerConfig,
+    stack: AsyncExitStack,
+    watchdog: LoopWatchdog,
+    access: Access | None,
+) -> None:
+    from gimbalmq.broker.broker import Broker
+
+    broker = Broker(config, watchdog=watchdog, access=access)
+    begun = SYSTEM_CLOCK.monotonic()
+    stack.push_async_callback(broker.close)
+    await broker.start()
+    line = _broker_ready(broker, config.broker_name, SYSTEM_CLOCK.monotonic() - begun)
+    _tell_room(config.broker_name, broker.load.most_connections)
+    if plan.parent is None:
+        announce(line)
+    else:
+        stack.push_async_callback(plan.parent.close)
+        plan.parent.ready(broker, line)
+
+
+async def _start_many(plan: ServePlan, stack: AsyncExitStack, others: list[Brokers]) -> None:
+    """Brokers in processes of their own, and one page of metrics for all."""
+    from gimbalmq.cli.pipes import Birth
+    from gimbalmq.cli.supervisor import Brokers
+
+    brokers = Brokers(
+        [Birth(config, plan.of_the_run, plan.log_level, plan.log_file, plan.debug) for config in plan.many]
+    )
+    others.append(brokers)
+    stack.push_async_callback(brokers.close)
+    await brokers.start()
+    told = plan.metrics_of
+    if told is not None and told.metrics_prom_exporter_port:
+        await brokers.metrics.start(
+            told.metrics_bind_address, told.metrics_prom_exporter_port, token=told.read_metrics_token()
+        )
+    announce(f"all {len(plan.many)} brokers ready")
+
+
 async def _shared_access(plan: ServePlan, stack: AsyncExitStack) -> Access | None:
-    """One table of users for both servers of a process; None if one of them is not there, or keeps none."""
+    """One table of users for both servers of a process; None if one of them is not there, or keeps none.
+
+    If brokers are processes of their own, each of them and the name server has a table, and they believe each other.
+    """
     nameserver, broker = plan.nameserver, plan.broker
-    if nameserver is None or broker is None or not (nameserver.keeps_users and broker.keeps_users):
+    if plan.many and nameserver is not None and nameserver.keeps_users:
+        from gimbalmq.cli.supervisor import give_users
+
+        assert nameserver.kv_config_path is not None, "the command names a folder"
+        folder = Path(nameserver.kv_config_path).parent
+        await give_users(plan.many[0], Path(nameserver.auth_config_path or folder), "the name server")
+        return await _access(nameserver, folder, folder, plan, stack)
+    if broker is None or not broker.keeps_users:
         return None
+    if plan.parent is None and (nameserver is None or not nameserver.keeps_users):
+        return None
+    store = Path(broker.store_path_root_dir)
+    return await _access(broker, store / "config", store, plan, stack)
+
+
+async def _access(
+    config: AccessConfig, folder: Path, home: Path, plan: ServePlan, stack: AsyncExitStack
+) -> Access:
     from gimbalmq.access.access import Access
 
-    access = Access(broker, Path(broker.store_path_root_dir) / "config", one_process=True)
+    access = Access(config, folder, home, of_the_run=plan.of_the_run)
     stack.push_async_callback(access.close)
     access.load()
     await access.start()

@@ -29,7 +29,7 @@ def figures(status: ReplicationStatus, waiting: int) -> Iterator[Figure]:
     """
 
     def gauge(name: str, text: str, value: float) -> Figure:
-        return Figure(name, text, (), [((), value)])
+        return Figure(name, text, (), [((), float(value))])  # of a truth value, too
 
     role = status.role
     yield gauge("replication_master", "1 if this broker is the master", role.is_master)
@@ -47,7 +47,7 @@ def figures(status: ReplicationStatus, waiting: int) -> Iterator[Figure]:
     yield gauge("replication_trouble", "1 if something hinders replication", status.trouble is not None)
     if role.is_master:
         return
-    states: Rows = [((str(state),), state == status.state) for state in State]
+    states: Rows = [((str(state),), float(state == status.state)) for state in State]
     yield Figure("replication_state", "1 for what this slave is doing", ("state",), states)
     yield gauge("replication_behind_bytes", "Bytes of its master's log that this slave lacks", status.lag)
     yield gauge(
