@@ -15,6 +15,7 @@ from gimbalmq.access.config import AccessConfig, Credentials
 from gimbalmq.access.directory import Directories, Directory, OneUser
 from gimbalmq.access.failures import Failures
 from gimbalmq.access.gate import Gate
+from gimbalmq.access.guesses import Guesses
 from gimbalmq.access.needs import NeedTable
 from gimbalmq.access.plain_requests import PlainRequests, ServerNames
 from gimbalmq.access.table import AccessTable
@@ -72,6 +73,7 @@ class Access:
             self.inner = Credentials(f"process-{secrets.token_hex(8)}", secrets.token_urlsafe(32))
             self._process = OneUser(User(self.inner.name, self.inner.secret, UserType.SUPER))
         self.failures = Failures(config, clock)
+        self.guesses = Guesses(config, clock)
         self.audit = Audit(config, clock)
 
     def load(self) -> None:
@@ -120,7 +122,7 @@ class Access:
         if self.accounts is not None:
             parts.append(self.accounts)
         directory = parts[0] if len(parts) == 1 else Directories(parts)
-        return Gate(directory, needs, config, self.failures, self.audit)
+        return Gate(directory, needs, config, self.failures, self.guesses, self.audit)
 
     def guard(
         self,

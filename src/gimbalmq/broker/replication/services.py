@@ -10,11 +10,12 @@ import logging
 from collections.abc import Callable
 
 from gimbalmq._steps import Steps
+from gimbalmq.broker.consumer_offsets import ConsumerOffsets
 from gimbalmq.broker.delay_levels import DelayLevels
 from gimbalmq.broker.locks import QueueLocks
-from gimbalmq.broker.metadata import ConsumerOffsets, Topics
 from gimbalmq.broker.redelivery import Deliverer
 from gimbalmq.broker.timers import Timers
+from gimbalmq.broker.topics import Topics
 from gimbalmq.broker.transactions import Transactions
 from gimbalmq.broker.writer import Draft
 from gimbalmq.model import properties as prop
