@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import memory_folder
+from tests.support import freeze_what_is_there, memory_folder
 
 # Machines here are small and busy: how long one example takes says nothing about the code.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -33,8 +32,7 @@ if (folder := memory_folder()) is not None:
 def pytest_collection_finish() -> None:
     """Thousands of tests and all that they import stay until the end: the garbage collector need not look at them again
     after every test (see `support.run`)."""
-    gc.collect()
-    gc.freeze()
+    freeze_what_is_there()
 
 
 @pytest.fixture(autouse=True)

@@ -37,6 +37,13 @@ def run(work: Coroutine[Any, Any, T], seconds: float = 60.0) -> T:
     return result
 
 
+def freeze_what_is_there() -> None:
+    """Takes all that lives now from the garbage collector's walks; what was taken before and is garbage by now goes."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
 def memory_folder() -> str | None:
     """Where files lie in memory, if the system has such a place, with room, and programs may be run from there."""
     folder = "/dev/shm"
