@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup fmt check test unit floor spark interop sim soak cov bench demo wheel docs clean
+.PHONY: help setup fmt check test unit floor spark interop interop-shared interop-apart sim soak cov bench demo wheel docs clean
 
 help:
 	@echo "make demo      server, producer, consumers and a Spark pipeline on this machine, in a minute or two"
@@ -54,7 +54,7 @@ $(call pytest,$(1)) $(if $(CI),--cache-clear || { \
 	$(call pytest,$(1)) --last-failed --last-failed-no-failures none; })
 endef
 
-# Unit tests in two processes, once; Spark's and interop's in one, because they share JVMs and ports.
+# Unit tests in two processes, once; Spark's in one, because they share a JVM.
 unit: $(READY)
 	$(call pytest,-n 2 -m "not interop and not soak and not spark")
 
@@ -63,6 +63,13 @@ spark: $(READY)
 
 interop: $(READY)
 	$(call pytest_twice,-m "interop and not soak")
+
+# The same in two processes: tests that share servers and Java clients; those that start Apache's brokers for themselves.
+interop-shared: $(READY)
+	$(call pytest_twice,-m "interop and not apart and not soak")
+
+interop-apart: $(READY)
+	$(call pytest_twice,-m "interop and apart and not soak")
 
 # Lines and branches of the pure layers that their own tests reach. Only these are measured in CI: on Python 3.11 tracing doubles
 # the processor time of a test (17 s became 33), which would add minutes to "make unit"; here it adds half a minute.
@@ -74,9 +81,9 @@ floor: $(READY)
 	@$(BIN)/coverage report --data-file=.coverage.floor --skip-covered --sort=cover --fail-under=$(FLOOR) \
 		--omit='*/headers/*,*/status_bodies.py,*/results.py'
 
-# The last two wait more than they compute, for JVMs that start and clocks that tick: they go side by side.
+# The last three wait more than they compute, for JVMs that start and clocks that tick: they go side by side.
 test: unit floor
-	@code=0; $(MAKE) --no-print-directory --jobs=2 --output-sync=target spark interop || code=$$?; \
+	@code=0; $(MAKE) --no-print-directory --jobs=3 --output-sync=target spark interop-shared interop-apart || code=$$?; \
 	if cat .pytest_cache/again-* >.pytest_cache/again 2>/dev/null; then \
 		echo "needed a second run, each a bug to fix:"; cat .pytest_cache/again; \
 	fi; exit $$code

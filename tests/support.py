@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
+
+_MEMORY_BYTES = 4 << 30
 
 
 def run(work: Coroutine[Any, Any, T], seconds: float = 60.0) -> T:
@@ -32,6 +35,23 @@ def run(work: Coroutine[Any, Any, T], seconds: float = 60.0) -> T:
         context = reported[0]
         raise AssertionError(f"the loop reported: {context.get('message')}") from context.get("exception")
     return result
+
+
+def freeze_what_is_there() -> None:
+    """Takes all that lives now from the garbage collector's walks; what was taken before and is garbage by now goes."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
+def memory_folder() -> str | None:
+    """Where files lie in memory, if the system has such a place, with room, and programs may be run from there."""
+    folder = "/dev/shm"
+    if not os.access(folder, os.W_OK):
+        return None
+    room = os.statvfs(folder)
+    roomy = room.f_bavail * room.f_frsize >= _MEMORY_BYTES and not room.f_flag & os.ST_NOEXEC
+    return folder if roomy else None
 
 
 async def until(condition: Callable[[], object]) -> None:

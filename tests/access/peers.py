@@ -25,12 +25,13 @@ from tests.support import ManualClock
 SECRETS = {"root": "root-secret", "ann": "ann-secret", "bob": "bob-secret"}
 
 
-@dataclass
+@dataclass(eq=False)
 class Peer:
     """What the gate sees of a connection."""
 
     host: str = "10.0.0.7"
     peer_certificate: PeerCertificate | None = None
+    age: float = 0.0
 
     @property
     def address(self) -> str:

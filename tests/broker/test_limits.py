@@ -15,7 +15,7 @@ from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.longpoll import LONGEST_LOOK, PULLS_PER_TURN, LongPoll, Parked
 from gimbalmq.broker.notices import GroupNotices
 from gimbalmq.errors import ConfigError, SystemBusyError
-from gimbalmq.filter.tags import MAX_EXPRESSION, MAX_TAGS, parse_tags
+from gimbalmq.filter.tags import MAX_EXPRESSION, MAX_TAGS, check_tags, parse_tags
 from gimbalmq.protocol.bodies import (
     ConsumerData,
     Heartbeat,
@@ -362,12 +362,34 @@ def test_expressions_are_bounded_where_they_come_in(tmp_path: Path) -> None:
             answer = await desk.client.ask(RequestCode.HEART_BEAT, None, _beat("g", "h", expression=too_long))
             assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
             assert desk.broker.consumers.group("g") is None
+            tags = ["a"] * (MAX_TAGS + 1)
+            for sets in ({"tags_set": tags}, {"code_set": list(range(MAX_TAGS + 1))}):
+                wanted = Subscription(topic="T", sub_version=1, **sets)
+                data = ConsumerData(group_name="g", subscription_data_set=[wanted])
+                beat = Heartbeat(client_id="c", consumer_data_set=[data]).dump()
+                answer = await desk.client.ask(RequestCode.HEART_BEAT, None, beat)
+                assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED and str(MAX_TAGS) in (
+                    answer.remark or ""
+                )
 
     run(work())
     with pytest.raises(ValueError, match=str(MAX_TAGS)):
         parse_tags("||".join(map(str, range(MAX_TAGS + 1))))
     most = parse_tags("||".join(map(str, range(MAX_TAGS))))
     assert most.tags is not None and len(most.tags) == MAX_TAGS
+
+
+@pytest.mark.parametrize("expression", ["", " ", "*", " * ", "a", "a||b", "||a", "|", "|||"])
+def test_expressions_that_heartbeats_may_have(expression: str) -> None:
+    check_tags(expression)
+    parse_tags(expression)
+
+
+@pytest.mark.parametrize("expression", ["||", " || ", "||||", "|| ||\t"])
+def test_expressions_without_a_tag(expression: str) -> None:
+    """Checked without being read: a heartbeat may have thousands, and the loop stands still meanwhile."""
+    with pytest.raises(ValueError, match="names no tag"):
+        check_tags(expression)
 
 
 def test_queues_are_locked_only_where_they_exist(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.protocol.codes import RequestCode
 from tests.broker.desk import Desk, open_desk, topic_fields
-from tests.support import run
+from tests.support import freeze_what_is_there, run
 
 MANY = 10_000
 BAR_SECONDS = 0.020
@@ -97,4 +97,4 @@ def test_nothing_holds_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     try:
         run(work())
     finally:
-        gc.unfreeze()
+        freeze_what_is_there()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gimbalmq.broker.metadata import ConsumerOffsets
+from gimbalmq.broker.consumer_offsets import ConsumerOffsets
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from tests.broker.desk import Client, fields, open_desk, pulled

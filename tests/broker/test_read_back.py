@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
-from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
+from gimbalmq.broker.consumer_offsets import ConsumerOffsets
+from gimbalmq.broker.groups import Groups
+from gimbalmq.broker.topics import Topics
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.nameserver.kv import KvStore
 from gimbalmq.protocol import fastjson

@@ -21,7 +21,7 @@ from tests.peers.process import Process, free_port
 from tests.peers.replicas import NEW, OURS, SLOTS, Kind, Replica, caught_up, paused, start_all
 from tests.peers.traffic import Traffic, log_end
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.interop, pytest.mark.apart, pytest.mark.timeout(360)]
 
 
 KILLS = int(os.environ.get("GIMBALMQ_CONTROLLER_KILLS", "6"))

@@ -247,11 +247,8 @@ def test_reset_offset_by_time_makes_running_and_stopped_groups_consume_again(
         printed = java.admin("resetOffsetByTime", "-g", group, "-t", topic, "-s", "0")
         assert sorted(words[1:] for words in rows(printed, broker)) == [["0", "0"], ["1", "0"]]
         running.append(consumer)
-    for consumer in running:
-        again = consumer.wait_for(12)[6:]
-        assert sorted(message.body for message in again) == [f"body-{i}".encode() for i in range(6)]
-
-    for java, consumer in zip(both, running, strict=True):
+    # Meanwhile those of stopped groups.
+    for java in both:
         group = make_group()
         with java.push(group, topic) as stopped:
             stopped.wait_for(6)
@@ -259,6 +256,9 @@ def test_reset_offset_by_time_makes_running_and_stopped_groups_consume_again(
         wait_for_progress(java, group, topic, [["0", "3", "3", "0"], ["1", "3", "3", "0"]])
         java.admin("resetOffsetByTime", "-g", group, "-t", topic, "-s", "0")
         wait_for_progress(java, group, topic, [["0", "3", "0", "3"], ["1", "3", "0", "3"]])
+    for consumer in running:
+        again = consumer.wait_for(12)[6:]
+        assert sorted(message.body for message in again) == [f"body-{i}".encode() for i in range(6)]
         consumer.abandon()
 
 

@@ -108,6 +108,7 @@ def commit(broker: Replica, group: str, topic: str, offset: int) -> None:
     told(broker, 15, fields)
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("version", PAIR)
 def test_our_slave_has_the_tables_of_an_apache_master(
     version: Kind, namesrv: str, tmp_path_factory: pytest.TempPathFactory

@@ -31,7 +31,7 @@ from tests.peers.replicas import (
 from tests.peers.traffic import Load, Traffic, configure, log_end
 from tests.replication.scenes import STATUSES, Scene, file_of, fill_file, goes_on, statuses
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.interop, pytest.mark.apart, pytest.mark.timeout(360)]
 
 PAIR = [pytest.param(OLD, id="4.9.7"), pytest.param(NEW, id="5.5.0")]
 

@@ -82,6 +82,7 @@ async def _send(producer: Producer, broker: str, sent: list[str], count: int) ->
         sent.append(str(len(sent)))
 
 
+@pytest.mark.apart
 def test_our_consumer_reads_on_at_an_apache_slave(
     apache_pair: tuple[Replica, Replica, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gimbalmq.broker.broker import Broker
+from gimbalmq.broker.replication.acknowledging import Settled
 from gimbalmq.protocol.codes import ResponseCode
 from tests.sim.machines import Machine
 
@@ -84,13 +85,13 @@ class Checks:
         """Hears of every send that this broker stores, and how it answers."""
         settle = broker.acknowledging.settle
 
-        def settled(end: int) -> ResponseCode | asyncio.Future[ResponseCode]:
+        def settled(end: int) -> Settled:
             self._stored(machine, broker)
             code = settle(end)
-            if isinstance(code, asyncio.Future):
-                code.add_done_callback(partial(self._answered_later, machine, broker, end))
-            else:
+            if isinstance(code, ResponseCode):
                 self._answered(machine, broker, end, code)
+            else:
+                code.then(partial(self._answered, machine, broker, end))
             return code
 
         broker.acknowledging.settle = settled  # type: ignore[method-assign]
@@ -103,12 +104,6 @@ class Checks:
             )
         if not broker.roles.is_master:
             self.found(f"{machine.number} took a message and is a slave")
-
-    def _answered_later(
-        self, machine: Machine, broker: Broker, end: int, code: asyncio.Future[ResponseCode]
-    ) -> None:
-        if not code.cancelled():
-            self._answered(machine, broker, end, code.result())
 
     def _answered(self, machine: Machine, broker: Broker, end: int, code: ResponseCode) -> None:
         if code is not ResponseCode.SUCCESS or machine.broker is not broker:

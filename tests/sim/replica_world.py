@@ -39,7 +39,7 @@ from tests.sim.machines import Machine
 from tests.sim.processes import ProcessLoop
 from tests.sim.replica_checks import Answer, Checks
 from tests.sim.schedule import REPLICA_KINDS, Fault, Kind, draw
-from tests.sim.world import memory_folder
+from tests.support import memory_folder
 
 NAME, TOPIC, QUEUES = "broker-a", "T", 2
 NAMES_HOST, CONTROLLER_HOST, CLIENT_HOST, DESK_HOST = "10.0.0.100", "10.0.0.101", "10.0.0.99", "10.0.0.98"

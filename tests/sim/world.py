@@ -11,7 +11,6 @@ import asyncio
 import gc
 import hashlib
 import logging
-import os
 import random
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,6 +48,7 @@ from tests.sim.strangers import pull_and_not_read, send_garbage
 from tests.sim.tables import left_in_broker, left_in_nameserver
 from tests.sim.traffic import RECREATED, Delayed, Recreated, Traffic, Transactional
 from tests.sim.work import Desk
+from tests.support import memory_folder
 
 GROUP = "g"
 FEWEST_MEMBERS, MOST_MEMBERS = 1, 6
@@ -870,11 +870,6 @@ def run_world(seed: int, settings: Settings | None = None, schedule: Sequence[Fa
         logger.propagate = spread
     report.errors = list(errors.found)
     return report
-
-
-def memory_folder() -> str | None:
-    """Stores lie in memory where the system has a place for that: time is virtual, waiting for a disk is not."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 async def _run(seed: int, settings: Settings, faults: list[Fault], folder: Path, errors: list[str]) -> Report:

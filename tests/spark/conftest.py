@@ -23,6 +23,7 @@ from gimbalmq.spark.connection import Connection
 from gimbalmq.spark.wire import Wire, close_process_wires
 from gimbalmq.testing import LocalCluster
 from gimbalmq.testing.cluster import ThreadCluster
+from tests.spark.jobs import QUICK
 
 # Workers are started as `python3` from PATH unless told otherwise.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -39,6 +40,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "1g")
+        .config("spark.driver.extraJavaOptions", QUICK)
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.python.filterPushdown.enabled", "true")

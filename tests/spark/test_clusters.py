@@ -60,6 +60,7 @@ def check_everything(topic: Topic, folder: Path, master: str, **options: object)
     return found
 
 
+@pytest.mark.soak  # its executors are those of a master with workers; test_faults.py has it in the short form
 def test_a_local_cluster_of_two_executors(topic: Topic, tmp_path: Path) -> None:
     found = check_everything(topic, tmp_path / "local", "local-cluster[2,1,1024]")
     assert len(found["places"]) == 2, "both executors have read"

@@ -27,11 +27,11 @@ from gimbalmq.spark.archive.writer import TaskFiles
 from gimbalmq.testing import LocalCluster
 from gimbalmq.testing.cluster import ThreadCluster
 from tests.cli.commands import environment
+from tests.spark import jobs
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-# What runs for seconds is not worth the time of Java's better compiler.
-QUICK = ("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+QUICK = ("--conf", f"spark.driver.extraJavaOptions={jobs.QUICK}")
 
 _SERVER = """
 import sys
@@ -268,7 +268,8 @@ def test_second_run_takes_only_what_is_new(archive: Path, brokers: ThreadCluster
     assert counts["messages"] == 75
 
 
-def test_compaction_leaves_every_row_and_every_stream_where_it_was(archive: Path) -> None:
+def test_compaction_leaves_every_row_where_it_was(archive: Path) -> None:
+    """That streams do not notice it is shown in test_archive.py."""
     table = ArchiveLog(archive / "tables" / "messages")
     before = rows(table.root)
     files = len(table.state().files)
@@ -281,8 +282,6 @@ def test_compaction_leaves_every_row_and_every_stream_where_it_was(archive: Path
         return str(row["key"])
 
     assert sorted(rows(table.root), key=by_key) == sorted(before, key=by_key)
-    told = pipeline("run", archive, *QUICK)
-    assert "rows now: messages 75" in told[-1] and "decoded 67" in told[-1], "nothing was read again"
 
 
 def test_what_a_refresh_cannot_empty_is_explained(archive: Path) -> None:

@@ -13,13 +13,14 @@ import pytest
 from gimbalmq.errors import ConnectionLostError
 from gimbalmq.spark import worker
 from gimbalmq.spark.columns import DEFAULT, arrow_schema, table_schema
+from tests.support import freeze_what_is_there
 
 
 @pytest.fixture
 def thawed() -> Iterator[None]:
     worker._begun.clear()
     yield
-    gc.unfreeze()
+    freeze_what_is_there()
     worker._begun.clear()
 
 

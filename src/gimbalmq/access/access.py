@@ -14,6 +14,7 @@ from gimbalmq.access.config import AccessConfig, Credentials
 from gimbalmq.access.directory import Directories, Directory, OneUser
 from gimbalmq.access.failures import Failures
 from gimbalmq.access.gate import Gate
+from gimbalmq.access.guesses import Guesses
 from gimbalmq.access.needs import NeedTable
 from gimbalmq.access.plain_requests import PlainRequests, ServerNames
 from gimbalmq.access.table import AccessTable
@@ -71,6 +72,7 @@ class Access:
             self.inner = of_the_run
             self._of_the_run = OneUser(User(of_the_run.name, of_the_run.secret, UserType.SUPER))
         self.failures = Failures(config, clock)
+        self.guesses = Guesses(config, clock)
         self.audit = Audit(config, clock)
 
     def load(self) -> None:
@@ -119,7 +121,7 @@ class Access:
         if self.accounts is not None:
             parts.append(self.accounts)
         directory = parts[0] if len(parts) == 1 else Directories(parts)
-        return Gate(directory, needs, config, self.failures, self.audit)
+        return Gate(directory, needs, config, self.failures, self.guesses, self.audit)
 
     def guard(
         self,

@@ -137,9 +137,16 @@ class AccessConfig(Configuration):
         between=(1, 86_400),
         fixed=True,
     )
+    auth_guesses_per_minute: int = option(
+        300,
+        "ours: wrong signatures of one user from one address that are looked at in a minute, ten times as many of all "
+        "users together; beyond that no new connection from there is believed until the minute is over; 0 is no bound",
+        between=(0, 1_000_000),
+        fixed=True,
+    )
     max_auth_failure_addresses: int = option(
         10_000,
-        "ours: addresses whose refusals are counted; the longest silent goes first",
+        "ours: addresses whose refusals are counted, also by user; the longest silent goes first",
         between=(1, 1_000_000),
         fixed=True,
     )

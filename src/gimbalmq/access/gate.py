@@ -16,6 +16,7 @@ A request that fails for a fault of ours is refused: every way out of ``check`` 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
@@ -26,6 +27,7 @@ from gimbalmq.access.config import AccessConfig
 from gimbalmq.access.decision import Decider, Verdict
 from gimbalmq.access.directory import Directory
 from gimbalmq.access.failures import Failures
+from gimbalmq.access.guesses import Guesses
 from gimbalmq.access.named import Group, Topic
 from gimbalmq.access.needs import READS_USERS, WRITES_USERS, Level, Need, NeedTable
 from gimbalmq.access.policies import Asked, Rules
@@ -74,11 +76,13 @@ class Gate:
         needs: NeedTable,
         config: AccessConfig,
         failures: Failures,
+        guesses: Guesses,
         audit: Audit,
     ) -> None:
         self._directory = directory
         self._needs = needs
         self._failures = failures
+        self._guesses = guesses
         self._audit = audit
         self.authenticates = config.authenticates
         self._authorizes = config.authorizes
@@ -120,7 +124,9 @@ class Gate:
             self._forget()
         fields = command.ext_fields or {}
         name = fields.get(ACCESS_KEY)
-        key = None if name is None else self._keys.get((name, channel.host, channel.peer_certificate))
+        if name is None or (self._guesses.closed and self._guesses.wait(channel, name)):
+            return False
+        key = self._keys.get((name, channel.host, channel.peer_certificate))
         return key is not None and self._remembered(channel, command, fields) and verified(command, key)
 
     def refused(self, channel: Channel, command: RemotingCommand, remark: str) -> None:
@@ -136,6 +142,8 @@ class Gate:
         """
         if self._seen_revision != self._directory.revision:
             self._forget()
+        if self._guesses.closed and self._guesses.wait(channel, name):
+            return None
         return self._senders.get((name, topic, channel.host, channel.peer_certificate))
 
     def who(self, channel: Channel, command: RemotingCommand) -> User | None:
@@ -236,7 +244,14 @@ class Gate:
         certificate = channel.peer_certificate
         identity = (name, channel.host, certificate)
         key = self._keys.get(identity) or SecretKey(user.password)
+        if self._guesses.closed and (seconds := self._guesses.wait(channel, name)):
+            raise _Refused(
+                f"too many wrong signatures of User:{name} came from {channel.host}; those of new connections are not "
+                f"looked at for {math.ceil(seconds)} s.",
+                unknown=True,
+            )
         if not verified(command, key):
+            self._guesses.wrong(channel, name)
             raise _Refused("check signature failed.", unknown=True)
         # Who does not have the secret does not learn what the user is bound to.
         if not user.may_come_from(channel.host):

@@ -18,9 +18,11 @@ from gimbalmq.access.plain_requests import ServerNames
 from gimbalmq.access.policies import Rules
 from gimbalmq.broker.clients import SIGNS_SCAN_SECONDS, Consumers, Member, Producers
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
+from gimbalmq.broker.consumer_offsets import ConsumerOffsets
 from gimbalmq.broker.creations import Creations
 from gimbalmq.broker.delay_levels import DelayLevels
 from gimbalmq.broker.flush import GroupCommit
+from gimbalmq.broker.groups import Groups
 from gimbalmq.broker.handlers.admin_broker import BrokerAdminHandlers
 from gimbalmq.broker.handlers.admin_groups import GroupAdminHandlers
 from gimbalmq.broker.handlers.admin_topics import TopicAdminHandlers
@@ -38,7 +40,6 @@ from gimbalmq.broker.handlers.tables import TableHandlers
 from gimbalmq.broker.json_file import TableThread
 from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.longpoll import LongPoll
-from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.broker.metrics import MetricsServer
 from gimbalmq.broker.redelivery import Deliverer
 from gimbalmq.broker.registration import Registrar
@@ -61,6 +62,7 @@ from gimbalmq.broker.request_modes import RequestModes
 from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
 from gimbalmq.broker.stored import stored_topic
 from gimbalmq.broker.timers import SAVE_SECONDS, Timers
+from gimbalmq.broker.topics import Topics
 from gimbalmq.broker.transactions import Transactions
 from gimbalmq.broker.upkeep import Upkeep
 from gimbalmq.broker.writer import Writer

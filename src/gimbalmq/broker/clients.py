@@ -165,7 +165,8 @@ def size_of(subscriptions: Iterable[Subscription]) -> int:
         + 2 * len(wanted.topic)
         + 2 * len(wanted.sub_string or "")
         + 40 * len(wanted.code_set)
-        + sum(60 + len(tag) for tag in wanted.tags_set)
+        + 60 * len(wanted.tags_set)
+        + len("".join(wanted.tags_set))
         for wanted in subscriptions
     )
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gimbalmq.broker.config import LiveConfig
-from gimbalmq.broker.metadata import Groups, Topics
+from gimbalmq.broker.groups import Groups
+from gimbalmq.broker.topics import Topics
 from gimbalmq.errors import SubscriptionGroupNotExistError, TopicNotExistError
 from gimbalmq.protocol.bodies import GroupConfig, TopicConfig
 from gimbalmq.transport.channel import Channel

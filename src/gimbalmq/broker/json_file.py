@@ -31,6 +31,11 @@ Document = Mapping[str, object]
 """What a file holds; large tables in it are ``fastjson.Rows``, which another thread can read."""
 
 
+def rows_of(table: dict[str, T]) -> fastjson.Rows:
+    """The table as it is now; two lists cost less than a pair for each row."""
+    return fastjson.Rows(zip(list(table), list(table.values()), strict=True))
+
+
 class JsonFile:
     """One document under ``config/``."""
 

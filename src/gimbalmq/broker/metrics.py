@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from gimbalmq._steps import Steps
 from gimbalmq.broker.clients import Consumers, Producers
+from gimbalmq.broker.consumer_offsets import ConsumerOffsets
 from gimbalmq.broker.longpoll import LongPoll
-from gimbalmq.broker.metadata import ConsumerOffsets, Topics
 from gimbalmq.broker.metrics_page import Family, MetricsPage, Rows
 from gimbalmq.broker.replication.figures import figures
 from gimbalmq.broker.replication.replication import Replication
 from gimbalmq.broker.stats import Stats
+from gimbalmq.broker.topics import Topics
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.turns import Turns
 from gimbalmq.transport.watchdog import LoopWatchdog

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from gimbalmq.broker.config import LiveConfig
-from gimbalmq.broker.metadata import Topics
 from gimbalmq.broker.replication.role import Role, Roles
+from gimbalmq.broker.topics import Topics
 from gimbalmq.errors import ResponseError, RocketMQError
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import DataVersion, TopicConfig

@@ -30,7 +30,7 @@ from gimbalmq._clock import Clock
 from gimbalmq._steps import Steps
 from gimbalmq.broker.clients import Member, Producers
 from gimbalmq.broker.config import LiveConfig
-from gimbalmq.broker.metadata import ConsumerOffsets
+from gimbalmq.broker.consumer_offsets import ConsumerOffsets
 from gimbalmq.broker.redelivery import copied, redelivery
 from gimbalmq.broker.stored import stored_record
 from gimbalmq.broker.writer import Draft, Placed, Writer

@@ -271,7 +271,7 @@ class Channel(asyncio.Protocol):
         self.peer_bytes = b"\0" * 8
         """Peer as stored in records: ip (4 or 16 bytes) and port (int32)."""
         self.state: Any = None
-        self.last_active = 0.0
+        self.last_active = self._opened = 0.0
         self._loop = asyncio.get_running_loop()
         self.next_opaque = self._pending.next_opaque
 
@@ -289,7 +289,7 @@ class Channel(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.last_active = self._frame_since = self._loop.time()
+        self.last_active = self._frame_since = self._opened = self._loop.time()
         if self._client_tls is not None:
             self._start_tls(TlsPipe(self._client_tls, server_side=False, host=self._tls_host))
         if self._handlers.opened is not None:
@@ -512,6 +512,11 @@ class Channel(asyncio.Protocol):
         finally:
             if not self._tls.established:
                 self.abort()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the connection was made."""
+        return self._loop.time() - self._opened
 
     @property
     def peer_certificate(self) -> PeerCertificate | None:

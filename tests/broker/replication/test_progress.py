@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
+from gimbalmq.broker.consumer_offsets import ConsumerOffsets
 from gimbalmq.broker.delay_levels import DelayLevels
-from gimbalmq.broker.metadata import ConsumerOffsets
 from gimbalmq.broker.replication import progress as module
 from gimbalmq.broker.replication.progress import CopiedProgress
 from gimbalmq.broker.timers import Timers

@@ -79,12 +79,12 @@ def test_a_set_that_shrinks_below_the_least_while_a_send_waits_does_not_suffice(
         desk.live.swap(replace(desk.live.now, in_sync_replicas=2, min_in_sync_replicas=2, replica_rule=rule))
         desk.end += 100
         wait = desk.set.wait(desk.end)
-        assert not wait.done()
+        assert not wait.ended
         desk.leave(slave)
         desk.grant(1)
         assert desk.set.confirm == desk.end
-        assert wait.result() is suffices
-        assert desk.set.wait(desk.end).result() is suffices
+        assert wait.result is suffices
+        assert desk.set.wait(desk.end).result is suffices
 
     asyncio.run(work())
 

@@ -16,14 +16,16 @@ from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.access.users import User, UserType
 from gimbalmq.broker.broker import Broker
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
+from gimbalmq.broker.consumer_offsets import ConsumerOffsets
+from gimbalmq.broker.groups import Groups
 from gimbalmq.broker.json_file import TableThread
-from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.broker.pairs import Pairs
 from gimbalmq.broker.replication import tables as tables_module
 from gimbalmq.broker.replication.config import ASYNC_MASTER, SYNC_MASTER
 from gimbalmq.broker.replication.heard import HeardOfMaster
 from gimbalmq.broker.replication.role_file import RoleFile
 from gimbalmq.broker.replication.tables import _Seen
+from gimbalmq.broker.topics import Topics
 from gimbalmq.errors import ResponseError, StateError
 from gimbalmq.model import topics as names
 from gimbalmq.protocol.access_bodies import UserBody

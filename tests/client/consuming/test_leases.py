@@ -21,6 +21,8 @@ from gimbalmq.errors import ConfigError, StateError
 from gimbalmq.model.message import MessageView
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol.codes import RequestCode
+from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.transport.channel import Channel
 from tests.client.group_peers import GroupCluster, in_virtual_time, on_sockets, until
 from tests.support import run
 
@@ -133,6 +135,36 @@ def test_the_loser_finishes_commits_and_releases_in_this_order() -> None:
         ]
         assert codes == [UPDATE, UNLOCK]
         assert quick.begun[0] == "1-2"
+
+    in_virtual_time(scenario)
+
+
+def test_a_lock_that_is_being_given_back_is_not_renewed_meanwhile() -> None:
+    """The broker would keep it for the loser, which has left the queue, and nobody would have it for a minute."""
+
+    async def scenario(cluster: GroupCluster) -> None:
+        cluster.topic("T", 2)
+        unlock = cluster.broker.handlers.by_code[UNLOCK]
+
+        def refuse_the_other(request: RemotingCommand) -> RemotingCommand | None:
+            return request.reply(1, "later") if b"c2#1" in bytes(request.body) else None
+
+        async def answer_late(channel: Channel, request: RemotingCommand) -> RemotingCommand:
+            answer = unlock(channel, request)
+            cluster.broker.overrides[LOCK] = refuse_the_other
+            await asyncio.sleep(0.98)  # leases are renewed every second
+            del cluster.broker.overrides[LOCK]
+            assert isinstance(answer, RemotingCommand)
+            return answer
+
+        cluster.broker.handlers.by_code[UNLOCK] = answer_late
+        first = await joined(cluster, Worker(cluster, "c1#1"))
+        await asyncio.sleep(0.5)
+        assert first.assignment["T"] == [Q0, Q1]
+        second = await joined(cluster, Worker(cluster, "c2#1"))
+        await asyncio.sleep(4)
+        assert (first.assignment["T"], second.assignment["T"]) == ([Q0], [Q1])
+        assert cluster.broker.locks["g", "T", 1].endswith("c2#1")
 
     in_virtual_time(scenario)
 

@@ -59,3 +59,24 @@ def test_a_lock_that_is_asked_for_again_is_not_given_back_meanwhile() -> None:
         await tasks.close()
 
     asyncio.run(scenario())
+
+
+def test_a_lock_is_given_back_only_after_the_question_for_it_is_answered() -> None:
+    """Apache's brokers work off requests of one connection in any order: the lock would stay ours."""
+
+    async def scenario() -> None:
+        broker, tasks = SlowBroker(), Tasks("test")
+        locks = Locks(cast(Any, broker), "g", tasks)
+        renewing = asyncio.ensure_future(locks.ask_again("broker-a", [Q0]))
+        async with asyncio.timeout(5):
+            await broker.asked.wait()
+        giving_back = asyncio.ensure_future(locks.give_back(Q0))
+        await asyncio.sleep(0.03)
+        assert locks.is_returning(Q0) and not broker.unlocked
+        broker.answers.set()
+        assert await renewing == {Q0}
+        await giving_back
+        assert len(broker.unlocked) == 1 and not locks.is_returning(Q0) and not locks.may_be_ours(Q0)
+        await tasks.close()
+
+    asyncio.run(scenario())

@@ -7,13 +7,15 @@ from collections.abc import Iterable, Iterator
 from gimbalmq._steps import Steps, for_each
 from gimbalmq.broker.clients import ConsumerGroup, Consumers, Member, Producers
 from gimbalmq.broker.config import LiveConfig
+from gimbalmq.broker.consumer_offsets import ConsumerOffsets
+from gimbalmq.broker.groups import Groups
 from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.message_time import message_time
-from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.broker.stats import Stats
 from gimbalmq.broker.stored import stored_record
 from gimbalmq.broker.tables_text import Parts, json_object
+from gimbalmq.broker.topics import Topics
 from gimbalmq.broker.values import check_group
 from gimbalmq.errors import (
     ConsumerNotOnlineError,

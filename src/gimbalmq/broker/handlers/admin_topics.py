@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable
 from gimbalmq._steps import for_each
 from gimbalmq.broker.clients import Consumers
 from gimbalmq.broker.config import LiveConfig
+from gimbalmq.broker.consumer_offsets import ConsumerOffsets
 from gimbalmq.broker.message_time import message_time
-from gimbalmq.broker.metadata import ConsumerOffsets, Topics, is_reserved_topic
 from gimbalmq.broker.replication.acknowledging import Acknowledging
 from gimbalmq.broker.stats import Stats
 from gimbalmq.broker.tables_text import json_object
+from gimbalmq.broker.topics import Topics, is_reserved_topic
 from gimbalmq.broker.values import check_topic
 from gimbalmq.errors import InvalidParameterError, StoreIOError, TopicNotExistError
 from gimbalmq.model.queues import MessageQueue

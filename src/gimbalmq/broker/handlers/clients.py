@@ -8,12 +8,13 @@ from gimbalmq.access.gate import Gate
 from gimbalmq.broker.clients import LIVENESS_MILLIS, Consumers, Producers, size_of
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.creations import Creations
+from gimbalmq.broker.groups import Groups
 from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.longpoll import LongPoll
-from gimbalmq.broker.metadata import UNIT_SUB_FLAG, Groups, Topics
 from gimbalmq.broker.notices import GroupNotices
+from gimbalmq.broker.topics import UNIT_SUB_FLAG, Topics
 from gimbalmq.errors import InvalidParameterError, NoPermissionError, ResponseError, SystemBusyError
-from gimbalmq.filter.tags import parse_tags
+from gimbalmq.filter.tags import MAX_TAGS, check_tags
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.topics import MAX_GROUP_LENGTH, retry_topic
 from gimbalmq.protocol.bodies import (
@@ -207,6 +208,12 @@ class ClientHandlers:
         for subscription in data.subscription_data_set:
             if subscription.expression_type in (None, "", "TAG"):
                 _check_tags(subscription.sub_string)
+            most = max(len(subscription.tags_set), len(subscription.code_set))
+            if most > MAX_TAGS:
+                raise ResponseError(
+                    f"the subscription of {subscription.topic} names {most} tags; at most {MAX_TAGS} are looked for",
+                    code=ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+                )
         settings = self._creations.group(channel, data.group_name)
         if settings is None:
             return False
@@ -303,7 +310,7 @@ class ClientHandlers:
 
 def _check_tags(expression: str | None) -> None:
     try:
-        parse_tags(expression or "*")
+        check_tags(expression or "*")
     except ValueError as error:
         raise ResponseError(str(error), code=ResponseCode.SUBSCRIPTION_PARSE_FAILED) from error
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from gimbalmq.broker.consumer_offsets import MAX_QUEUE_OFFSET, ConsumerOffsets
 from gimbalmq.broker.creations import Creations
-from gimbalmq.broker.metadata import MAX_QUEUE_OFFSET, ConsumerOffsets, Topics
+from gimbalmq.broker.topics import Topics
 from gimbalmq.errors import (
     InvalidParameterError,
     QueryNotFoundError,

@@ -11,12 +11,14 @@ import msgspec
 from gimbalmq.access.gate import Gate, NotAdmitted
 from gimbalmq.broker.clients import Consumers
 from gimbalmq.broker.config import LiveConfig
+from gimbalmq.broker.consumer_offsets import ConsumerOffsets
 from gimbalmq.broker.creations import Creations
+from gimbalmq.broker.groups import Groups
 from gimbalmq.broker.longpoll import LongPoll, Parked
-from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
 from gimbalmq.broker.replication.config import MASTER_ID
 from gimbalmq.broker.replication.reading import OUT_OF_RANGE_SECONDS, ReadRules
 from gimbalmq.broker.stats import Stats
+from gimbalmq.broker.topics import Topics
 from gimbalmq.errors import (
     InvalidParameterError,
     LocalProtocolError,

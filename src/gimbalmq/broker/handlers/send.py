@@ -14,9 +14,9 @@ from gimbalmq._clock import Clock
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.creations import Creations
 from gimbalmq.broker.locks import QueueLocks
-from gimbalmq.broker.metadata import UNIT_FLAG, Topics
 from gimbalmq.broker.replication.acknowledging import Acknowledging, Settled
 from gimbalmq.broker.stats import Stats
+from gimbalmq.broker.topics import UNIT_FLAG, Topics
 from gimbalmq.broker.transactions import Transactions
 from gimbalmq.broker.writer import Draft, Placed, Writer
 from gimbalmq.errors import (

@@ -11,11 +11,11 @@ from gimbalmq.broker.clients import Producers
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.creations import Creations
 from gimbalmq.broker.handlers.send import send_header, trace_fields
-from gimbalmq.broker.metadata import Topics
 from gimbalmq.broker.redelivery import copied
 from gimbalmq.broker.replication.acknowledging import Acknowledging
 from gimbalmq.broker.stats import Stats
 from gimbalmq.broker.stored import stored_record
+from gimbalmq.broker.topics import Topics
 from gimbalmq.broker.writer import Writer
 from gimbalmq.errors import NoPermissionError, ResponseError, TransportError
 from gimbalmq.model import properties as prop

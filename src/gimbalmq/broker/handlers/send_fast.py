@@ -21,9 +21,9 @@ from gimbalmq.access.gate import Gate, NotAdmitted
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.handlers.send import ORDINARY_FLAGS, cluster_property, trace_fields
 from gimbalmq.broker.handlers.send_header import SEND, SendHeader, admitted, decode_header
-from gimbalmq.broker.metadata import Topics
 from gimbalmq.broker.replication.acknowledging import Acknowledging
 from gimbalmq.broker.stats import Stats
+from gimbalmq.broker.topics import Topics
 from gimbalmq.broker.writer import Writer
 from gimbalmq.errors import StoreError
 from gimbalmq.model import properties as prop

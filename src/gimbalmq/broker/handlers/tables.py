@@ -10,11 +10,13 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from gimbalmq.broker.consumer_offsets import ConsumerOffsets
 from gimbalmq.broker.delay_levels import DelayLevels
-from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics
+from gimbalmq.broker.groups import Groups
 from gimbalmq.broker.request_modes import RequestModes
 from gimbalmq.broker.tables_text import json_object
 from gimbalmq.broker.timers import Timers
+from gimbalmq.broker.topics import Topics
 from gimbalmq.broker.versions import version_of
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import DataVersion, GroupConfig

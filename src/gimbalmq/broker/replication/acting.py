@@ -13,13 +13,13 @@ import logging
 from collections.abc import Callable
 
 from gimbalmq.broker.config import LiveConfig
-from gimbalmq.broker.metadata import Topics
 from gimbalmq.broker.replication.acknowledging import Acknowledging
 from gimbalmq.broker.replication.config import MASTER_ID
 from gimbalmq.broker.replication.masters import Master
 from gimbalmq.broker.replication.members import beat, members
 from gimbalmq.broker.replication.replication import Replication
 from gimbalmq.broker.replication.taking_back import TakingBack
+from gimbalmq.broker.topics import Topics
 from gimbalmq.errors import RocketMQError, TransportError
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.headers.replication import ExchangeHaInfo

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gimbalmq.broker.consumer_offsets import ConsumerOffsets
 from gimbalmq.broker.delay_levels import DelayLevels
-from gimbalmq.broker.metadata import ConsumerOffsets
 from gimbalmq.broker.timers import Timers
 from gimbalmq.model import topics
 from gimbalmq.store.message_store import MessageStore

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from gimbalmq._clock import Clock
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
+from gimbalmq.broker.groups import Groups
 from gimbalmq.broker.longpoll import LongPoll
-from gimbalmq.broker.metadata import Groups, Topics
 from gimbalmq.broker.registration import Registrar
 from gimbalmq.broker.replication import agreement
 from gimbalmq.broker.replication.config import ASYNC_MASTER, MASTER_ID, SLAVE, SYNC_MASTER
@@ -26,6 +26,7 @@ from gimbalmq.broker.replication.role_file import RoleFile
 from gimbalmq.broker.replication.services import MasterServices
 from gimbalmq.broker.replication.source import HaSource
 from gimbalmq.broker.replication.status import ReplicationStatus, slave_status
+from gimbalmq.broker.topics import Topics
 from gimbalmq.errors import CopyRefusedError, ListenError, RocketMQError, StateError, StoreError
 from gimbalmq.protocol.headers.nameserver import RegisterBrokerReply
 from gimbalmq.store.consumequeue import QueueLog

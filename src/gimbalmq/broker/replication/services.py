@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 
 from gimbalmq._steps import Steps
+from gimbalmq.broker.consumer_offsets import ConsumerOffsets
 from gimbalmq.broker.delay_levels import DelayLevels
 from gimbalmq.broker.locks import QueueLocks
-from gimbalmq.broker.metadata import ConsumerOffsets, Topics
 from gimbalmq.broker.redelivery import Deliverer
 from gimbalmq.broker.replication.escape import Escape
 from gimbalmq.broker.timers import Timers
+from gimbalmq.broker.topics import Topics
 from gimbalmq.broker.transactions import Transactions
 from gimbalmq.model import properties as prop
 from gimbalmq.model import topics as topic_names

@@ -22,7 +22,8 @@ from gimbalmq._clock import Clock
 from gimbalmq._steps import for_each
 from gimbalmq.access.access import Access
 from gimbalmq.broker.config import LiveConfig
-from gimbalmq.broker.metadata import ConsumerOffsets, Groups, Topics, is_reserved_topic
+from gimbalmq.broker.consumer_offsets import ConsumerOffsets
+from gimbalmq.broker.groups import Groups
 from gimbalmq.broker.replication import agreement
 from gimbalmq.broker.replication.progress import CopiedProgress, Copy
 from gimbalmq.broker.replication.table_rows import (
@@ -39,6 +40,7 @@ from gimbalmq.broker.replication.table_rows import (
 from gimbalmq.broker.replication.users import UserCopies
 from gimbalmq.broker.request_modes import RequestModes
 from gimbalmq.broker.stats import Stats
+from gimbalmq.broker.topics import Topics, is_reserved_topic
 from gimbalmq.broker.values import mend_group, mend_topic
 from gimbalmq.errors import RemoteProtocolError, ResponseError, RocketMQError, TransportError
 from gimbalmq.model import topics as names

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from gimbalmq.broker.consumer_offsets import ConsumerOffsets
 from gimbalmq.broker.delay_levels import DelayLevels
-from gimbalmq.broker.metadata import ConsumerOffsets
 from gimbalmq.broker.replication.table_rows import offsets_in, pairs_of, parts_of, version_in
 from gimbalmq.broker.timers import Timers
 from gimbalmq.broker.versions import is_as_new

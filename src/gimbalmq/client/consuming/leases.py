@@ -55,7 +55,8 @@ class Leases:
         Args:
             only: the queues of this broker.
         """
-        await asyncio.gather(*(self._renew(name, part) for name, part in by_broker(self._held(only)).items()))
+        held = [item for item in self._held(only) if not self._locks.is_returning(item.queue)]
+        await asyncio.gather(*(self._renew(name, part) for name, part in by_broker(held).items()))
 
     async def _renew(self, broker_name: str, held: list[HeldQueue]) -> None:
         sent = self._clock.monotonic()

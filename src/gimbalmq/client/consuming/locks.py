@@ -64,6 +64,8 @@ class Locks:
         self._back_at: dict[str, float] = {}
         self._lost: dict[MessageQueue, float] = {}
         self._giving_back: set[MessageQueue] = set()
+        self._returning: set[MessageQueue] = set()
+        self._questions: dict[asyncio.Event, frozenset[MessageQueue]] = {}
 
     @property
     def leased(self) -> bool:
@@ -161,13 +163,19 @@ class Locks:
     async def _ask(self, broker_name: str, queues: Collection[MessageQueue]) -> set[MessageQueue]:
         # Until the broker answers, and if it never does, a lock may be ours without our knowing it.
         self._unanswered.update(queues)
-        granted = await group_calls.lock_queues(
-            self._instance,
-            self._known_master(broker_name),
-            self._group,
-            self._instance.client_id,
-            sort_queues(queues),
-        )
+        ended = asyncio.Event()
+        self._questions[ended] = frozenset(queues)
+        try:
+            granted = await group_calls.lock_queues(
+                self._instance,
+                self._known_master(broker_name),
+                self._group,
+                self._instance.client_id,
+                sort_queues(queues),
+            )
+        finally:
+            del self._questions[ended]
+            ended.set()
         self._unanswered.difference_update(queues)
         return granted
 
@@ -219,12 +227,22 @@ class Locks:
         """Whether the broker may have the lock in our name; also if it has not answered."""
         return queue in self._ours or queue in self._unanswered
 
+    def is_returning(self, queue: MessageQueue) -> bool:
+        """Whether its lock is being given back. A renewal now would have the broker keep it in our name."""
+        return queue in self._returning
+
     async def give_back(self, queue: MessageQueue, *, wait: bool = False) -> None:
-        self._ours.discard(queue)
+        self._returning.add(queue)
         try:
+            # Apache's brokers work off the requests of one connection in any order.
+            for ended in [ended for ended, queues in self._questions.items() if queue in queues]:
+                await ended.wait()
+            self._ours.discard(queue)
             await self._unlock(queue.broker_name, [queue], wait=wait)
         except RocketMQError as error:
             log.warning("%s could not be unlocked, its lock ends by itself within 60 s: %s", queue, error)
+        finally:
+            self._returning.discard(queue)
 
     def give_back_later(self, queue: MessageQueue, delay: float) -> None:
         """After a pause, unless the queue is asked for again by then."""

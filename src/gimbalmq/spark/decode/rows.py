@@ -338,9 +338,7 @@ class _Rows:
         offsets = windows(self.data, "<u8")[start + PHYSICAL_OFFSET_AT].view(np.uint32)
         upper, lower = offsets[0::2].copy(), offsets[1::2].copy()
         alike = hosts.tobytes() == hosts[:1].tobytes() * start.size
-        texts = np.empty(
-            start.size, [("host", f"V{2 * width}"), ("upper", np.uint64), ("lower", np.uint64)]
-        )
+        texts = np.empty(start.size, [("host", f"V{2 * width}"), ("upper", np.uint64), ("lower", np.uint64)])
         texts["host"] = _digits(hosts[:1] if alike else hosts).view(f"V{2 * width}")
         texts["upper"] = _digits(upper[:1] if (upper == upper[0]).all() else upper).view(np.uint64)
         texts["lower"] = _digits(lower).view(np.uint64)
