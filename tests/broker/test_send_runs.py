@@ -196,7 +196,7 @@ _forms = st.sampled_from(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     form=_forms,
     flag=st.integers(-(2**31), 2**31 - 1),
