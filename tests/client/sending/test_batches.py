@@ -483,6 +483,15 @@ def test_messages_above_the_bound_wait_until_others_are_answered(option: dict[st
     with_producer(work, batch_max_bytes=1000, **option)
 
 
+def test_a_message_that_leaves_alone_does_not_wait_for_those_that_wait_for_company() -> None:
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        waiting = soon(producer, "a", "b")
+        await producer.send(Message("T", b"later", delay_level=1))
+        await asyncio.gather(*waiting)
+
+    with_producer(work, max_in_flight=2)
+
+
 def test_a_message_that_finds_no_room_in_time_says_which_bound_it_was() -> None:
     async def work(cluster: ScriptedCluster, producer: Producer) -> None:
         gate = silent_until(cluster.broker)
