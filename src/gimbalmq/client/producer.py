@@ -328,6 +328,8 @@ class Producer:
                 return taken
         fits = timeout is None and batches.fits(message)
         if not fits and not bound:
+            if batches.full:
+                batches.flush()  # it would wait for those that wait for company
             return None
         sending = self.sending
         prepared = prepare(message, self._instance or self.instance, self.config, self._publish)

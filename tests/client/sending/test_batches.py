@@ -279,7 +279,13 @@ def test_bound_messages_keep_their_order_whatever_kind_they_are() -> None:
             b"%02d" % n for n in range(60)
         )
         assert {result.queue for result in results} == {queue}
-        assert any(len(request) > 1 for request in received(cluster.broker))
+        batches = [request for request in sends(cluster.broker) if request.code == BATCH]
+        assert batches
+        for request in batches:
+            waits = {
+                names.parse(item.properties.decode())["WAIT"] for item in split_batch(bytes(request.body))
+            }
+            assert f"WAIT\x01{'+'.join(waits)}\x02" == (request.ext_fields or {})["i"]
 
     with_producer(work, batch_max_bytes=1000)
 
@@ -455,7 +461,9 @@ def silent_until(broker: ScriptedBroker) -> asyncio.Event:
 
 
 @pytest.mark.parametrize("bound", [False, True])
-@pytest.mark.parametrize("option", [{"total_batch_max_bytes": 1000}, {"max_in_flight": 4}])
+@pytest.mark.parametrize(
+    "option", [{"total_batch_max_bytes": 1000}, {"max_in_flight": 4}, {"max_in_flight": 2}]
+)
 def test_messages_above_the_bound_wait_until_others_are_answered(option: dict[str, Any], bound: bool) -> None:
     async def work(cluster: ScriptedCluster, producer: Producer) -> None:
         gate = silent_until(cluster.broker)
@@ -473,6 +481,15 @@ def test_messages_above_the_bound_wait_until_others_are_answered(option: dict[st
         assert (seen if bound else sorted(seen)) == [b"%03d" % n for n in range(20)]
 
     with_producer(work, batch_max_bytes=1000, **option)
+
+
+def test_a_message_that_leaves_alone_does_not_wait_for_those_that_wait_for_company() -> None:
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        waiting = soon(producer, "a", "b")
+        await producer.send(Message("T", b"later", delay_level=1))
+        await asyncio.gather(*waiting)
+
+    with_producer(work, max_in_flight=2)
 
 
 def test_a_message_that_finds_no_room_in_time_says_which_bound_it_was() -> None:

@@ -148,6 +148,11 @@ class Attempts:
                 sends -= 1
         self.count -= sends
 
+    @property
+    def crowded(self) -> bool:
+        """Whether sends wait for their turn."""
+        return bool(self._waiting)
+
     def remaining(self, limit: float, started: float) -> float:
         """Seconds that are left, and never none: who has no time left finds out when it waits."""
         return max(TICK, limit - (self._loop.time() - started))

@@ -131,6 +131,7 @@ class Batches:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._closing = False
+        self._flushing = False
         self.held = 0
 
     # -- room -----------------------------------------------------------------------------
@@ -248,6 +249,10 @@ class Batches:
         self.held += size
         if self._closing:
             self._send(batch)
+        elif (self._waiting or self._attempts.crowded) and not self._flushing:
+            # Those that wait for room or for a turn wait for these; some may come in the same turn of the loop.
+            self._flushing = True
+            self._loop.call_soon(self.flush)
         if self._waiting:
             self._let_in()
         return future
@@ -289,6 +294,7 @@ class Batches:
 
     def flush(self) -> None:
         """All that waits for company leaves."""
+        self._flushing = False
         for batch in (*self._open.values(), *self._bound.values()):
             self._send(batch)
 
