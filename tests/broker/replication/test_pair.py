@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gimbalmq.broker.replication import replication
 from gimbalmq.broker.replication.follower import State
 from gimbalmq.broker.transactions import COMMIT, ROLLBACK
 from gimbalmq.errors import ConfigError, InvalidParameterError
@@ -284,7 +285,7 @@ def test_a_role_that_cannot_be_is_refused_and_nothing_changes() -> None:
     pair(body)
 
 
-def test_no_slave_of_a_living_master_becomes_one_unless_it_is_forced() -> None:
+def test_no_slave_of_a_living_master_becomes_one_unless_it_is_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(pair: Pair) -> None:
         first, slave = pair.master, pair.slave
         leads = {"brokerRole": "SYNC_MASTER", "brokerId": "0"}
@@ -292,6 +293,11 @@ def test_no_slave_of_a_living_master_becomes_one_unless_it_is_forced() -> None:
             InvalidParameterError, match=f"{first.address} is the master of broker-a and lives"
         ):
             await management.update_broker_config(pair.pool, slave.address, leads)
+        # Nobody answers, but the log still comes.
+        with monkeypatch.context() as patch:
+            patch.setattr(replication, "other_master", nobody)
+            with pytest.raises(InvalidParameterError, match="and lives"):
+                await management.update_broker_config(pair.pool, slave.address, leads)
         # There is no stream, and name servers are silent: the slave asks the master that it knows.
         await slave.replication.follower.close()
         pair.network.cut("10.0.0.12", split_address(pair.cluster.namesrv)[0])
@@ -302,6 +308,10 @@ def test_no_slave_of_a_living_master_becomes_one_unless_it_is_forced() -> None:
         assert slave.roles.is_master
 
     pair(body)
+
+
+async def nobody(*_: object) -> None:
+    return None
 
 
 def test_a_slave_remembers_what_its_master_promised_and_how_many_copied_it(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ from gimbalmq.transport.turns import Turns
 log = logging.getLogger(__name__)
 
 _SEEK_SECONDS = 1.0
+_LET_GO_SECONDS = 1.0
+_LOOK_SECONDS = 0.02
 _HA_PORT_DISTANCE = 1
 
 
@@ -308,15 +310,24 @@ class Replication:
     async def _require_no_master(self) -> None:
         target = self.follower.target
         known = "" if target is None else target.master_address
-        if self.follower.is_connected:
-            found: str | None = known
-        else:
-            found = await other_master(self._pool, self._live.now, self._registration.address, known)
+        found = await other_master(self._pool, self._live.now, self._registration.address, known)
+        if found is None and not await self._is_let_go():
+            found = known
         if found is not None:
             raise StateError(
                 f"{found} is the master of {self._live.now.broker_name} and lives: there would be two, and what one of "
                 "them takes is lost later. Stop it first; gimbalmq broker promote --force does it all the same"
             )
+
+    async def _is_let_go(self) -> bool:
+        """Whether the stream of the log has ended; a master that was killed a moment ago may not be missed yet."""
+        try:
+            async with asyncio.timeout(_LET_GO_SECONDS):
+                while self.follower.is_connected:  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_SECONDS)
+        except TimeoutError:
+            return False
+        return True
 
     async def become_master(self, *, epoch: int = 0, wait: bool | None = None) -> None:
         """Makes this broker the master; one that is the master already only gets the new epoch and ``wait``.
