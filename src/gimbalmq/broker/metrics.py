@@ -85,9 +85,7 @@ class MetricsServer(MetricsPage):
             store.max_commitlog_offset - store.flushed_offset,
         )
         gauge("storage_dispatch_behind_bytes", "Bytes not yet indexed", store.dispatch_behind_bytes)
-        gauge(
-            "storage_read_only", "1 while the store refuses writes", float(store.read_only_reason is not None)
-        )
+        gauge("storage_read_only", "1 while the store refuses writes", store.read_only_reason is not None)
         replication = self._replication
         found += [Family("gauge", *figure) for figure in figures(replication.status(), replication.waiting)]
         if (watchdog := self._watchdog) is not None:
