@@ -339,6 +339,11 @@ def test_rows_that_differ_in_anything_have_different_ids() -> None:
     assert len({row_id.rpartition("-")[2] for row_id in ids}) == 7
 
 
+def test_an_id_is_what_it_was_when_rows_with_it_were_written() -> None:
+    ids = [told["SPARK_ROW_ID"] for *_, told, _ in messages_of(encode(table(body=[b"hello", b"hello"])))]
+    assert ids == ["query-3-1-22050e1b735be7923c2febfb", "query-3-1.1-22050e1b735be7923c2febfb"]
+
+
 def test_a_columns_absence_and_its_nulls_are_the_same() -> None:
     (plain,) = messages_of(encode(table(body=[b"x"])))
     (nulls,) = messages_of(
