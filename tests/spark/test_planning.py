@@ -22,11 +22,11 @@ def _messages(partitions: list[Partition]) -> int:
     return sum(piece.length for partition in partitions for piece in partition)
 
 
-@given(some_ranges, maybe, st.none() | st.integers(1, 6000), st.sampled_from([0, 1, 100, 4000]))
+@given(some_ranges, maybe, st.none() | st.integers(1, 6000), st.sampled_from([None, 0, 1, 100, 4000]))
 def test_every_message_is_in_exactly_one_partition(
-    ranges: list[QueueRange], least: int | None, most: int | None, join_below: int
+    ranges: list[QueueRange], least: int | None, most: int | None, min_records: int | None
 ) -> None:
-    planned = plan(ranges, min_partitions=least, max_records=most, join_below=join_below)
+    planned = plan(ranges, min_partitions=least, max_records=most, min_records=min_records)
     pieces = [piece for partition in planned for piece in partition]
     assert all(piece.length > 0 for piece in pieces)
     for wanted in ranges:
@@ -42,26 +42,41 @@ def test_every_message_is_in_exactly_one_partition(
         assert len(planned) >= min(least, _messages(planned))
 
 
-@given(some_ranges)
-def test_joined_ranges_stay_small(ranges: list[QueueRange]) -> None:
-    for partition in plan(ranges, join_below=1000):
-        assert len(partition) == 1 or sum(piece.length for piece in partition) <= 1000
+@given(some_ranges, st.integers(1, 6000))
+def test_a_partition_of_several_ranges_is_about_as_long_as_asked(
+    ranges: list[QueueRange], wanted: int
+) -> None:
+    for partition in plan(ranges, min_records=wanted):
+        lengths = [piece.length for piece in partition]
+        assert len(lengths) == 1 or sum(lengths) <= wanted + (lengths[0] + lengths[-1]) / 2
 
 
-def test_a_partition_for_each_queue_that_is_worth_a_task() -> None:
-    ranges = [QueueRange(queue, 0, 10_000) for queue in Q]
-    assert plan(ranges) == [(wanted,) for wanted in ranges]
+def test_a_batch_has_few_large_tasks_and_a_small_one_enough_for_the_cores() -> None:
+    def sizes(each: int, queues: int = 16) -> list[int]:
+        # Shares of a backlog are never quite equal.
+        ranges = [
+            QueueRange(MessageQueue("t", "broker-a", number), 0, each + (-1) ** number * (each // 100))
+            for number in range(queues)
+        ]
+        return [len(partition) for partition in plan(ranges)]
+
+    assert sizes(62_500) == [2] * 8, "a million messages"
+    assert sizes(250_000) == [1] * 16, "queues that are long have a task each"
+    assert sizes(5000) == [2] * 8
+    assert sizes(1000) == [4] * 4, "fewer tasks if they would be short"
+    assert sizes(100) == [16]
+    assert sizes(10_000, queues=4) == [1] * 4
 
 
 def test_short_ranges_share_a_partition() -> None:
     ranges = [QueueRange(queue, 5, 15) for queue in Q]
     assert plan(ranges) == [tuple(ranges)]
-    assert len(plan(ranges, join_below=0)) == 8
+    assert len(plan(ranges, min_records=0)) == 8
     assert len(plan(ranges, min_partitions=4)) == 4
 
 
 def test_the_longest_range_is_split_first() -> None:
-    planned = plan([QueueRange(Q[0], 0, 100), QueueRange(Q[1], 0, 10)], min_partitions=4, join_below=0)
+    planned = plan([QueueRange(Q[0], 0, 100), QueueRange(Q[1], 0, 10)], min_partitions=4, min_records=0)
     assert [partition[0] for partition in planned] == [
         QueueRange(Q[0], 0, 33),
         QueueRange(Q[0], 33, 66),

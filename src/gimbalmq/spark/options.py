@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gimbalmq.errors import ConfigError
 from gimbalmq.model.queues import MessageQueue, sort_queues
 from gimbalmq.spark import columns
 from gimbalmq.spark.connection import Connection
 from gimbalmq.spark.declared import Given, Option, made_of, nested, option, options_of, read_values
-from gimbalmq.spark.decode import OnError
 from gimbalmq.spark.offsets import EARLIEST, LATEST
 from gimbalmq.spark.option_values import (
     BOOLEAN,
@@ -32,7 +31,10 @@ from gimbalmq.spark.option_values import (
     read_time_ms,
     size,
 )
-from gimbalmq.spark.planning import JOIN_BELOW
+from gimbalmq.spark.planning import ENOUGH_TASKS, FULL_ROWS, LEAST_ROWS
+
+if TYPE_CHECKING:
+    from gimbalmq.spark.decode import OnError  # only tasks load what decodes
 
 MAX_PULL_BYTES: Final = 8 << 20
 
@@ -158,10 +160,11 @@ class SourceSettings:
     )
     min_partitions: int | None = option(integer(1, 1_000_000), "partitions at least: long ranges are split")
     max_records_per_partition: int | None = option(integer(1), "messages of one partition at most")
-    min_records_per_partition: int = option(
+    min_records_per_partition: int | None = option(
         integer(0),
-        "queues share a partition until it has this many messages; 0 gives each its own",
-        default=str(JOIN_BELOW),
+        "queues share a partition until it has about this many messages; 0 gives each its own. Unset: "
+        f"{ENOUGH_TASKS} partitions, if they have at least {LEAST_ROWS} and at most {FULL_ROWS} messages each, else "
+        "fewer or more",
     )
     consumer_group: str | None = option(
         GROUP,

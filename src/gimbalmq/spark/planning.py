@@ -1,7 +1,8 @@
 """Ranges of offsets into input partitions.
 
-A task costs about as much as reading some thousand messages. So ranges that are too long are split, and
-ranges that are very short share a task.
+A task costs Spark and its Python worker about as much as reading ten thousand messages. So short ranges share a task:
+few tasks with many messages each, as long as there are enough tasks for the cores to share. Ranges are split if that is
+asked for.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from typing import Final, NamedTuple
 from gimbalmq.model.queues import MessageQueue, sort_queues
 from gimbalmq.spark.offsets import Positions
 
-JOIN_BELOW: Final = 4000
-"""Ranges share a partition until it has this many messages (option minRecordsPerPartition)."""
+LEAST_ROWS: Final = 4000
+"""Messages that are worth a task, if there are few in all."""
+FULL_ROWS: Final = 125_000
+"""Messages of a task whose cost no longer matters."""
+ENOUGH_TASKS: Final = 8
+"""Tasks that a batch has before they grow beyond LEAST_ROWS."""
 
 
 class QueueRange(NamedTuple):
@@ -53,21 +58,22 @@ def plan(
     *,
     min_partitions: int | None = None,
     max_records: int | None = None,
-    join_below: int = JOIN_BELOW,
+    min_records: int | None = None,
 ) -> list[Partition]:
     """Partitions that cover the ranges exactly, in order.
 
     Args:
-        min_partitions: at least so many, where there are as many messages.
+        min_partitions: at least so many, if there are as many messages.
         max_records: messages of one partition at most.
-        join_below: messages a partition should have before it gets a task of its own; 0 never joins.
+        min_records: messages that a partition should have, about, before there is another; 0 never joins. If it is
+            None, that follows from how many there are.
     """
     pieces = [piece for piece in ranges if piece.length]
     counts = [1 if max_records is None else -(-piece.length // max_records) for piece in pieces]
     if min_partitions is not None:
         _raise_counts(pieces, counts, min_partitions)
     parts = [part for piece, count in zip(pieces, counts, strict=True) for part in _split(piece, count)]
-    joined = _join(parts, join_below, min_partitions, max_records)
+    joined = _join(parts, min_records, min_partitions or 1, max_records)
     if min_partitions is not None and len(joined) < min(min_partitions, len(parts)):
         return [(part,) for part in parts]
     return joined
@@ -104,20 +110,23 @@ def _split(piece: QueueRange, parts: int) -> list[QueueRange]:
 
 
 def _join(
-    parts: Sequence[QueueRange], below: int, min_partitions: int | None, max_records: int | None
+    parts: Sequence[QueueRange], min_records: int | None, min_partitions: int, max_records: int | None
 ) -> list[Partition]:
-    if min_partitions is not None:
-        below = min(below, -(-sum(part.length for part in parts) // min_partitions))
-    most = below if max_records is None else min(max_records, below)
-    partitions: list[Partition] = []
-    current: list[QueueRange] = []
-    held = 0
+    """Neighbours share partitions of about one size: each goes to the one that its middle falls into."""
+    total = sum(part.length for part in parts)
+    if min_records is None:
+        min_records = min(max(LEAST_ROWS, total // ENOUGH_TASKS), FULL_ROWS)
+    if min_records == 0:
+        return [(part,) for part in parts]
+    size = total / max(1, -(-total // min_records), min_partitions)
+    partitions: list[list[QueueRange]] = []
+    place, held, before = -1, 0, 0
     for part in parts:
-        if current and held + part.length > most:
-            partitions.append(tuple(current))
-            current, held = [], 0
-        current.append(part)
+        mine = int((before + part.length / 2) / size)
+        before += part.length
+        if mine > place or (max_records is not None and held + part.length > max_records):
+            partitions.append([])
+            place, held = mine, 0
+        partitions[-1].append(part)
         held += part.length
-    if current:
-        partitions.append(tuple(current))
-    return partitions
+    return [tuple(partition) for partition in partitions]

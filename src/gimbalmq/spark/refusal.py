@@ -12,6 +12,7 @@ from typing import Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from gimbalmq.errors import ConfigError
+from gimbalmq.spark.worker import leave_if_spark_hung_up
 
 
 class RefusedReader(DataSourceStreamReader):
@@ -31,6 +32,9 @@ class RefusedReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Any:
         raise self.error
+
+    def stop(self) -> None:
+        leave_if_spark_hung_up()
 
 
 def or_refused(make: Callable[[], DataSourceStreamReader]) -> DataSourceStreamReader:

@@ -33,7 +33,6 @@ from gimbalmq.errors import ConfigError
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.spark import columns, offsets
 from gimbalmq.spark.cluster import MAX_PAUSE, Cluster
-from gimbalmq.spark.fetch import read_partition
 from gimbalmq.spark.offsets import Bounds
 from gimbalmq.spark.option_values import nearest
 from gimbalmq.spark.options import Place, SourceSettings
@@ -41,7 +40,7 @@ from gimbalmq.spark.planning import Partition, QueueRange, plan, plan_by_number,
 from gimbalmq.spark.pushdown import Limit, filters_may_be_pushed, limit_of
 from gimbalmq.spark.refusal import or_refused
 from gimbalmq.spark.wire import Wire
-from gimbalmq.spark.worker import settle
+from gimbalmq.spark.worker import leave_if_spark_hung_up, settle, while_spark_listens
 
 log = logging.getLogger(__name__)
 
@@ -123,9 +122,13 @@ class _Reading:
         self.settings = settings
         self.arrow_schema = schema
 
+    @while_spark_listens
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, TopicPartition):
             return  # Spark's stand-in for a plan without partitions
+        # Only tasks need it, and loading it is half of what our part of a planner's start takes.
+        from gimbalmq.spark.fetch import read_partition
+
         settle()
         names = self.arrow_schema.names
         for batch in read_partition(self.settings, partition.ranges, partition.addresses, names):
@@ -143,7 +146,7 @@ class _Reading:
                 ranges,
                 min_partitions=settings.min_partitions,
                 max_records=settings.max_records_per_partition,
-                join_below=settings.min_records_per_partition,
+                min_records=settings.min_records_per_partition,
             )
         return [TopicPartition(part, cluster.addresses(wanted.queue for wanted in part)) for part in planned]
 
@@ -457,5 +460,6 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return self._partitions(ranges, self.cluster)
 
     def stop(self) -> None:
+        leave_if_spark_hung_up()
         if self._wire is not None:
             self._wire.close()

@@ -57,7 +57,7 @@ from gimbalmq.spark.option_values import (
 from gimbalmq.spark.options import ON_ERROR
 from gimbalmq.spark.pushdown import Limit, filters_may_be_pushed, limit_of
 from gimbalmq.spark.source import checked_schema
-from gimbalmq.spark.worker import settle
+from gimbalmq.spark.worker import settle, while_spark_listens
 from gimbalmq.store.vectors import gather
 
 _STEP_BYTES: Final = 2 << 20
@@ -309,6 +309,7 @@ class StoreReader(DataSourceReader):
 
     # --- reading -------------------------------------------------------------------------------
 
+    @while_spark_listens
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, StorePartition):
             return  # Spark's stand-in for a plan without partitions

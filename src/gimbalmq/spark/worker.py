@@ -1,4 +1,4 @@
-"""Spark keeps Python processes for tasks and for planning; here each of them is made ready once."""
+"""Spark's Python processes, for tasks and for planning: how each is made ready once, and left when Spark hangs up."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ import gc
 import os
 import sys
 from collections import Counter
-from typing import Final
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Final, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _SETTLING: Final = 2  # Spark imports some of its own, pandas among it, only behind the start of a first task
+_TASKS: Final = "pyspark.daemon"
+_STREAMS: Final = "pyspark.sql.streaming.python_streaming_source_runner"
 _begun: Counter[int] = Counter()
 
 
@@ -20,12 +27,37 @@ def settle() -> None:
     else's nothing is done.
     """
     process = os.getpid()  # a worker is forked, maybe from one that has settled
-    if _begun[process] < _SETTLING and _is_sparks():
+    if _begun[process] < _SETTLING and _process_is(_TASKS):
         _begun[process] += 1
         gc.collect()
         gc.freeze()
 
 
-def _is_sparks() -> bool:
+def while_spark_listens(read: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
+    """For a reader's ``read``: if Spark hangs up instead of taking what a task gives, the process ends there.
+
+    A query that is stopped, or that has reached its LIMIT, breaks its tasks off by closing their pipes. Spark's worker
+    would then tell of the broken pipe through that pipe, print the traceback of its failure to do so, and end.
+    """
+
+    @wraps(read)
+    def reading(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        try:
+            yield from read(*args, **kwargs)
+        except GeneratorExit as end:
+            if isinstance(end.__context__, (BrokenPipeError, ConnectionResetError)) and _process_is(_TASKS):
+                os._exit(0)
+            raise
+
+    return reading
+
+
+def leave_if_spark_hung_up() -> None:
+    """Called as a stream's planner is stopped: if Spark closed its pipe, the process ends here, for the same reason."""
+    if isinstance(sys.exception(), EOFError) and _process_is(_STREAMS):
+        os._exit(0)
+
+
+def _process_is(name: str) -> bool:
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return getattr(main, "name", None) == "pyspark.daemon"
+    return getattr(main, "name", None) == name

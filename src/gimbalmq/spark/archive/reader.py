@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.errors import RemoteProtocolError
 from gimbalmq.spark.archive.log import ArchiveLog, DataFile, Piece, State
-from gimbalmq.spark.worker import settle
+from gimbalmq.spark.worker import leave_if_spark_hung_up, settle, while_spark_listens
 
 _STEP_ROWS: Final = 10_000
 _RESTS_MS: Final = 2000
@@ -103,6 +103,7 @@ class _Reading:
         self.arrow_schema = schema
         self.ordered = ordered
 
+    @while_spark_listens
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, ArchivePartition):
             return  # Spark's stand-in for a plan without partitions
@@ -219,6 +220,9 @@ class ArchiveStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvail
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return self._planned(slices_of(ArchiveLog(self.root).state(), _batch(start), _batch(end)))
+
+    def stop(self) -> None:
+        leave_if_spark_hung_up()
 
 
 def _batch(position: dict[str, Any]) -> int:
