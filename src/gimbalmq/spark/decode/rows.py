@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -331,9 +332,19 @@ class _Rows:
         return ids
 
     def _places(self, start: Ints, host_at: Ints, width: int) -> pa.Array:
-        hosts = windows(self.data, f"V{width}")[host_at].view(np.uint16).reshape(-1, width // 2)
-        places = windows(self.data, "V8")[start + PHYSICAL_OFFSET_AT].view(np.uint16).reshape(-1, 4)
-        digits = np.empty((start.size, width // 2 + 4), np.uint32)
-        digits[:, :-4] = _HEX[hosts[0]] if (hosts == hosts[0]).all() else _HEX.take(hosts)
-        digits[:, -4:] = _HEX.take(places)
-        return equal_pieces(digits, 2 * (width + 8), pa.string())
+        # Neighbours were stored by one host, and their offsets differ only in the lower half: what is the same is
+        # written down once and copied.
+        hosts = windows(self.data, f"V{width}")[host_at]
+        offsets = windows(self.data, "<u8")[start + PHYSICAL_OFFSET_AT].view(np.uint32)
+        upper, lower = offsets[0::2].copy(), offsets[1::2].copy()
+        alike = hosts.tobytes() == hosts[:1].tobytes() * start.size
+        texts = np.empty(start.size, [("host", f"V{2 * width}"), ("upper", np.uint64), ("lower", np.uint64)])
+        texts["host"] = _digits(hosts[:1] if alike else hosts).view(f"V{2 * width}")
+        texts["upper"] = _digits(upper[:1] if (upper == upper[0]).all() else upper).view(np.uint64)
+        texts["lower"] = _digits(lower).view(np.uint64)
+        return equal_pieces(texts.view(np.uint8), 2 * (width + 8), pa.string())
+
+
+def _digits(raw: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
+    """The bytes of an array in hexadecimal."""
+    return _HEX.take(raw.view(np.uint16))
