@@ -108,6 +108,27 @@ def test_rows_lie_in_folders_by_topic_and_day(log: ArchiveLog) -> None:
     ]
 
 
+def test_folders_by_hour_are_written_read_in_order_and_joined_each_by_itself(log: ArchiveLog) -> None:
+    def in_hour(hour: int, offsets: range) -> pa.RecordBatch:
+        batch = rows(0, offsets)
+        return batch.append_column("hour", pa.array([hour] * batch.num_rows, pa.int32()))
+
+    by = ("topic", "date", "hour")
+    for number, (hour, offsets) in enumerate([(9, range(2)), (9, range(2, 4)), (13, range(4, 6))]):
+        assert log.add(stage(log, in_hour(hour, offsets), by=by), query="q", batch=number)
+    day = "topic=orders/date=2026-11-15"
+    assert visible(log) == [f"{day}/hour=13", f"{day}/hour=9", f"{day}/hour=9"]
+    (join,) = compact.plan(log.state(), 1 << 20)
+    assert compact.do(log, join)
+    assert sorted(file.folder for file in log.state().files.values()) == [f"{day}/hour=13", f"{day}/hour=9"]
+    reader = ArchiveReader(log.root, SCHEMA.append(pa.field("hour", pa.int32())), ordered=True)
+    found = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert pa.Table.from_batches(found).select(["offset", "hour"]).to_pydict() == {
+        "offset": list(range(6)),
+        "hour": [9, 9, 9, 9, 13, 13],
+    }
+
+
 def test_a_row_without_a_topic_has_a_folder_too(log: ArchiveLog) -> None:
     damaged = pa.RecordBatch.from_pylist([{"body": b"?"}], SCHEMA)
     assert add(log, 0, damaged, rows(0, range(1)))
