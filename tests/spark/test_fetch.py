@@ -133,6 +133,25 @@ def test_short_ranges_of_one_broker_share_a_batch(filled: Topic, fetching: MakeF
     assert batch.num_rows == 20
 
 
+def test_long_ranges_are_begun_one_after_the_other_and_short_ones_together(
+    filled: Topic, fetching: MakeFetching
+) -> None:
+    """What is under way is held in memory until its turn comes: about twice ``pullBytes``."""
+    ranges = fetching(filled).everything()
+
+    def begun(ranges: Sequence[QueueRange]) -> int:
+        reading = fetching(filled, pullBytes="64k")
+        reader = PartitionReader(reading.settings, reading.wire, reading.addresses)
+        answers = reader._answers(tuple(ranges))
+        next(answers)
+        found = sum(bool(cursor.pieces) for cursor in reader._cursors)
+        answers.close()  # type: ignore[attr-defined]
+        return found
+
+    assert begun(ranges) == 3
+    assert begun([QueueRange(queue, 0, 20) for queue, *_ in ranges]) == 4
+
+
 def test_only_the_columns_that_are_asked_for(filled: Topic, fetching: MakeFetching) -> None:
     (batch,) = fetching(filled).batches(QueueRange(filled.queue(3), 7, 8), names=("key", "topic", "broker"))
     assert batch.to_pylist() == [{"key": "k31", "topic": filled.name, "broker": "broker-a"}]

@@ -39,6 +39,8 @@ MAX_COUNT: Final = 65_536
 """Messages one pull may ask for."""
 JOIN_ROWS: Final = 16_384
 """An Arrow batch is sent on when it has about so many rows, or ``pullBytes``."""
+_GUESSED_BYTES: Final = 512
+"""Of a message, as long as a queue has given none."""
 HELD_ANSWERS: Final = 32
 """Answers that must come before longer ones are tried again than the broker gave last."""
 
@@ -249,7 +251,7 @@ class PartitionReader:
         frames: dict[str, list[bytes]] = {}
         room = settings.pulls_in_flight - under_way
         promised = 2.0 * settings.pull_bytes - sum(
-            asked * cursor.message_bytes for out in self._out.values() for cursor, _, asked in out.values()
+            self._expected(cursor, asked) for out in self._out.values() for cursor, _, asked in out.values()
         )
         for cursor in self._cursors:
             for piece in cursor.pieces:
@@ -263,7 +265,7 @@ class PartitionReader:
                 cursor.pieces.append(following)
                 self._pull(cursor, following, frames)
                 room -= 1
-                promised -= (following.stop - following.position) * cursor.message_bytes
+                promised -= self._expected(cursor, following.stop - following.position)
             if room <= 0 or promised <= 0:
                 break
         for address, parts in frames.items():
@@ -271,6 +273,12 @@ class PartitionReader:
                 self._wire.link(address).send(b"".join(parts))
             except RocketMQError as error:
                 self._failed(address, error)
+
+    def _expected(self, cursor: _Cursor, count: int) -> float:
+        """Bytes of an answer, about; all that are under way are held until the first range has been read."""
+        if cursor.message_bytes:
+            return count * cursor.message_bytes
+        return min(count * _GUESSED_BYTES, self._settings.pull_bytes)
 
     def _next_piece(self, cursor: _Cursor) -> _Piece | None:
         start, end = cursor.next_piece, cursor.range.end
