@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from gimbalmq.broker.broker import Broker
 from gimbalmq.broker.redelivery import redelivery
+from gimbalmq.errors import StoreIOError
 from gimbalmq.model import topics as names
 from gimbalmq.model.javahash import tag_hash
 from gimbalmq.model.record import decode_record, encode_record
@@ -316,3 +320,16 @@ def test_timers_can_be_switched_off(tmp_path: Path) -> None:
 def test_kept_message_that_names_no_real_place_is_passed_over(properties: bytes) -> None:
     raw = encode_record(topic=names.SCHEDULE_TOPIC, body=b"x", properties=properties)
     assert redelivery(decode_record(raw)) is None
+
+
+def test_what_fails_with_delay_levels_does_not_stop_timers() -> None:
+    def broken() -> bool:
+        raise StoreIOError("a queue file cannot be read")
+
+    ticks: list[bool] = []
+    broker: Any = SimpleNamespace(
+        delays=SimpleNamespace(tick=broken), timers=SimpleNamespace(tick=lambda: ticks.append(True))
+    )
+    with pytest.raises(StoreIOError):
+        Broker._tick(broker)
+    assert ticks

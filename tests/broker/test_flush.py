@@ -6,6 +6,8 @@ import asyncio
 import threading
 from pathlib import Path
 
+import pytest
+
 from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.broker.flush import GroupCommit
 from gimbalmq.errors import StoreIOError
@@ -124,6 +126,22 @@ def test_closing_waits_for_those_who_wait(tmp_path: Path) -> None:
         asyncio.get_running_loop().call_later(0.01, store.go_on.release)
         await commit.close()
         assert wait.ended and wait.result
+        end(store)
+
+    run(work())
+
+
+@pytest.mark.timeout(10)
+def test_closing_after_a_wait_that_ended_too_early_lets_the_loop_go_on(tmp_path: Path) -> None:
+    async def work() -> None:
+        store = Disk(tmp_path)
+        commit = GroupCommit(store)
+        put(store, "T", 0, b"x")
+        wait = commit.wait(store.max_commitlog_offset)
+        wait.end(False)  # as its time limit does while the disk is slow
+        asyncio.get_running_loop().call_later(0.01, store.go_on.release)
+        await commit.close()
+        assert store.flushed_offset == store.max_commitlog_offset
         end(store)
 
     run(work())

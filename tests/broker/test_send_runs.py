@@ -401,6 +401,13 @@ def test_records_that_fit_no_file_leave_the_run_to_the_plain_way(bench: tuple[as
     runner.run(work())
 
 
+def test_a_message_of_many_keys_is_not_taken_by_vectors() -> None:
+    # A step for each key of thousands would hold up everybody else.
+    for keys in (send_runs._MOST_KEYS, send_runs._MOST_KEYS + 1):
+        raw = frame(0, f"KEYS\x01{'k ' * keys}\x02UNIQ_KEY\x01ID\x02")[1]
+        assert (send_runs.find_spans(raw) is None) == (keys > send_runs._MOST_KEYS)
+
+
 def test_shapes_kept_are_bounded() -> None:
     shapes = send_runs.Shapes()
     for number in range(send_runs._SHAPES_KEPT + 10):

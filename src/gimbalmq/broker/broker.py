@@ -511,8 +511,12 @@ class Broker:
         return _go_on(self._tick) if self._tick() else None
 
     def _tick(self) -> bool:
-        more = self.delays.tick()
-        return self.timers.tick() or more
+        more = False
+        try:
+            more = self.delays.tick()
+        finally:  # what fails with one kind of delay must not stop the other
+            more = self.timers.tick() or more
+        return more
 
     async def _reload_certificates(self) -> None:
         if await self._tls.reload():

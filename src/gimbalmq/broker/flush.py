@@ -87,6 +87,7 @@ class GroupCommit:
 
     async def close(self) -> None:
         """Waits until nobody waits for the disk any more."""
-        while self._waiters:
-            await self._waiters[-1][1]
+        # Not for the waits themselves: one that has ended by its time limit is among them until the sync is over.
+        while self._running is not None:
+            await asyncio.wait((self._running,))
         self._executor.shutdown(wait=True)

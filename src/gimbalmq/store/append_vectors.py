@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from gimbalmq.errors import StoreError
 from gimbalmq.model import properties as prop
 from gimbalmq.model.batch import ITEM_BYTES, ITEM_HEAD_BYTES
+from gimbalmq.model.crc import crc32
 from gimbalmq.model.flags import HOST_BITS
 from gimbalmq.model.queue_entry import ENTRY_BYTES, entry_dtype, tags_code
 from gimbalmq.model.record import (

@@ -47,6 +47,8 @@ _IS_LETTER[[code for code in range(256) if re.fullmatch(_LETTER, bytes((code,)))
 _OTHER = bytes(0x34 if code == 0x33 else 0x33 for code in range(256))
 """For each letter another one, which may stand for a digit."""
 
+_MOST_KEYS = 16
+"""Keys of one message in a run: each costs a few calls, however few the messages are."""
 _SHAPES_KEPT = 256
 _LONGEST_KEPT = 2048
 """Bytes of a header whose shape is kept: a peer that sends only others must not fill our memory."""
@@ -91,13 +93,16 @@ def find_spans(raw: bytes) -> _Spans | None:
     unique = _UNIQUE.search(raw)
     if opaque is None or queue is None or born is None or unique is None:
         return None
-    keys, tag = _KEYS.search(raw), _TAG.search(raw)
+    found, tag = _KEYS.search(raw), _TAG.search(raw)
+    keys = tuple(key.span() for key in _KEY.finditer(raw, *found.span(1))) if found is not None else ()
+    if len(keys) > _MOST_KEYS:
+        return None
     return _Spans(
         opaque.span(1),
         queue.span(1),
         born.span(1),
         unique.span(1),
-        tuple(found.span() for found in _KEY.finditer(raw, *keys.span(1))) if keys is not None else (),
+        keys,
         None if tag is None or raw.count(b"TAGS\\u0001") > 1 else tag.span(1),
     )
 
