@@ -70,12 +70,10 @@ def test_a_connection_that_is_given_up_during_the_handshake_ends() -> None:
 def test_who_is_not_welcome_shakes_no_hands() -> None:
     async def work() -> None:
         wire: Any = Wire()
-        asked: list[str] = []
-        stream = TlsStream(
-            Inner(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), welcome=lambda host: bool(asked.append(host))
-        )
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        stream = TlsStream(Inner(), context, welcome=lambda host: host != "10.0.0.7")
         stream.connection_made(wire)
-        assert wire.is_aborted and asked == ["10.0.0.7"] and stream._timer is None
+        assert wire.is_aborted and stream._timer is None
 
     run(work())
 
