@@ -8,10 +8,11 @@ from typing import Any
 from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.broker.json_file import TableThread
 from gimbalmq.broker.replication.heard import HeardOfMaster
+from gimbalmq.broker.replication.role import Kind, Role
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.replication_bodies import HaStatus
 from gimbalmq.store.files import Files
-from tests.support import run
+from tests.support import run, until
 
 
 class Master:
@@ -47,6 +48,16 @@ def test_a_slave_that_has_gone_counts_until_we_have_all_that_it_may_have(tmp_pat
         received[0] = 150
         await heard.look()
         assert heard.slaves == 1
+        # What it heard before its own term is not there after a restart, either.
+        slave, own = Role(Kind.SLAVE, 1), Role(Kind.MASTER, 0)
+        heard.role_changed(slave, own)
+        again = HeardOfMaster(tmp_path, Files(), thread, caller, SYSTEM_CLOCK, lambda: 0)
+
+        def loaded() -> tuple[str, int]:
+            again.load()
+            return again.role, again.slaves
+
+        await until(lambda: loaded() == ("", -1))
         await heard.close()
         thread.close()
 

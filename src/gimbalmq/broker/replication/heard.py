@@ -87,8 +87,9 @@ class HeardOfMaster:
 
     def role_changed(self, before: Role, now: Role) -> None:
         """What a broker heard before it was the master itself is of no use later."""
-        if now.is_master:
+        if now.is_master and (self.role, self.slaves) != _NOTHING:
             self.role, self.slaves = _NOTHING
+            self._tasks.spawn(self.keep(*_NOTHING), "forgetting")
 
     async def look(self) -> None:
         """Asks, and keeps what is new; a master that does not answer has said the last word before."""
