@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from gimbalmq._steps import run_through
+from gimbalmq.broker.transactions import Transactions
+from gimbalmq.broker.writer import Draft
 from gimbalmq.errors import LocalProtocolError
 from gimbalmq.model import properties as prop
 from gimbalmq.model import topics as names
@@ -919,5 +921,26 @@ def test_half_as_large_as_a_file_of_the_log_stops_nobody(tmp_path: Path) -> None
             clock.advance(7)
             bodies = [decode_record(bytes(q.body)).body for q in await _asked(desk, desk.client)]
             assert len(bodies) == 2 and bodies[1] == b"usual"
+
+    run(work())
+
+
+def test_a_slave_that_passes_many_halves_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halves that were stored anew, or cannot be read, are passed without anybody being waited for."""
+
+    async def elsewhere(drafts: list[Draft]) -> int:
+        raise AssertionError("there is nothing to give away")
+
+    async def work() -> None:
+        transactions = Transactions.__new__(Transactions)
+        transactions._settled, transactions._walked_to, transactions._elsewhere = set(), 0, elsewhere
+        monkeypatch.setattr(transactions, "_record", lambda topic, offset: None)
+        monkeypatch.setattr(transactions, "_note_progress", lambda: None)
+        moving = asyncio.ensure_future(transactions._move_open(2_000, 0, elsewhere))
+        turns = 0
+        while not moving.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert transactions._walked_to == 2_000 and turns > 5
 
     run(work())

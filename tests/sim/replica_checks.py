@@ -45,7 +45,6 @@ class Checks:
     Attributes:
         problems: what was broken.
         answers: of sends that were answered with success, by their marks.
-        excused: marks of messages that only one machine had, which then lost power.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class Checks:
     ) -> None:
         self.problems: list[str] = []
         self.answers: dict[bytes, Answer] = {}
-        self.excused: set[bytes] = set()
         self._machines = machines
         self._needed = needed
         self._must_have = must_have
@@ -182,16 +180,20 @@ class Checks:
                 self.found(f"{machine.number} is in the set and lacks {len(lost)}: {lost[0].decode()}")
 
     def _has(self, machine: Machine, answer: Answer) -> bool:
-        if answer.mark in self.excused:
-            return True
         return answer.mark in machine.log(answer.log_offset, answer.log_offset + TAIL_BYTES)
 
     def goes_dark(self, dark: Machine) -> None:
-        """A machine is about to lose power: what no other has is not promised."""
+        """A machine is about to lose power: another one has all that was answered, or it is lost."""
+        if not self._kept:
+            return
         others = [machine for machine in self._machines if machine is not dark]
-        for answer in self.answers.values():
-            if not any(self._has(other, answer) for other in others):
-                self.excused.add(answer.mark)
+        alone = [
+            answer.mark
+            for answer in self.answers.values()
+            if not any(self._has(other, answer) for other in others)
+        ]
+        if alone:
+            self.found(f"nobody but {dark.number}, which loses power, has {len(alone)}: {alone[0].decode()}")
 
     def show(self, machine: Machine, topic: str) -> None:
         """Readers that were shown a message are never shown another one in its place."""
@@ -206,7 +208,7 @@ class Checks:
                 key = (queue_id, offset)
                 raw = store.record_at_queue(topic, queue_id, offset)
                 mark = mark_of(raw)
-                if self._shown.setdefault(key, mark) != mark and self._shown[key] not in self.excused:
+                if self._shown.setdefault(key, mark) != mark:
                     self.found(
                         f"readers of {machine.number} see {mark.decode()} in queue {queue_id} at {offset}, where "
                         f"{self._shown[key].decode()} was shown"
@@ -249,8 +251,7 @@ class Checks:
         lost = [
             answer
             for answer in self.answers.values()
-            if answer.mark not in self.excused
-            and placed.get((answer.queue_id, answer.queue_offset)) != (answer.mark, answer.log_offset)
+            if placed.get((answer.queue_id, answer.queue_offset)) != (answer.mark, answer.log_offset)
         ]
         if lost:
             gone = [answer.mark for answer in lost if answer.mark not in marks]

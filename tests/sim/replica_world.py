@@ -765,8 +765,6 @@ async def _run(report: ReplicaReport, folder: Path, errors: list[str]) -> None:
     report.sums = Counter(
         {
             "acknowledged": len(world.checks.answers),
-            "lost": 0,
-            "excused": len(world.checks.excused),
             **world.codes,
         }
     )

@@ -7,14 +7,18 @@ with its schedule cut down to the faults it needs.
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gimbalmq.broker.replication.acknowledging import Acknowledging
 from gimbalmq.protocol.codes import ResponseCode
+from tests.sim.replica_checks import Answer, Checks
 from tests.sim.replica_promises import REPLICATED
 from tests.sim.replica_world import ReplicaReport, run_replicas
 from tests.sim.run import main
+from tests.support import run
 
 
 def kept(report: ReplicaReport) -> ReplicaReport:
@@ -51,3 +55,18 @@ def broken(name: str, seed: int) -> str:
 def test_a_master_that_does_not_wait_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(Acknowledging, "_copied", lambda *_: ResponseCode.SUCCESS)
     assert "answered with success up to" in broken(name, 1)
+
+
+def test_what_a_machine_without_power_had_alone_is_noticed() -> None:
+    async def work() -> None:
+        mark = b"#00000001#"
+        full: Any = SimpleNamespace(number=1, log=lambda begin=0, end=None: mark)
+        poor: Any = SimpleNamespace(number=2, log=lambda begin=0, end=None: b"")
+        checks = Checks([full, poor], needed=2, must_have=list, may_answer=lambda _: None, kept=True)
+        checks.accepted(Answer(mark, 0, 0, 0, 0.0))
+        checks.goes_dark(poor)
+        assert not checks.problems
+        checks.goes_dark(full)
+        assert "nobody but 1, which loses power, has 1" in checks.problems[0]
+
+    run(work())

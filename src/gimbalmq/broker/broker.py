@@ -259,7 +259,10 @@ class Broker:
         self._registration = Registrar(self._pool, self.topics, live, self._tasks, self.roles)
         progress = CopiedProgress(self.store, self.offsets, self.delays, self.timers)
         escape = Escape(live, self._pool, clock)
-        heard = HeardOfMaster(folder, self._files, self._tables, self._pool, clock)
+        store = self.store
+        heard = HeardOfMaster(
+            folder, self._files, self._tables, self._pool, clock, lambda: store.received_offset
+        )
         heard.load()
         self.replication = Replication(
             self.store,

@@ -312,6 +312,8 @@ class Transactions:
             if self._elsewhere is elsewhere:
                 self._walked_to = offset + 1
                 self._note_progress()
+            if offset % _STEP == 0:
+                await asyncio.sleep(0)  # there may be many that are only passed
 
     def _pass_settled(self, end: int) -> Steps[None]:
         passed = 0

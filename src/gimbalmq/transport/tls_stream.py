@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from gimbalmq.errors import ConnectError, RemoteProtocolError
+from gimbalmq.errors import ConnectError, ConnectionLostError, RemoteProtocolError
 from gimbalmq.transport.network import Network
 from gimbalmq.transport.tls import HANDSHAKE_SECONDS, TlsPipe
 
@@ -30,7 +30,11 @@ async def connect_tls(
     """A connection whose handshake is over; raises ConnectError."""
     stream = await network.connect(lambda: TlsStream(factory(), context, host=host), host, port, timeout)
     assert isinstance(stream, TlsStream)
-    problem = await stream.opened
+    try:
+        problem = await asyncio.shield(stream.opened)
+    except asyncio.CancelledError:
+        stream.abort()  # nobody would ever end it
+        raise
     if problem is not None:
         raise ConnectError(f"no TLS with {host}:{port}: {problem}")
     return stream.inner
@@ -41,22 +45,35 @@ class TlsStream(asyncio.Protocol):
 
     Args:
         host: whom a client wants to reach; None at the end that was connected to.
+        welcome: asked with the peer's host whether it is worth a handshake.
 
     Attributes:
         inner: what is said inside.
         opened: done after the handshake; a text says why there was none.
     """
 
-    def __init__(self, inner: asyncio.Protocol, context: ssl.SSLContext, *, host: str | None = None) -> None:
+    def __init__(
+        self,
+        inner: asyncio.Protocol,
+        context: ssl.SSLContext,
+        *,
+        host: str | None = None,
+        welcome: Callable[[str], bool] = lambda host: True,
+    ) -> None:
         self.inner = inner
+        self._welcome = welcome
         self.opened: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._pipe = TlsPipe(context, server_side=host is None, host=host)
         self._is_client = host is not None
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._problem = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if not self._welcome(str((transport.get_extra_info("peername") or ("", 0))[0])):
+            self._transport.abort()
+            return
         self._timer = asyncio.get_running_loop().call_later(
             HANDSHAKE_SECONDS, self._fail, f"the peer did not shake hands within {HANDSHAKE_SECONDS:g} s"
         )
@@ -92,8 +109,14 @@ class TlsStream(asyncio.Protocol):
         if not self._is_client:
             peer = (self._transport.get_extra_info("peername") or ("", 0))[:2]
             log.error("no TLS with %s:%s: %s", *peer, problem)
+        self._problem = problem
         self._end_handshake(problem)
         self._transport.close()
+
+    def abort(self) -> None:
+        """Ends the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
 
     @property
     def _is_open(self) -> bool:
@@ -106,7 +129,8 @@ class TlsStream(asyncio.Protocol):
         was_open = self._is_open
         self._end_handshake("the peer ended the connection during the handshake")
         if was_open:
-            self.inner.connection_lost(exc)
+            # With TLS 1.3 a server refuses a client's certificate when the client's handshake is over.
+            self.inner.connection_lost(exc or (ConnectionLostError(self._problem) if self._problem else None))
 
     def pause_writing(self) -> None:
         if self._is_open:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -327,6 +328,33 @@ def test_after_a_crash_a_master_does_not_come_back_by_a_controller_that_forgot_w
             await again.elections.joined()
             assert again.role == "master" and again.roles[0][1].master_epoch > 1
             await again.close()
+
+    run(work())
+
+
+def test_after_a_crash_the_time_without_a_controller_is_no_time_in_which_another_was_elected(
+    tmp_path: Path,
+) -> None:
+    """The power of the master's machine and of the controller's may be cut at once."""
+
+    async def work() -> None:
+        double = await ControllerDouble().start()
+        host, _, port = double.address.rpartition(":")
+        async with broker(1, tmp_path, double.address) as first:
+            assert first.role == "master"
+        await double.crash()
+        double.replicas[NAME].master = 1
+        again = Broker(1, tmp_path / "1", [double.address], was_closed=False)
+        again.live.swap(replace(again.live.now, controller_heart_beat_timeout_mills=100))
+        await again.elections.start()
+        try:
+            await until(lambda: "stay as they are" in (again.elections.trouble or ""))
+            await double.start(host, int(port))
+            await until(lambda: again.roles or "has not noticed" in (again.elections.trouble or ""))
+            assert not again.roles and not double.alive
+        finally:
+            await again.close()
+            await double.close()
 
     run(work())
 

@@ -634,7 +634,7 @@ def test_a_crash_while_a_copied_table_is_saved_leaves_the_old_or_the_new_one(tmp
 
     def content(root: Path) -> tuple[Any, ...]:
         topics, groups, offsets = opened(root)
-        heard = HeardOfMaster(root, Files(), TableThread(Files()), caller, SYSTEM_CLOCK)
+        heard = HeardOfMaster(root, Files(), TableThread(Files()), caller, SYSTEM_CLOCK, lambda: 0)
         heard.load()
         return (
             RoleFile(root, Files(), TableThread(Files()), slave).load(slave).broker_role,
@@ -649,7 +649,7 @@ def test_a_crash_while_a_copied_table_is_saved_leaves_the_old_or_the_new_one(tmp
         topics = Topics(folder, live, SYSTEM_CLOCK, thread)
         groups = Groups(folder, live, SYSTEM_CLOCK, thread)
         offsets = ConsumerOffsets(folder, thread)
-        heard = HeardOfMaster(folder, disk, thread, caller, SYSTEM_CLOCK)
+        heard = HeardOfMaster(folder, disk, thread, caller, SYSTEM_CLOCK, lambda: 0)
 
         async def take(name: str, counter: int) -> None:
             version = DataVersion(counter=counter, timestamp=5)

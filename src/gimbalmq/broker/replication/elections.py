@@ -120,7 +120,8 @@ class Elections:
         self._joined = asyncio.Event()
         self._is_beating = False
         self._was_closed = was_closed
-        self._begun = clock.monotonic()
+        self._heard_since: float | None = None
+        """Since when a controller has been heard that names no master; the others can only be elected by one."""
 
     @property
     def master_epoch(self) -> int:
@@ -158,6 +159,8 @@ class Elections:
                 await self._join()
                 break
             except RocketMQError as error:
+                if isinstance(error, TransportError):
+                    self._heard_since = None
                 self._note_trouble(_explained(error, self.own_id, self._live.now.broker_name))
             except Exception as error:
                 # A broker must not stay without a role for ever because of one bad answer.
@@ -207,8 +210,10 @@ class Elections:
             return standing.master_id == self.own_id
         # It names no master that does not live. One that was started again does not know who lives until it has heard
         # of them; a heartbeat of ours would make us the master again.
-        waited = self._clock.monotonic() - self._begun
-        if waited > self._live.now.controller_heart_beat_timeout_mills / 1000:
+        now = self._clock.monotonic()
+        if self._heard_since is None:
+            self._heard_since = now
+        if now - self._heard_since > self._live.now.controller_heart_beat_timeout_mills / 1000:
             return False  # there is nobody else
         name = self._live.now.broker_name
         known = await self._controllers.ask(lambda on, at: controller.replica_info(on, at, name))

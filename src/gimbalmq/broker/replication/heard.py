@@ -8,6 +8,7 @@ slave may be started again while its master is gone.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +40,28 @@ def _read(document: Any) -> _Heard:
 class HeardOfMaster:
     """Asks the master every second while it is copied.
 
+    Args:
+        received: where our own log ends.
+
     Attributes:
         role: ASYNC_MASTER or SYNC_MASTER; empty if the master has never said.
         slaves: how many copied the master; -1 if that is not known, as with a master of 4.9.
     """
 
-    def __init__(self, folder: Path, files: Files, thread: TableThread, caller: Caller, clock: Clock) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        files: Files,
+        thread: TableThread,
+        caller: Caller,
+        clock: Clock,
+        received: Callable[[], int],
+    ) -> None:
         self._file = JsonFile(folder / "heardOfMaster.json", files)
         self._thread = thread
         self._caller = caller
         self._clock = clock
+        self._received = received
         self._tasks = Tasks("heard of the master")
         self._master: str | None = None
         self._role_until = 0.0
@@ -74,8 +87,9 @@ class HeardOfMaster:
 
     def role_changed(self, before: Role, now: Role) -> None:
         """What a broker heard before it was the master itself is of no use later."""
-        if now.is_master:
+        if now.is_master and (self.role, self.slaves) != _NOTHING:
             self.role, self.slaves = _NOTHING
+            self._tasks.spawn(self.keep(*_NOTHING), "forgetting")
 
     async def look(self) -> None:
         """Asks, and keeps what is new; a master that does not answer has said the last word before."""
@@ -105,7 +119,11 @@ class HeardOfMaster:
         if not status.master:
             return self.role, self.slaves
         role = status.broker_role or await self._ask_role(master)
-        return role, len(status.ha_connection_info) if status.slaves is None else status.slaves
+        slaves = len(status.ha_connection_info) if status.slaves is None else status.slaves
+        if self._received() < status.master_commit_log_max_offset:
+            # One that has just gone may be the only one that has what we lack, and that may have been answered.
+            slaves = max(slaves, self.slaves)
+        return role, slaves
 
     async def _ask_role(self, master: str) -> str:
         now = self._clock.monotonic()

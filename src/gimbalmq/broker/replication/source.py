@@ -53,6 +53,7 @@ class HaSource:
         self._tasks = Tasks("replication source")
         self._listener: Listener | None = None
         self._pump: asyncio.Handle | None = None
+        self._shaking = 0
         self.replicas: list[Replica] = []
         self.acks = ReplicaAcks(self.replicas, lambda: store.max_commitlog_offset)
         self.on_report: list[Callable[[Replica], None]] = []
@@ -82,7 +83,24 @@ class HaSource:
         if not self._live.now.ha_tls_enable:
             return replica
         assert self._tls is not None and self._tls.context is not None, "the configuration was checked"
-        return TlsStream(replica, self._tls.context)
+        stream = TlsStream(replica, self._tls.context, welcome=lambda host: self._welcome(host, stream))
+        return stream
+
+    def _welcome(self, host: str, stream: TlsStream) -> bool:
+        """Whether a connection may shake hands: strangers must not cost more than they do without TLS."""
+        allowed = self._live.now.ha_allowed_addresses
+        if allowed and not matches(allowed, host):
+            log.error("%s may not copy the log: it is not in haAllowedAddresses", host)
+            return False
+        if self._shaking >= _MOST_REPLICAS:
+            log.error("%s may not copy the log: %d others are shaking hands", host, _MOST_REPLICAS)
+            return False
+        self._shaking += 1
+        stream.opened.add_done_callback(self._shaken)
+        return True
+
+    def _shaken(self, _: object) -> None:
+        self._shaking -= 1
 
     def _new_replica(self) -> Replica:
         return Replica(
