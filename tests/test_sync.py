@@ -351,6 +351,28 @@ def test_events_arrive_in_order_in_a_thread_that_may_block(cluster: ThreadCluste
     )
 
 
+def test_messages_that_an_interrupted_poll_has_taken_come_again(
+    cluster: ThreadCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the moment in which they come: nobody has seen them, so nothing may commit them."""
+
+    def interrupted(future: concurrent.futures.Future[Any]) -> None:
+        future.result()
+        raise KeyboardInterrupt
+
+    with sync.Producer("sync-interrupted", cluster.namesrv) as producer:
+        queue = producer.send(Message("sync-interrupted", b"seen by nobody")).queue
+    with sync.PullConsumer("sync-interrupted", cluster.namesrv, consume_from_where=FIRST) as consumer:
+        consumer.assign([queue])
+        with monkeypatch.context() as patch:
+            patch.setattr("gimbalmq.sync.loop.result_of", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                consumer.poll(20)
+        assert consumer.position(queue) == 0
+        assert [message.body for message in consumer.poll(20)] == [b"seen by nobody"]
+        assert consumer.position(queue) == 1
+
+
 def test_pull_consumer_assigns_seeks_pauses_and_commits(cluster: ThreadCluster) -> None:
     with sync.Producer("sync-pull", cluster.namesrv) as producer:
         producer.send(Message("sync-pull", b"0"))

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.instance import ClientInstance
-from gimbalmq.client.sending.batches import Batches
+from gimbalmq.client.sending.batches import Batches, item_bytes
 from gimbalmq.client.sending.lines import PlaceInLine
 from gimbalmq.client.sending.loop import Sending
 from gimbalmq.client.sending.prepare import Prepared, prepare, prepare_batches
@@ -333,6 +333,10 @@ class Producer:
             return None
         sending = self.sending
         prepared = prepare(message, self._instance or self.instance, self.config, self._publish)
+        size, small = item_bytes(prepared)
+        fits = fits and small
+        if not fits and not bound:
+            return None
         topic = message.topic
         limit = self.config.send_timeout if timeout is None else timeout
         started = self._loop.time()
@@ -347,9 +351,9 @@ class Producer:
         future: asyncio.Future[SendResult]
         if batches.full or callable(choice) or (bound and topic in sending.lines):
             if fits:
-                put = partial(batches.put, prepared, wait=wait, awaited=awaited)
+                put = partial(batches.put, prepared, size=size, wait=wait, awaited=awaited)
             else:
-                put = partial(batches.put_alone, prepared, limit=limit)
+                put = partial(batches.put_alone, prepared, size=size, limit=limit)
             place = sending.lines.join(topic) if bound else None
             future = task = batches.own(self._gather_later(batches, choice, put, limit, started, place))
             if place is not None:
@@ -357,9 +361,9 @@ class Producer:
         else:
             sending.attempts.count += 1
             if fits:
-                future = batches.put(prepared, choice, wait=wait, awaited=awaited)
+                future = batches.put(prepared, choice, size=size, wait=wait, awaited=awaited)
             else:
-                future = batches.put_alone(prepared, choice, limit=limit)
+                future = batches.put_alone(prepared, choice, size=size, limit=limit)
         if self._tracer is not None:
             future.add_done_callback(partial(self._trace_gathered, message, prepared, started))
         return future
@@ -374,14 +378,20 @@ class Producer:
         place: PlaceInLine | None,
     ) -> SendResult:
         """``_gather`` if a route, room or a turn has to be waited for."""
-        if place is not None:
-            await place.come_first()
-        chosen = await choice() if callable(choice) else choice
-        await batches.wait_room(self.sending.attempts.remaining(limit, started))
-        future = put(chosen)
-        if place is not None:
-            place.leave()
-        return await future
+        attempts = self.sending.attempts
+        try:
+            if place is not None:
+                await place.come_first()
+            chosen = await choice() if callable(choice) else choice
+            await batches.wait_room(attempts.remaining(limit, started))
+            future = put(chosen)
+            if place is not None:
+                place.leave()
+            return await future
+        except asyncio.CancelledError:
+            if attempts.closed:  # it was the producer that ended this, not who awaits it
+                raise StateError(f"producer {self.group} was closed before the answer came") from None
+            raise
 
     def _trace_gathered(
         self, message: Message, prepared: Prepared, started: float, sent: asyncio.Future[SendResult]

@@ -158,6 +158,12 @@ class PullConsumer(Consumer[PullConsumerConfig]):
         work.held.position = _offset_after(work)
         return work.messages
 
+    def take_back(self, messages: list[MessageView]) -> None:
+        """What ``poll`` has returned has reached nobody: it comes again, as after a ``seek``."""
+        held = self._waiting.take_back(messages)
+        if held is not None:
+            self.member.engine.puller.start(held, messages[0].queue_offset)
+
     async def __aiter__(self) -> AsyncIterator[MessageView]:
         """Messages one by one, until the consumer is closed."""
         while self.running:

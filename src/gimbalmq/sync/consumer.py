@@ -253,7 +253,34 @@ class PullConsumer(_Consumer[pull_consumers.PullConsumer]):
     subscribe = on_loop(pull_consumers.PullConsumer.subscribe)
     assign = on_loop(pull_consumers.PullConsumer.assign)
     queues = blocking(pull_consumers.PullConsumer.queues)
-    poll = blocking(pull_consumers.PullConsumer.poll)
+
+    def poll(self, timeout: float | None = None) -> list[MessageView]:
+        """The next messages of one queue; an empty list when none came in time.
+
+        Asking again means that what was returned before is done, and so does close(). Leaving ``with`` by an exception
+        does not: these messages come again, and so do those of a call that Ctrl-C has interrupted.
+
+        Args:
+            timeout: seconds to wait; left out, it is the config's ``poll_timeout``.
+        """
+        thread = self._running()
+        taken: list[list[MessageView]] = []
+
+        async def work() -> list[MessageView]:
+            taken.append(await self._async.poll(timeout))
+            return taken[0]
+
+        def take_back() -> None:
+            for messages in taken:
+                self._async.take_back(messages)
+
+        try:
+            return thread.run(work())
+        except BaseException:
+            # Ctrl-C may come in the same moment as messages. Nobody has seen them: close() must not commit them.
+            thread.loop.call_soon_threadsafe(take_back)
+            raise
+
     commit = blocking(pull_consumers.PullConsumer.commit)
     committed = blocking(pull_consumers.PullConsumer.committed)
     position = on_loop(pull_consumers.PullConsumer.position)

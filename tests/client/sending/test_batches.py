@@ -330,7 +330,121 @@ def test_sharding_keys_and_selectors_choose_the_queue_of_the_batch() -> None:
     with_producer(work)
 
 
+def test_what_waits_for_a_connection_is_not_overtaken_once_there_is_one() -> None:
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        attempts, queue = producer.sending.attempts, MessageQueue("T", "broker-a", 0)
+        connect, asked, gate = attempts.connect, asyncio.Event(), asyncio.Event()
+
+        async def connect_late(chosen: MessageQueue, timeout: float) -> Channel:
+            channel = await connect(chosen, timeout)
+            if not asked.is_set():
+                asked.set()
+                await gate.wait()
+            return channel
+
+        attempts.connect = connect_late  # type: ignore[method-assign]
+        channel = await connect(queue, 3.0)
+        channel.close()
+        sent = soon(producer, "a", queue=queue)
+        flush(producer)
+        await asked.wait()
+        assert attempts.reaches(queue)
+        for text in "bc":
+            sent += soon(producer, text, queue=queue)
+            flush(producer)
+        await asyncio.sleep(0.1)
+        gate.set()
+        await asyncio.gather(*sent)
+        assert received(cluster.broker) == [[b"a"], [b"b"], [b"c"]]
+
+    with_producer(work)
+
+
+def picky(broker: ScriptedBroker) -> None:
+    """The broker likes all but one."""
+
+    def answer(channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        return request.reply(13, "no") if b"bad" in bodies(request) else broker.stored(request)
+
+    broker.on_send = answer
+
+
+def test_what_is_sent_one_by_one_is_not_overtaken_by_later_ones_of_its_queue() -> None:
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        picky(cluster.broker)
+        queue = MessageQueue("T", "broker-a", 0)
+        sent = soon(producer, "a", "bad", "c", queue=queue)
+        flush(producer)
+        await until(lambda: len(sends(cluster.broker)) > 1)
+        sent += soon(producer, "d", "e", queue=queue)
+        flush(producer)
+        await asyncio.gather(*sent, return_exceptions=True)
+        assert received(cluster.broker)[1:] == [[b"a"], [b"bad"], [b"c"], [b"d", b"e"]]
+        assert [isinstance(future.exception(), MessageIllegalError) for future in sent] == [
+            *(False, True, False),
+            *(False, False),
+        ]
+
+    with_producer(work)
+
+
+def test_good_ones_of_a_refused_batch_fail_if_later_ones_of_their_queue_have_left() -> None:
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        picky(cluster.broker)
+        queue = MessageQueue("T", "broker-a", 0)
+        refused = soon(producer, "a", "bad", "c", queue=queue)
+        flush(producer)
+        later = soon(producer, "d", "e", queue=queue)
+        flush(producer)
+        for error in await asyncio.gather(*refused, return_exceptions=True):
+            assert isinstance(error, MessageIllegalError)
+        await asyncio.gather(*later)
+        assert received(cluster.broker) == [[b"a", b"bad", b"c"], [b"d", b"e"]]
+
+    with_producer(work)
+
+
 # --- failures --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.parametrize(
+    "odd", [{"flag": 2**31}, {"flag": -(2**31) - 1}, {"properties": {"p": "x" * 40_000}}]
+)
+def test_what_a_batch_cannot_carry_leaves_alone(odd: dict[str, Any], bound: bool) -> None:
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        queue = MessageQueue("T", "broker-a", 0) if bound else None
+        sent = soon(producer, "a", "b", queue=queue)
+        sent.append(producer.send_soon(Message("T", "odd", **odd), queue=queue))
+        sent += soon(producer, "c", "d", queue=queue)
+        flush(producer)
+        await asyncio.wait_for(asyncio.gather(*sent), 60)
+        together = [[b"a", b"b"], [b"c", b"d"]] if bound else [[b"a", b"b", b"c", b"d"]]
+        assert sorted(received(cluster.broker)) == [*together, [b"odd"]]
+
+    with_producer(work, batch_max_bytes=1_000_000)
+
+
+def test_text_that_cannot_be_written_takes_up_no_room() -> None:
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        for queue in (None, MessageQueue("T", "broker-a", 0)):
+            with pytest.raises(UnicodeEncodeError):
+                soon(producer, "a")
+                producer.send_soon(Message("T", b"x", properties={"p": "\ud800"}), queue=queue)
+        flush(producer)
+
+    with_producer(work)  # which looks at what is under way at the end
+
+
+def test_a_fault_of_our_own_is_the_error_of_each() -> None:
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        futures = soon(producer, "a", "b")
+        producer._batches._open["T", "true", False].messages[0].body = "text"  # type: ignore
+        flush(producer)
+        errors = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 60)
+        assert [type(error) for error in errors] == [TypeError] * 2
+
+    with_producer(work)
 
 
 def test_an_error_is_the_error_of_each() -> None:
@@ -564,6 +678,22 @@ def test_close_ends_in_the_time_of_a_send_if_the_broker_is_silent() -> None:
         assert asyncio.get_running_loop().time() - begun < 4.5
         for error in await asyncio.gather(*futures, return_exceptions=True):
             assert isinstance(error, StateError | RequestTimeoutError)
+
+    closing(work)
+
+
+def test_sends_that_close_ends_fail_and_are_not_cancelled() -> None:
+    """A task that awaits one would end without a word."""
+
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        silent_until(cluster.broker)
+        how = {"queue": MessageQueue("T", "broker-a", 0), "timeout": 60.0}
+        awaited = asyncio.ensure_future(producer.send(Message("T", "a"), **how))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        started = soon(producer, "b", **how)
+        await producer.close()
+        errors = await asyncio.gather(awaited, *started, return_exceptions=True)
+        assert [type(error) for error in errors] == [StateError] * 2
 
     closing(work)
 

@@ -118,6 +118,20 @@ class Polled:
         if self._notes and held.position is not None and held.position >= 0:
             held.done_to(held.position)
 
+    def take_back(self, messages: list[MessageView]) -> HeldQueue | None:
+        """Makes void that these were handed out; the queue if it is to be read again from the first of them."""
+        for work in self._handed:
+            if work.messages is messages:
+                held = work.held
+                if held.state is READING:
+                    self.move(held, messages[0].queue_offset)
+                    return held
+                self._handed.remove(work)
+                held.position = None
+                held.end(work)
+                break
+        return None
+
     def is_out(self, work: Work) -> bool:
         """Whether it was handed out, and is neither done nor made void by a seek."""
         return work in self._handed

@@ -28,6 +28,7 @@ from gimbalmq.model import properties as names
 from gimbalmq.model.batch import ITEM_BYTES
 from gimbalmq.model.message import Message
 from gimbalmq.model.queues import MessageQueue
+from gimbalmq.model.record import MAX_PROPERTIES
 from gimbalmq.model.results import SendResult
 from gimbalmq.model.topics import RETRY_PREFIX
 
@@ -40,6 +41,9 @@ senders await them, by which the rules for further attempts differ."""
 _ALONE: Final = frozenset({*names.DELAYS, names.TRAN_MSG, names.MESSAGE_TYPE, names.CORRELATION_ID})
 """Messages with one of these leave alone: brokers take no delayed ones or halves in batches, and requests and replies
 have somebody who waits for them."""
+
+_FLAGS: Final = 2**31
+"""A message's flag is a signed number of 32 bits within a batch; alone it travels as text."""
 
 
 class Batch(msgspec.Struct, eq=False):
@@ -126,8 +130,10 @@ class Batches:
         self._open: dict[Kind, Batch] = {}
         """Of messages that are bound to no queue."""
         self._bound: dict[MessageQueue, Batch] = {}
+        self._last: dict[MessageQueue, Batch] = {}
+        """Of the bound batches that have left and have no answer, the last one of each queue."""
         self._lines = Lines()
-        """Bound batches that could not leave at once, for want of a connection."""
+        """Bound batches that are about to leave. Each looks for its connection when all before it have one."""
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._closing = False
@@ -207,13 +213,14 @@ class Batches:
             or self.held >= self._most_held
             or self._waiting
             or not 0 < len(body) < self._small
+            or not -_FLAGS <= message.flag < _FLAGS
             or not _ALONE.isdisjoint(known)
         ):
             return None
         now_ms = self._now_ms()
         msg_id, properties = stamp(message, self._next_id, now_ms)
         size = batch.size + ITEM_BYTES + len(body) + len(properties)
-        if size > self._most_bytes or not properties.isascii():
+        if size > self._most_bytes or len(properties) > MAX_PROPERTIES or not properties.isascii():
             return None
         self.held += size - batch.size
         batch.size = size
@@ -227,15 +234,20 @@ class Batches:
         """Whether a message may be in a batch; a large one, each compressed one among them, gains nothing by it."""
         return (
             0 < len(message.body) < self._small
+            and -_FLAGS <= message.flag < _FLAGS
             and _ALONE.isdisjoint(message.system_properties)
             and not message.topic.startswith(RETRY_PREFIX)
         )
 
     def put(
-        self, prepared: Prepared, queue: MessageQueue | None, *, wait: str, awaited: bool
+        self, prepared: Prepared, queue: MessageQueue | None, *, size: int, wait: str, awaited: bool
     ) -> asyncio.Future[SendResult]:
-        """Puts a message, which fits and is counted as under way, into the batch of its like, which it may begin."""
-        kind, size = (prepared.topic, wait, awaited), _item_bytes(prepared)
+        """Puts a message, which fits and is counted as under way, into the batch of its like, which it may begin.
+
+        Args:
+            size: bytes that it takes in a request, see ``item_bytes``.
+        """
+        kind = (prepared.topic, wait, awaited)
         batch = self._open.get(kind) if queue is None else self._bound.get(queue)
         if batch is None:
             batch = self._begin(kind, queue)
@@ -268,14 +280,13 @@ class Batches:
         return batch
 
     def put_alone(
-        self, prepared: Prepared, queue: MessageQueue | None, *, limit: float
+        self, prepared: Prepared, queue: MessageQueue | None, *, size: int, limit: float
     ) -> asyncio.Future[SendResult]:
         """Sends by itself a message that is bound, behind those that were bound to its queue before."""
         assert queue is not None, "what is bound to no queue need not go behind others"
         before = self._bound.get(queue)
         if before is not None:
             self._send(before)
-        size = _item_bytes(prepared)
         future: asyncio.Future[SendResult] = self._loop.create_future()
         self.held += size
         self._send(Batch((prepared.topic, "", False), queue, ONCE, limit, size, [prepared], [future]))
@@ -315,9 +326,10 @@ class Batches:
                 del self._open[batch.kind]
             else:
                 del self._bound[batch.queue]
-        topic, place = batch.kind[0], None
-        if batch.queue is not None and (topic in self._lines or not self._attempts.reaches(batch.queue)):
-            place = self._lines.join(topic)
+        place = None
+        if batch.queue is not None:
+            self._last[batch.queue] = batch
+            place = self._lines.join(batch.kind[0])
         task = self.own(self._deliver(batch, place))
         task.add_done_callback(partial(self._ended, batch, len(batch.messages), batch.size, place))
 
@@ -325,6 +337,8 @@ class Batches:
         self, batch: Batch, messages: int, size: int, place: PlaceInLine | None, task: asyncio.Task[None]
     ) -> None:
         """The batch has its answer, or none will come."""
+        if batch.queue is not None and self._last.get(batch.queue) is batch:
+            del self._last[batch.queue]
         if place is not None:
             place.leave()
         if task.cancelled():
@@ -339,14 +353,15 @@ class Batches:
             if place is not None:
                 assert batch.queue is not None, "only what is bound stands in a line"
                 await place.come_first()
-                await self._attempts.connect(batch.queue, self._attempts.remaining(batch.limit, started))
+                if not self._attempts.reaches(batch.queue):
+                    await self._attempts.connect(batch.queue, self._attempts.remaining(batch.limit, started))
                 place.leave()
             batch.drop_cancelled()
             if len(batch.messages) > 1:
                 await self._deliver_together(batch, started)
             elif batch.messages:
                 await self._deliver_each(batch, started)
-        except RocketMQError as error:
+        except Exception as error:  # of ours, too: somebody waits for each of these messages
             batch.fail(error)
 
     async def _deliver_together(self, batch: Batch, started: float) -> None:
@@ -357,7 +372,16 @@ class Batches:
             )
         except MessageIllegalError:
             # Nothing is stored. What the broker does not like may be one of them, and only that one shall fail.
-            await self._deliver_each(batch, started)
+            if batch.queue is None:
+                await self._deliver_each(batch, started)
+                return
+            if self._last.get(batch.queue) is not batch:
+                raise  # others of the queue have left since: the good ones would arrive behind them
+            place = self._lines.join(batch.kind[0])
+            try:
+                await self._deliver_each(batch, started)
+            finally:
+                place.leave()
         else:
             batch.settle(result)
 
@@ -377,7 +401,8 @@ class Batches:
                     future.set_result(result)
 
 
-def _item_bytes(prepared: Prepared) -> int:
+def item_bytes(prepared: Prepared) -> tuple[int, bool]:
+    """The bytes that a message takes in a batch, and whether its properties fit there."""
     properties = prepared.properties
     length = len(properties) if properties.isascii() else len(properties.encode())
-    return ITEM_BYTES + len(prepared.body) + length
+    return ITEM_BYTES + len(prepared.body) + length, length <= MAX_PROPERTIES

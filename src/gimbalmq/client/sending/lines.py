@@ -22,7 +22,7 @@ class PlaceInLine:
 
     async def come_first(self) -> None:
         """Returns when all that were sent before have left."""
-        if self._before is not None:
+        if self._before is not None and not self._before.done():
             await asyncio.wait((self._before,))
 
     def leave(self, _: object = None) -> None:
