@@ -108,7 +108,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         lines = sorted((server.ready(), server.ready()))
         assert server.ready() == "all 2 brokers ready"
         yield Running(server, store, namesrv, metrics, lines)
-        assert server.end() == 0
+        brokers = processes(server).values()
+        server.process.send_signal(signal.SIGTERM)
+        for pid in brokers:  # systemd signals all processes of a service, and the command signals its brokers
+            os.kill(pid, signal.SIGTERM)
+        assert server.wait() == 0
         assert not (store / "abort").exists() and not (store / "broker-b" / "abort").exists()
         assert not processes(server)
 
