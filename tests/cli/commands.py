@@ -81,6 +81,10 @@ class Server:
     def end(self, number: signal.Signals = signal.SIGTERM, timeout: float = 60) -> int:
         """Sends a signal and waits; the exit code."""
         self.process.send_signal(number)
+        return self.wait(timeout)
+
+    def wait(self, timeout: float = 60) -> int:
+        """The exit code of a server that was told to end."""
         code = self.process.wait(timeout)
         for thread in self._threads:
             thread.join(5)

@@ -73,7 +73,7 @@ def test_each_broker_has_its_own_name_ports_and_folder_and_the_first_is_unchange
     assert second.store_path_root_dir == str(tmp_path / "broker-b")
     for config in (first, second, third):
         assert config.max_message_size == 1000
-        assert config.access_message_in_memory_max_ratio == 13
+        assert config.access_message_in_memory_max_ratio == 14
         assert (config.metrics_prom_exporter_port, config.metrics_token) == (0, None)
     assert configurations(alone, 1) == (alone,)
 

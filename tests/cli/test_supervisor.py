@@ -25,7 +25,8 @@ from gimbalmq.access.users import UserType
 from gimbalmq.broker.config import BrokerConfig
 from gimbalmq.broker.metrics_page import Family
 from gimbalmq.cli.main import main
-from gimbalmq.cli.pipes import Birth
+from gimbalmq.cli.pipes import Birth, Metrics, Said, write_frame
+from gimbalmq.cli.supervised import Parent
 from gimbalmq.cli.supervisor import BrokerFailedError, Brokers, SupervisedBroker, give_users, merged
 from gimbalmq.errors import NoPermissionError
 from gimbalmq.sync import Admin, Producer
@@ -108,7 +109,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         lines = sorted((server.ready(), server.ready()))
         assert server.ready() == "all 2 brokers ready"
         yield Running(server, store, namesrv, metrics, lines)
-        assert server.end() == 0
+        brokers = processes(server).values()
+        server.process.send_signal(signal.SIGTERM)
+        for pid in brokers:  # systemd signals all processes of a service, and the command signals its brokers
+            os.kill(pid, signal.SIGTERM)
+        assert server.wait() == 0
         assert not (store / "abort").exists() and not (store / "broker-b" / "abort").exists()
         assert not processes(server)
 
@@ -345,3 +350,33 @@ def test_a_server_gets_the_users_of_the_first_broker(tmp_path: Path) -> None:
         assert [(user.name, user.type) for user in table.users().values()] == [("admin", UserType.SUPER)]
 
     asyncio.run(work())
+
+
+def test_a_broker_whose_metrics_fail_once_hears_the_next_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    questions, theirs = os.pipe()
+    told: list[Said] = []
+
+    class Once:
+        def __init__(self) -> None:
+            self.metrics = self
+            self.failed = False
+
+        async def read(self) -> list[Family]:
+            if not self.failed:
+                self.failed = True
+                raise ValueError("a name that no text can hold")
+            return []
+
+    async def work() -> None:
+        opened = os.fdopen
+        monkeypatch.setattr(os, "fdopen", lambda _, *words, **how: opened(questions, *words, **how))
+        parent = Parent(-1)
+        monkeypatch.setattr(parent, "say", told.append)
+        monkeypatch.setattr(parent, "gone", lambda: None)
+        for number in (1, 2):
+            write_frame(theirs, number.to_bytes(8, "big"))
+        os.close(theirs)
+        await parent._answer(Once())  # type: ignore[arg-type]
+
+    asyncio.run(work())
+    assert told == [Metrics(2, [])]

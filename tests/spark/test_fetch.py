@@ -152,6 +152,19 @@ def test_long_ranges_are_begun_one_after_the_other_and_short_ones_together(
     assert begun([QueueRange(queue, 0, 20) for queue, *_ in ranges]) == 4
 
 
+def test_filtered_ranges_behind_the_first_do_not_pile_up(filled: Topic, fetching: MakeFetching) -> None:
+    """A filtered range is asked for bit by bit; the second one must not keep pace with the first."""
+    reading = fetching(filled, pullBytes="1024", tags="A")
+    reader = PartitionReader(reading.settings, reading.wire, reading.addresses)
+    most = rows = 0
+    for _, answer in reader._answers(reading.everything()):
+        held = [found for cursor in reader._cursors for piece in cursor.pieces for found in piece.answers]
+        most = max(most, sum(len(found.body) for found in held))
+        rows += answer.covers
+    assert most < 6 * 1024
+    assert rows > 1900, "the last ones of a queue need not be covered by an answer"
+
+
 def test_only_the_columns_that_are_asked_for(filled: Topic, fetching: MakeFetching) -> None:
     (batch,) = fetching(filled).batches(QueueRange(filled.queue(3), 7, 8), names=("key", "topic", "broker"))
     assert batch.to_pylist() == [{"key": "k31", "topic": filled.name, "broker": "broker-a"}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import sys
@@ -50,7 +51,7 @@ def seen(wanted: object) -> bool:
 def test_a_process_that_is_no_worker_keeps_its_collector() -> None:
     before = gc.get_freeze_count()
     worker.settle()
-    assert gc.get_freeze_count() == before
+    assert gc.get_freeze_count() <= before  # what others have frozen may be freed
 
 
 class Ended(BaseException):
@@ -123,6 +124,8 @@ def test_a_planner_that_spark_hung_up_on_ends_without_a_word(monkeypatch: pytest
     lost.__cause__ = lost.__context__ = EOFError()
     with pytest.raises(ConnectionLostError):
         stop_after(lost)
+    with pytest.raises(asyncio.IncompleteReadError):  # an EOFError, too
+        stop_after(asyncio.IncompleteReadError(b"", 4))
     worker.leave_if_spark_hung_up()  # stopped in good order
 
 

@@ -76,8 +76,8 @@ def configurations(first: BrokerConfig, count: int) -> tuple[BrokerConfig, ...]:
         metrics_prom_exporter_port=0,
         metrics_token=None,
         metrics_token_file=None,
-        # A share of the machine's memory, which they have together.
-        access_message_in_memory_max_ratio=first.access_message_in_memory_max_ratio // count,
+        # A share of the machine's memory, which they have together; 0 would mean that nothing is in memory.
+        access_message_in_memory_max_ratio=-(-first.access_message_in_memory_max_ratio // count),
     )
     if first.acl_enable and not (first.acl_config_path or first.rocketmq_home):
         shared = replace(shared, acl_config_path=str(store / "conf"))

@@ -101,7 +101,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 async def _until_signal(plan: ServePlan) -> int:
     others: list[Brokers] = []
     task = asyncio.ensure_future(_serve(plan, others))
-    stop = _StopOnSignal(asyncio.get_running_loop(), task, others)
+    stop = _StopOnSignal(asyncio.get_running_loop(), task, others, is_child=plan.parent is not None)
     with stop:
         try:
             await asyncio.shield(task)
@@ -117,11 +117,21 @@ class _StopOnSignal:
 
     Plain signal handlers, not the loop's: they run even while the loop is busy, so the second
     signal works when the first one hangs.
+
+    Args:
+        is_child: another process has started this one. Whoever stops both, as systemd does, signals this one twice:
+            directly and through the other, which kills it if that is what is wanted. So the second signal is nothing.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, task: asyncio.Future[None], others: list[Brokers]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        task: asyncio.Future[None],
+        others: list[Brokers],
+        *,
+        is_child: bool,
     ) -> None:
+        self._is_child = is_child
         self._loop = loop
         self._task = task
         self._others = others
@@ -138,6 +148,8 @@ class _StopOnSignal:
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         name = signal.Signals(number).name
+        if self.asked and self._is_child:
+            return
         if self.asked:
             os.write(2, f"gimbalmq: {name} again: ending at once\n".encode())
             for brokers in self._others:
@@ -147,7 +159,7 @@ class _StopOnSignal:
         self._loop.call_soon_threadsafe(self._stop, name)
 
     def _stop(self, name: str) -> None:
-        log.info("%s: shutting down; a second signal ends at once", name)
+        log.info("%s: shutting down%s", name, "" if self._is_child else "; a second signal ends at once")
         self._task.cancel()
 
 

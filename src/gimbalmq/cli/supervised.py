@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pickle
 import signal
@@ -29,6 +30,8 @@ from gimbalmq.transport.tasks import Tasks
 
 if TYPE_CHECKING:
     from gimbalmq.broker.broker import Broker
+
+log = logging.getLogger(__name__)
 
 _FAILED, _MISUSED = 1, 2
 
@@ -61,8 +64,12 @@ class Parent:
         )
         try:
             while (question := await next_frame(reader)) is not None:
-                found = Metrics(int.from_bytes(question, "big"), await broker.metrics.read())
-                await asyncio.to_thread(self.say, found)
+                try:
+                    found = Metrics(int.from_bytes(question, "big"), await broker.metrics.read())
+                    await asyncio.to_thread(self.say, found)
+                except Exception:
+                    # The next question must be heard, and so must the end of the pipe.
+                    log.exception("the metrics could not be told")
         finally:
             transport.close()
         self.gone()

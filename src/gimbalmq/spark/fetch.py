@@ -80,7 +80,7 @@ class _Piece:
 class _Cursor:
     """One range being read."""
 
-    __slots__ = ("held", "message_bytes", "next_piece", "pieces", "range", "step")
+    __slots__ = ("held", "message_bytes", "next_piece", "pieces", "range", "step", "waiting")
 
     def __init__(self, wanted: QueueRange) -> None:
         self.range = wanted
@@ -90,6 +90,8 @@ class _Cursor:
         """Messages a pull brings; None before the first answer."""
         self.held = 0
         self.message_bytes = 0.0
+        self.waiting = 0
+        """Bytes of answers whose turn has not come."""
 
     @property
     def queue(self) -> MessageQueue:
@@ -141,6 +143,8 @@ class PartitionReader:
         self._cursors: deque[_Cursor] = deque()
         self._out: dict[str, dict[int, tuple[_Cursor, _Piece, int]]] = {}
         """Pulls under way: by address and opaque, with the number of messages asked for."""
+        self._waiting = 0
+        """Bytes of answers of all ranges whose turn has not come."""
         self._pauses = iter(backoff(settings))
         self._quiet = False
         self._begins = 0
@@ -222,6 +226,7 @@ class PartitionReader:
     def _answers(self, partition: Partition) -> Iterator[tuple[MessageQueue, _Answer]]:
         """What the pulls brought, in the order of the ranges and offsets."""
         self._cursors = deque(_Cursor(wanted) for wanted in partition if wanted.length)
+        self._waiting = 0
         try:
             while self._cursors:
                 cursor = self._cursors[0]
@@ -230,6 +235,8 @@ class PartitionReader:
                 while piece.position < piece.stop and not piece.answers:
                     self._receive(self._address(cursor.queue))
                 for answer in piece.answers:
+                    cursor.waiting -= len(answer.body)
+                    self._waiting -= len(answer.body)
                     yield cursor.queue, answer
                 piece.answers = []
                 if piece.position >= piece.stop:
@@ -253,12 +260,16 @@ class PartitionReader:
         promised = 2.0 * settings.pull_bytes - sum(
             self._expected(cursor, asked) for out in self._out.values() for cursor, _, asked in out.values()
         )
+        first = self._cursors[0]
         for cursor in self._cursors:
+            if cursor is not first and (room <= 0 or promised <= self._waiting - first.waiting):
+                break  # what has come for later ranges takes memory, too
             for piece in cursor.pieces:
                 if not piece.asked and piece.position < piece.stop:
                     self._pull(cursor, piece, frames)
                     room -= 1
-            while (room > 0 and promised > 0) or (cursor is self._cursors[0] and not cursor.pieces):
+                    promised -= self._expected(cursor, min(MAX_COUNT, piece.stop - piece.position))
+            while (room > 0 and promised > 0) or (cursor is first and not cursor.pieces):
                 following = self._next_piece(cursor)
                 if following is None:
                     break
@@ -266,8 +277,6 @@ class PartitionReader:
                 self._pull(cursor, following, frames)
                 room -= 1
                 promised -= self._expected(cursor, following.stop - following.position)
-            if room <= 0 or promised <= 0:
-                break
         for address, parts in frames.items():
             try:
                 self._wire.link(address).send(b"".join(parts))
@@ -362,6 +371,8 @@ class PartitionReader:
                 cursor.learn(asked, count, len(answer.body), self._settings.pull_bytes)
             over = following > piece.stop
             piece.answers.append(_Answer(answer.body, count, piece.stop if over else None))
+            cursor.waiting += len(answer.body)
+            self._waiting += len(answer.body)
             piece.position = min(following, piece.stop)
             if self._filter.tags is None:
                 cursor.give_back_rest_of(piece)

@@ -54,7 +54,8 @@ def while_spark_listens(read: Callable[P, Iterator[T]]) -> Callable[P, Iterator[
 
 def leave_if_spark_hung_up() -> None:
     """Called as a stream's planner is stopped: if Spark closed its pipe, the process ends here, for the same reason."""
-    if isinstance(sys.exception(), EOFError) and _process_is(_STREAMS):
+    # Not its subclasses: asyncio's for an answer that was cut short is a failure that Spark must be told.
+    if type(sys.exception()) is EOFError and _process_is(_STREAMS):
         os._exit(0)
 
 
