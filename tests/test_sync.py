@@ -45,7 +45,7 @@ def cluster() -> Iterator[ThreadCluster]:
 
 MACHINERY = {
     *("instance", "clock", "member", "offsets", "holdings"),
-    *("pull_threshold_for_queue", "pull_threshold_size_for_queue"),
+    *("pull_threshold_for_queue", "pull_threshold_size_for_queue", "take_back"),
 }
 """Public in the async classes because the other parts of the client use it."""
 
