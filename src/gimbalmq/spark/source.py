@@ -126,7 +126,7 @@ class _Reading:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, TopicPartition):
             return  # Spark's stand-in for a plan without partitions
-        # Only tasks need it, and loading it is half of what our part of a planner's start takes.
+        # Only tasks need it, and a planner starts quicker without it.
         from gimbalmq.spark.fetch import read_partition
 
         settle()
