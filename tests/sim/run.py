@@ -31,6 +31,8 @@ from tests.sim.world import Report, Settings, run_world
 
 STUCK_SECONDS = 120
 """Of real time: a world that takes longer will never end."""
+WORLDS_OF_A_PROCESS = 40
+"""Then it ends: what worlds leave behind in it grows, and each world is slower than the one before."""
 CUT_DOWN = 5
 """So many findings, each of another sort, are cut down."""
 
@@ -190,7 +192,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begun = shown = time.monotonic()
     end = begun + 60 * asked.minutes
     seen: list[Outcome] = []
-    with multiprocessing.get_context("spawn").Pool(max(1, min(asked.jobs, asked.runs))) as pool:
+    processes = max(1, min(asked.jobs, asked.runs))
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=WORLDS_OF_A_PROCESS) as pool:
         for outcome in pool.imap_unordered(one, work):
             seen.append(outcome)
             if outcome.problems:
