@@ -575,7 +575,8 @@ static void build_send_frame(void) {
     /* Enough for what a connection may send at once, if that fits; a multiple of the queues, of which each has its frames. */
     size_t fitting = STAGE_BYTES / frame_length;
     if (fitting > (size_t)(window / connections)) fitting = (size_t)(window / connections);
-    stage_frames = fitting < (size_t)queues ? (size_t)queues : fitting / (size_t)queues * (size_t)queues;
+    stage_frames = fitting / (size_t)queues * (size_t)queues;
+    if (stage_frames < fitting || !fitting) stage_frames += (size_t)queues;
     stage = malloc(stage_frames * frame_length);
     for (size_t i = 0; i < stage_frames; i++) memcpy(stage + i * frame_length, frame, frame_length);
     if (user) sign_frames(length, id, strlen(id) - ID_COUNTER_WIDTH);
