@@ -249,7 +249,7 @@ class Broker:
             gate = self.access.gate(needs, config)
             if gate is not None:
                 self.transactions.show_only_if(partial(_may_see, gate, needs))
-                self.timers.only_own_topic = gate.is_strict
+                self.timers.delete_only_in_own_topic(gate.is_strict)
         except BaseException:
             self.store.close()
             raise
