@@ -26,6 +26,7 @@ from gimbalmq.cli.asking import (
     Shown,
     Verb,
     add_noun,
+    asked_first,
     words_of,
 )
 from gimbalmq.cli.terminal import confirmed, table
@@ -86,22 +87,16 @@ def _verbs() -> list[Verb]:
             )
             for name in ("create", "update")
         ),
-        Verb(
-            "delete",
-            "delete the policy for one resource, or all policies of a user",
-            _delete,
-            lambda parser: _delete_options(parser, ask=True),
-            watch=False,
-            examples=("acl delete alice Topic:orders", "acl delete alice --yes"),
-        ),
-        Verb(
-            "",
-            "delete the policy for one resource, or all policies of a user, without asking",
-            _delete,
-            lambda parser: _delete_options(parser, ask=False),
-            mqadmin=("deleteAcl",),
-            watch=False,
-            examples=("deleteAcl -c DefaultCluster -s User:alice -r Topic:orders",),
+        *asked_first(
+            Verb(
+                "delete",
+                "delete the policy for one resource, or all policies of a user",
+                _delete,
+                examples=("acl delete alice Topic:orders", "acl delete alice --yes"),
+            ),
+            _delete_options,
+            mqadmin="deleteAcl",
+            example="deleteAcl -c DefaultCluster -s User:alice -r Topic:orders",
         ),
         Verb(
             "show",
@@ -228,7 +223,7 @@ async def _put(admin: Admin, args: argparse.Namespace, verb: str) -> Shown:
     return changed(done, words, {"user": args.user, "resources": resources, "decision": args.decision})
 
 
-def _delete_options(parser: Parser, *, ask: bool) -> None:
+def _delete_options(parser: Parser, ask: bool) -> None:
     SUBJECT.argument(parser)
     RESOURCE.argument(parser)
     _default_option(parser)

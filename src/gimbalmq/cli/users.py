@@ -26,6 +26,7 @@ from gimbalmq.cli.asking import (
     Shown,
     Verb,
     add_noun,
+    asked_first,
     client_file_of,
     namesrv_of,
     words_of,
@@ -74,22 +75,16 @@ def _verbs() -> list[Verb]:
                 "updateUser -c DefaultCluster -u alice -s disable",
             ),
         ),
-        Verb(
-            "delete",
-            "delete a user and its policies",
-            _delete,
-            lambda parser: _delete_options(parser, ask=True),
-            watch=False,
-            examples=("user delete alice", "user delete alice --yes"),
-        ),
-        Verb(
-            "",
-            "delete a user and its policies, without asking",
-            _delete,
-            lambda parser: _delete_options(parser, ask=False),
-            mqadmin=("deleteUser",),
-            watch=False,
-            examples=("deleteUser -c DefaultCluster -u alice",),
+        *asked_first(
+            Verb(
+                "delete",
+                "delete a user and its policies",
+                _delete,
+                examples=("user delete alice", "user delete alice --yes"),
+            ),
+            _delete_options,
+            mqadmin="deleteUser",
+            example="deleteUser -c DefaultCluster -u alice",
         ),
         Verb(
             "show",
@@ -231,7 +226,7 @@ async def _update(admin: Admin, args: argparse.Namespace) -> Shown:
     return changed(done, f"User {name} was changed", {"user": name})
 
 
-def _delete_options(parser: Parser, *, ask: bool) -> None:
+def _delete_options(parser: Parser, ask: bool) -> None:
     USER.argument(parser)
     place_options(parser)
     yes_option(parser, ask=ask)

@@ -1,9 +1,9 @@
 """One file of the key index, in Apache's layout: a header, a table of slots and a list of entries.
 
 A slot holds the number of the newest entry whose hash falls into it, each entry the number of the one before it:
-chains, newest first. Putting keys in one by one would cost microseconds each. So a batch is sorted by slot; within a run
-of one slot each entry links to its neighbour, the first to what the slot held, and the slot gets the
-last: a handful of numpy calls for thousands of keys.
+chains, newest first. Putting keys in one by one would cost microseconds each. So a batch is sorted by slot; within a
+run of one slot each entry links to its neighbour, the first to what the slot held, and the slot gets the last: a
+handful of numpy calls for thousands of keys.
 
 The slots are written through a map, whose blocks are reserved beforehand so that a full disk cannot
 turn into a SIGBUS; entries are appended with a plain write.
