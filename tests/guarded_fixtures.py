@@ -10,7 +10,8 @@ import pytest
 
 # Before the servers' thread runs: Python 3.11 fails if two threads import modules that pytest rewrites.
 from gimbalmq.admin import accounts as _accounts  # noqa: F401
-from gimbalmq.cli import access as _access  # noqa: F401
+from gimbalmq.cli import acls as _acls  # noqa: F401
+from gimbalmq.cli import users as _users  # noqa: F401
 from gimbalmq.cli.main import main
 from gimbalmq.testing import LocalCluster
 from gimbalmq.testing.cluster import ThreadCluster

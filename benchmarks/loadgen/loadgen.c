@@ -1,9 +1,10 @@
 /* A load generator for RocketMQ brokers that costs little itself.
  *
  * A benchmark of a broker on a small machine measures the client as much as the broker unless the client is
- * nearly free. This one is: one thread, one epoll loop, and a request is a memcpy of a frame built beforehand
- * whose changing fields (opaque, born time, unique key, queue, topic number, key) have a fixed width and are
- * patched in place. The bytes are those of the Java client 5.5.0, field for field, in the order it writes them.
+ * nearly free. This one is: one thread, one epoll loop, and a request is a frame built beforehand whose changing
+ * fields (opaque, born time, unique key, queue, topic number, key) have a fixed width and are patched in place. The
+ * frames lie one behind the other, as they are sent, in memory that all connections share and that fits a core's cache;
+ * so do the answers. The bytes are those of the Java client 5.5.0, field for field, in the order it writes them.
  *
  *   loadgen send  --port P [...]   pipelined or synchronous sends (request 310)
  *   loadgen pull  --port P [...]   pulls as a push consumer sends them (request 11, after a heartbeat 34)
@@ -11,9 +12,9 @@
  *   loadgen sink  --port P         answers every request with a canned answer: the generator's own ceiling
  *
  * --user and --secret sign sends. A signature is over the fields that change, and signing each send would cost more than
- * sending it. RocketMQ's signature has no time and no number in it, so 64 frames for each queue are signed beforehand
- * and sent again and again; only their opaque, which is not signed, is patched. --tls needs the form of this program
- * that was compiled with -DWITH_TLS -lssl -lcrypto.
+ * sending it. RocketMQ's signature has no time and no number in it, so the frames are signed beforehand and sent again
+ * and again; only their opaque, which is not signed, is patched. --tls needs the form of this program that was compiled
+ * with -DWITH_TLS -lssl -lcrypto.
  *
  * Prints one line of JSON. Exit code 1 and {"error": ...} if the run could not be completed.
  */
@@ -38,7 +39,7 @@
 #include <openssl/ssl.h>
 #endif
 
-enum { MAX_CONNECTIONS = 256, MAX_QUEUES = 1024, INPUT_BYTES = 4 << 20, OUTPUT_BYTES = 1 << 20, SECONDS_KEPT = 600, MAX_BROKERS = 64 };
+enum { MAX_CONNECTIONS = 256, MAX_QUEUES = 1024, INPUT_BYTES = 4 << 20, OUTPUT_BYTES = 1 << 20, STAGE_BYTES = 1 << 18, SECONDS_KEPT = 600, MAX_BROKERS = 64 };
 
 static void die(const char *format, ...) {
     va_list args;
@@ -184,7 +185,9 @@ struct connection {
     int in_flight, allowed;
     unsigned char *input, *output;
     size_t input_used, output_start, output_used;
-    uint64_t *sent_at; /* ring of send times, by opaque */
+    uint64_t numbered;               /* sends so far: their opaques count from FIRST_OPAQUE on */
+    unsigned char opaque_digits[24]; /* of the next one */
+    uint64_t *sent_at;               /* ring of send times, by opaque; 0 once it is answered */
 #ifdef WITH_TLS
     SSL *tls;
 #endif
@@ -192,6 +195,7 @@ struct connection {
 
 static struct connection table[MAX_CONNECTIONS];
 static int poller;
+static uint64_t polls, reads, writes;
 
 static int open_socket(int number) {
     int port = ports[number % brokers];
@@ -235,7 +239,7 @@ static void secure(struct connection *c) {
     }
     c->tls = SSL_new(context);
     SSL_set_fd(c->tls, c->fd);
-    if (SSL_connect(c->tls) != 1) die("no TLS handshake with port %d", port);
+    if (SSL_connect(c->tls) != 1) die("no TLS handshake");
 }
 #else
 static ssize_t write_some(struct connection *c, const void *data, size_t length) {
@@ -262,6 +266,7 @@ static void start_connection(struct connection *c, int fd) {
 
 static void flush_output(struct connection *c) {
     while (c->output_start < c->output_used) {
+        writes++;
         ssize_t n = write_some(c, c->output + c->output_start, c->output_used - c->output_start);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
@@ -275,20 +280,54 @@ static void flush_output(struct connection *c) {
     if (c->waiting_to_write) watch(c, EPOLL_CTL_MOD, 0);
 }
 
+/* Writes what lies elsewhere; keeps a copy of what the socket does not take now. Nothing may wait before it. */
+static void write_through(struct connection *c, const unsigned char *data, size_t length) {
+    while (length) {
+        writes++;
+        ssize_t n = write_some(c, data, length);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) die("send: %s", strerror(errno));
+        if (n < 0) break;
+        data += n;
+        length -= (size_t)n;
+    }
+    memcpy(c->output, data, length);
+    c->output_start = 0;
+    c->output_used = length;
+    if (length) watch(c, EPOLL_CTL_MOD, 1);
+}
+
 /* ---- answers ---- */
 
 static uint64_t codes[4096];
 
-static long field_number(const char *header, size_t length, const char *key, size_t from) {
-    /* The number after `key`, which may be quoted; -1 if the key is not there. */
-    const char *at = memmem(header + from, length - from, key, strlen(key));
-    if (!at && from) at = memmem(header, length, key, strlen(key));
-    if (!at) return -1;
-    at += strlen(key);
+/* A key that answers carry at the same distance from their header's end, mostly: where it was found the last time. */
+struct habit {
+    const char *key;
+    size_t back;
+};
+
+static long number_at(const char *at, const char *end) {
     if (*at == '"') at++;
     long value = 0;
-    while (at < header + length && *at >= '0' && *at <= '9') value = value * 10 + (*at++ - '0');
+    while (at < end && *at >= '0' && *at <= '9') value = value * 10 + (*at++ - '0');
     return value;
+}
+
+static long field_number(const char *header, size_t length, const char *key) {
+    /* The number after `key`, which may be quoted; -1 if the key is not there. */
+    const char *at = memmem(header, length, key, strlen(key));
+    return at ? number_at(at + strlen(key), header + length) : -1;
+}
+
+static inline long usual_number(const char *header, size_t length, struct habit *habit, size_t key_length) {
+    const char *end = header + length, *at = end - habit->back;
+    if (habit->back > length || habit->back < key_length || memcmp(at, habit->key, key_length)) {
+        at = memmem(header, length, habit->key, key_length);
+        if (!at) return -1;
+        habit->back = (size_t)(end - at);
+    }
+    return number_at(at + key_length, end);
 }
 
 struct answer {
@@ -306,35 +345,38 @@ static void read_answer(struct answer *a, const unsigned char *frame, size_t len
     if (a->header_length + 4 > length) die("answer header longer than its frame");
     a->body = frame + 8 + a->header_length;
     a->body_length = length - 4 - a->header_length;
-    /* code is first and opaque near the end in what Java and its imitators write; elsewhere is found too, later */
-    a->code = !memcmp(a->header, "{\"code\":0,", 10) ? 0 : field_number(a->header, a->header_length, "\"code\":", 0);
-    size_t tail = a->header_length > 110 ? a->header_length - 110 : 0;
-    a->opaque = field_number(a->header, a->header_length, "\"opaque\":", tail);
-    a->flag = field_number(a->header, a->header_length, "\"flag\":", tail);
+    static struct habit opaque = {.key = "\"opaque\":"}, flag = {.key = "\"flag\":"};
+    a->code = !memcmp(a->header, "{\"code\":0,", 10) ? 0 : field_number(a->header, a->header_length, "\"code\":");
+    a->opaque = usual_number(a->header, a->header_length, &opaque, 9);
+    a->flag = usual_number(a->header, a->header_length, &flag, 7);
     if (a->flag < 0) a->flag = 0;
 }
 
 typedef void on_answer(struct connection *c, const struct answer *a, uint64_t now);
 
-/* Reads what has arrived and calls back for every whole frame. */
+/* Reads what has arrived and calls back for every whole frame. What arrives is read into memory that all connections
+ * share; only the begin of a frame that has not arrived in full is kept for each. */
 static void read_input(struct connection *c, on_answer *callback) {
-    ssize_t n = read_some(c, c->input + c->input_used, INPUT_BYTES - c->input_used);
+    static unsigned char arrived[INPUT_BYTES];
+    unsigned char *input = c->input_used ? c->input : arrived;
+    reads++;
+    ssize_t n = read_some(c, input + c->input_used, INPUT_BYTES - c->input_used);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (n <= 0) die("the broker closed the connection (%s)", n ? strerror(errno) : "end of stream");
     c->input_used += (size_t)n;
     uint64_t now = now_ns();
     size_t at = 0;
     while (c->input_used - at >= 8) {
-        size_t length = get32(c->input + at);
+        size_t length = get32(input + at);
         if (length > INPUT_BYTES - 4) die("answer of %zu bytes", length);
         if (c->input_used - at < length + 4) break;
         struct answer a;
-        read_answer(&a, c->input + at, length);
+        read_answer(&a, input + at, length);
         callback(c, &a, now);
         at += length + 4;
     }
     c->input_used -= at;
-    if (at && c->input_used) memmove(c->input, c->input + at, c->input_used);
+    if (c->input_used && (at || input == arrived)) memmove(c->input, input + at, c->input_used);
 }
 
 /* ---- the measured period ---- */
@@ -396,8 +438,9 @@ static void print_result(const char *mode) {
     printf("}, \"latency_us\": {\"mean\": %.1f, \"p50\": %.1f, \"p90\": %.1f, \"p99\": %.1f, \"p999\": %.1f, \"max\": %.1f}, ",
            histogram_count ? histogram_sum / (double)histogram_count / 1000.0 : 0.0, latency_us(0.5), latency_us(0.9),
            latency_us(0.99), latency_us(0.999), (double)histogram_max / 1000.0);
-    printf("\"generator_cpu\": {\"user_us_each\": %.3f, \"system_us_each\": %.3f, \"cores\": %.3f}, \"each_second\": [",
+    printf("\"generator_cpu\": {\"user_us_each\": %.3f, \"system_us_each\": %.3f, \"cores\": %.3f}, ",
            user * 1e6 / (double)all, sys * 1e6 / (double)all, took > 0 ? (user + sys) / took : 0.0);
+    printf("\"calls\": {\"polls\": %lu, \"reads\": %lu, \"writes\": %lu}, \"each_second\": [", polls, reads, writes);
     for (uint64_t i = 0; i < (uint64_t)took && i < SECONDS_KEPT; i++) printf("%s%lu", i ? ", " : "", per_second[i]);
     printf("]}\n");
 }
@@ -453,12 +496,12 @@ static void sign(const char *key, const unsigned char *data, size_t length, char
 
 /* ---- send ---- */
 
-enum { SIGNED_FRAMES = 64 };
 enum { FIRST_OPAQUE = 10000000, OPAQUE_WIDTH = 8, ID_COUNTER_WIDTH = 12, KEY_WIDTH = 12, TOPIC_WIDTH = 5 };
 
-static unsigned char *frame;
-static unsigned char *signed_frames; /* SIGNED_FRAMES for each queue, one behind the other */
-static size_t frame_length;
+static unsigned char *frame; /* what all of them are copies of */
+static unsigned char *stage; /* frames one behind the other, patched and sent again and again */
+static size_t frame_length, stage_frames, next_frame;
+static unsigned char id_digits[ID_COUNTER_WIDTH]; /* of the next frame */
 static size_t opaque_at, born_at, id_at, queue_at, topic_at, key_at;
 static uint64_t send_ring;
 
@@ -468,12 +511,25 @@ static size_t position(const char *text, const char *mark, size_t after) {
     return (size_t)(at - text) + after;
 }
 
+/* Counting in digits costs an addition now and then a carry; a division for each digit is what it saves. */
+static void count_up(unsigned char *digits, int width, const unsigned char *next) {
+    int i = width - 1;
+    while (i > 0 && next[digits[i]] == '0') digits[i--] = '0';
+    digits[i] = next[digits[i]];
+}
+
+static unsigned char next_decimal[256], next_hex[256];
+
+static void learn_to_count(void) {
+    for (int i = 0; i < 16; i++) next_hex[(unsigned char)"0123456789ABCDEF"[i]] = (unsigned char)"123456789ABCDEF0"[i];
+    for (int i = 0; i < 10; i++) next_decimal['0' + i] = (unsigned char)('0' + (i + 1) % 10);
+}
+
 /* What is signed: the values of the fields in the order of their names, and the body. */
-static void build_signed_frames(size_t header_length, char *id, size_t counter_at) {
+static void sign_frames(size_t header_length, char *id, size_t counter_at) {
     size_t signature_at = 8 + position((char *)frame + 8, "\"Signature\":\"", 13);
     char *text = malloc(4096 + (size_t)body_bytes), signature[32];
-    signed_frames = malloc(frame_length * SIGNED_FRAMES * (size_t)queues);
-    for (int i = 0; i < SIGNED_FRAMES * queues; i++) {
+    for (int i = 0; i < (int)stage_frames; i++) {
         put_hex(frame + id_at, ID_COUNTER_WIDTH, (uint64_t)i);
         put_hex((unsigned char *)id + counter_at, ID_COUNTER_WIDTH, (uint64_t)i);
         frame[queue_at] = (unsigned char)('0' + i % queues);
@@ -482,7 +538,7 @@ static void build_signed_frames(size_t header_length, char *id, size_t counter_a
         memcpy(text + length, frame + 8 + header_length, (size_t)body_bytes);
         sign(secret, (unsigned char *)text, (size_t)length + (size_t)body_bytes, signature);
         memcpy(frame + signature_at, signature, 28);
-        memcpy(signed_frames + (size_t)i * frame_length, frame, frame_length);
+        memcpy(stage + (size_t)i * frame_length, frame, frame_length);
     }
     free(text);
 }
@@ -516,46 +572,60 @@ static void build_send_frame(void) {
     id_at = 8 + position(header, "UNIQ_KEY\\u0001", 14) + strlen(id) - ID_COUNTER_WIDTH;
     topic_at = 8 + position(header, "\"b\":\"", 5) + strlen(topic);
     key_at = with_keys ? 8 + position(header, "\\u0001order-", 12) : 0;
-    if (user) build_signed_frames(length, id, strlen(id) - ID_COUNTER_WIDTH);
+    /* Enough for what a connection may send at once, if that fits; a multiple of the queues, of which each has its frames. */
+    size_t fitting = STAGE_BYTES / frame_length;
+    if (fitting > (size_t)(window / connections)) fitting = (size_t)(window / connections);
+    stage_frames = fitting / (size_t)queues * (size_t)queues;
+    if (stage_frames < fitting || !fitting) stage_frames += (size_t)queues;
+    stage = malloc(stage_frames * frame_length);
+    for (size_t i = 0; i < stage_frames; i++) memcpy(stage + i * frame_length, frame, frame_length);
+    if (user) sign_frames(length, id, strlen(id) - ID_COUNTER_WIDTH);
+}
+
+/* Makes the frame at `p` the next send of a connection. */
+static void patch(struct connection *c, unsigned char *p, const unsigned char *born) {
+    memcpy(p + opaque_at, c->opaque_digits, OPAQUE_WIDTH);
+    count_up(c->opaque_digits, OPAQUE_WIDTH, next_decimal);
+    if (user) return;
+    memcpy(p + id_at, id_digits, ID_COUNTER_WIDTH);
+    count_up(id_digits, ID_COUNTER_WIDTH, next_hex);
+    memcpy(p + born_at, born, 13);
+    p[queue_at] = (unsigned char)('0' + sent / (uint64_t)topics % (uint64_t)queues);
+    if (topics > 1) put_decimal(p + topic_at, TOPIC_WIDTH, sent % (uint64_t)topics);
+    if (with_keys) put_decimal(p + key_at, KEY_WIDTH, sent);
 }
 
 static void top_up(struct connection *c) {
-    uint64_t limit = count ? count : UINT64_MAX, now = 0;
-    while (c->in_flight < c->allowed && sent < limit && OUTPUT_BYTES - c->output_used >= frame_length) {
-        if (!now) {
-            now = now_ns();
-            if (now >= stop_at) break;
-            if (!user) put_decimal(frame + born_at, 13, wall_ms());
-        }
-        if (user) {
-            unsigned char *next = signed_frames + sent % (uint64_t)(SIGNED_FRAMES * queues) * frame_length;
-            put_decimal(next + opaque_at, OPAQUE_WIDTH, FIRST_OPAQUE + sent);
-            memcpy(c->output + c->output_used, next, frame_length);
-            c->output_used += frame_length;
-            c->sent_at[sent & (send_ring - 1)] = now;
+    uint64_t limit = count ? count : UINT64_MAX, now = now_ns();
+    unsigned char born[13];
+    put_decimal(born, 13, wall_ms());
+    while (c->in_flight < c->allowed && sent < limit && now < stop_at && c->output_used == 0) {
+        uint64_t n = (uint64_t)(c->allowed - c->in_flight);
+        if (n > limit - sent) n = limit - sent;
+        if (n > stage_frames) n = stage_frames;
+        if (next_frame + n > stage_frames) next_frame = 0;
+        unsigned char *first = stage + next_frame * frame_length, *p = first;
+        for (; n; n--, p += frame_length) {
+            uint64_t *slot = &c->sent_at[c->numbered & (send_ring - 1)];
+            if (*slot) break; /* one of the oldest is not answered yet */
+            *slot = now;
+            patch(c, p, born);
+            c->numbered++;
+            next_frame++;
             c->in_flight++;
             sent++;
-            continue;
         }
-        put_decimal(frame + opaque_at, OPAQUE_WIDTH, FIRST_OPAQUE + sent);
-        put_hex(frame + id_at, ID_COUNTER_WIDTH, sent);
-        frame[queue_at] = (unsigned char)('0' + sent / (uint64_t)topics % (uint64_t)queues);
-        if (topics > 1) put_decimal(frame + topic_at, TOPIC_WIDTH, sent % (uint64_t)topics);
-        if (with_keys) put_decimal(frame + key_at, KEY_WIDTH, sent);
-        memcpy(c->output + c->output_used, frame, frame_length);
-        c->output_used += frame_length;
-        c->sent_at[sent & (send_ring - 1)] = now;
-        c->in_flight++;
-        sent++;
+        if (p == first) break;
+        if (c->numbered > 89000000) die("more than 89 million sends over one connection");
+        write_through(c, first, (size_t)(p - first));
     }
-    if (c->output_used && !c->waiting_to_write) flush_output(c);
 }
 
 static void on_send_answer(struct connection *c, const struct answer *a, uint64_t now) {
     if (!(a->flag & 1)) return; /* a request of the broker's own */
     uint64_t index = (uint64_t)(a->opaque - FIRST_OPAQUE);
     uint64_t *slot = &c->sent_at[index & (send_ring - 1)];
-    if (index >= sent || !*slot) {
+    if (index >= c->numbered || index + send_ring < c->numbered || !*slot) {
         unmatched++;
         return;
     }
@@ -572,16 +642,20 @@ static int run_send(void) {
     if (window < connections) die("--window must be at least --connections");
     if (seconds <= 0 && !count) die("--seconds or --count is needed");
     build_send_frame();
-    for (send_ring = 1; send_ring < (uint64_t)window * 64 && send_ring < 1u << 22;) send_ring *= 2;
+    learn_to_count();
+    memset(id_digits, '0', ID_COUNTER_WIDTH);
+    for (send_ring = 1; send_ring < (uint64_t)(window / connections) * 2;) send_ring *= 2;
     for (int i = 0; i < connections; i++) {
         start_connection(&table[i], open_socket(i));
         table[i].allowed = window / connections;
         table[i].sent_at = calloc(send_ring, sizeof(uint64_t));
+        put_decimal(table[i].opaque_digits, OPAQUE_WIDTH, FIRST_OPAQUE);
     }
     begin_period();
     for (int i = 0; i < connections; i++) top_up(&table[i]);
     struct epoll_event events[MAX_CONNECTIONS];
     while (answered < sent || (now_ns() < stop_at && (!count || sent < count))) {
+        polls++;
         int n = epoll_wait(poller, events, MAX_CONNECTIONS, 10000);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) die("no answer for 10 s (%lu sent, %lu answered)", sent, answered);
@@ -669,14 +743,14 @@ static void on_pull_answer(struct connection *c, const struct answer *a, uint64_
             if (size < 91 || size > a->body_length - at || get32(a->body + at + 4) != 0xDAA320A7u) die("bad record");
             at += size;
         }
-        long next = field_number(a->header, a->header_length, "\"nextBeginOffset\":", 0);
-        long end = field_number(a->header, a->header_length, "\"maxOffset\":", 0);
+        long next = field_number(a->header, a->header_length, "\"nextBeginOffset\":");
+        long end = field_number(a->header, a->header_length, "\"maxOffset\":");
         if (next != q->offset + (long)messages) die("nextBeginOffset %ld after %lu messages from %ld", next, messages, q->offset);
         pulls++;
         note_good(now, messages, a->body_length);
         q->offset = next >= end ? 0 : next;
     } else if (a->code == 20 || a->code == 21) {
-        q->offset = field_number(a->header, a->header_length, "\"nextBeginOffset\":", 0);
+        q->offset = field_number(a->header, a->header_length, "\"nextBeginOffset\":");
     } else if (a->code != 25) { /* 25: the heartbeat has not been seen yet, ask again */
         die("pull refused: %.*s", (int)a->header_length, a->header);
     }
@@ -697,6 +771,7 @@ static int run_pull(void) {
     struct epoll_event events[MAX_CONNECTIONS];
     int open_pulls = 1;
     while (open_pulls) {
+        polls++;
         int n = epoll_wait(poller, events, MAX_CONNECTIONS, 20000);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) die("no answer for 20 s (%lu pulls sent, %lu answered)", sent, answered);
@@ -746,6 +821,7 @@ static int run_sink(void) {
     fflush(stdout);
     int opened = 0, closed = 0;
     while (!opened || closed < opened) { /* ends when every client has gone */
+        polls++;
         int n = epoll_wait(poller, events, MAX_CONNECTIONS, 60000);
         if (n == 0) break;
         for (int i = 0; i < n; i++) {

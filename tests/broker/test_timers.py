@@ -114,7 +114,7 @@ def test_what_was_delivered_before_a_kill_is_known_until_it_is_passed(
             assert desk.bodies("T") == expected
             await desk.broker.timers.save(desk.broker.commit.flush)
             await desk.broker._save_delays()
-            assert not desk.broker.timers._known and not desk.broker.delays._delivered
+            assert not desk.broker.timers._progress.known and not desk.broker.delays._delivered
             end = desk.broker.store.max_commitlog_offset
             assert desk.broker.timers._check().marks_from == end
             assert desk.broker.delays._saved[1] == end
@@ -181,7 +181,7 @@ def test_one_far_timer_and_many_near_ones_leave_nothing_behind(tmp_path: Path) -
                 await desk.broker.timers.save(desk.broker.commit.flush)
             timers = desk.broker.timers
             assert len(desk.messages("T")) == 1000 and len(timers) == 1
-            assert not timers._known and timers._slot is None
+            assert not timers._progress.known and timers._delivery.slot is None
             assert timers._log.waiting == 0 and timers._wheel.changes == 0
             assert (tmp_path / "config" / "timercheck").stat().st_size == 4096
             assert (tmp_path / "timerwheel").stat().st_blocks * 512 < 200_000, "the wheel is sparse"
@@ -202,7 +202,7 @@ def test_many_due_at_once_are_delivered_in_pieces(tmp_path: Path) -> None:
             pieces = 0
             while desk.broker.timers.tick():
                 pieces += 1
-                assert desk.broker.timers._queue_offset <= pieces * 128
+                assert desk.broker.timers._progress.queue_offset <= pieces * 128
             assert pieces > 3
             clock.advance(6)
             for queue_id, tick in ((0, desk.broker.timers.tick), (1, desk.broker.delays.tick)):
@@ -224,7 +224,7 @@ def test_pulls_and_sends_go_on_while_many_are_delivered(tmp_path: Path) -> None:
             for _ in range(3000):
                 _put(desk, b"timer", {"TIMER_DELAY_SEC": "5"})
             _tick(desk)
-            desk.broker.timers._clock = SlowClock(clock.now + 6, clock.wall + 6000)
+            desk.broker.timers._delivery._clock = SlowClock(clock.now + 6, clock.wall + 6000)
             before = len(desk.messages("T"))
             while len(desk.messages("T")) == before:
                 await desk.client.ok(RequestCode.GET_BROKER_RUNTIME_INFO)
@@ -356,7 +356,7 @@ def test_kill_in_the_middle_of_putting_again_repeats_none(tmp_path: Path) -> Non
             queue = desk.broker.store.find_queue(names.TIMER_TOPIC, 0)
             assert queue is not None and queue.max_offset == 150
             assert timers.keep(65_536) == 0
-            assert timers._move_on() and 150 < queue.max_offset < 300
+            assert timers._moves.move_on() and 150 < queue.max_offset < 300
             await _kill(desk)
             clock.advance(100)
             _tick(desk)
@@ -384,7 +384,7 @@ def test_what_was_delivered_is_not_put_again_after_the_clock_was_set_back(tmp_pa
             limit = desk.broker.store.max_commitlog_offset
             assert timers.keep(limit) < limit
             _tick(desk)
-            assert timers._moved_below == limit
+            assert timers._progress.moved_below == limit
             clock.advance(200)
             _tick(desk)
             assert desk.bodies("T") == [b"delivered", b"of the same second", b"waits"]
@@ -753,7 +753,8 @@ def test_refusing_store_is_not_asked_again_and_again(tmp_path: Path) -> None:
             _tick(desk)
             clock.advance(5)
             desk.broker.store.trouble.reason = "a test"
-            while desk.broker.timers._slot is None or not desk.broker.timers._slot.refused:
+            delivery = desk.broker.timers._delivery
+            while delivery.slot is None or not delivery.slot.refused:
                 desk.broker.timers.tick()
             for _ in range(5):
                 assert not desk.broker.timers.tick() and not desk.broker.delays.tick()

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gimbalmq._steps import run_through
-from gimbalmq.broker.transactions import Transactions
+from gimbalmq.broker.half_check import HalfCheck
+from gimbalmq.broker.half_ledger import HalfLedger
 from gimbalmq.broker.writer import Draft
 from gimbalmq.errors import LocalProtocolError
 from gimbalmq.model import properties as prop
@@ -382,7 +383,7 @@ def test_half_stored_anew_before_a_kill_is_not_stored_anew_once_more(tmp_path: P
             await desk.broker.transactions.check()
             assert len(desk.messages(HALF)) == 6
             await _kill(desk)
-            assert desk.broker.transactions._walked_to == 0
+            assert desk.broker.transactions._ledger.walked_to == 0
             producer = desk.new_client()
             await producer.heartbeat(producer="pg")
             clock.advance(7)
@@ -395,7 +396,7 @@ def test_half_stored_anew_before_a_kill_is_not_stored_anew_once_more(tmp_path: P
 def test_what_is_remembered_of_halves_stored_anew_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gimbalmq.broker.transactions._ENDED_KEPT", 4)
+    monkeypatch.setattr("gimbalmq.broker.half_ledger._ENDED_KEPT", 4)
 
     async def work() -> None:
         clock = ManualClock()
@@ -409,7 +410,7 @@ def test_what_is_remembered_of_halves_stored_anew_is_bounded(
                 clock.advance(7)
                 for question in (await _asked(desk, desk.client))[-8:]:
                     await _end(desk.client, _answer(question), COMMIT)
-                assert len(transactions._newest) <= 12
+                assert len(transactions._ledger.newest) <= 12
                 await transactions.check()
             assert len(desk.messages("T", 1)) == 24
 
@@ -613,7 +614,7 @@ def test_a_producer_that_reads_slowly_is_asked_slowly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All halves were sent to it at once: with more than 32 MB of them it was cut off."""
-    monkeypatch.setattr("gimbalmq.broker.transactions._READ_SECONDS", 0.05)
+    monkeypatch.setattr("gimbalmq.broker.producer_questions._READ_SECONDS", 0.05)
 
     async def work() -> None:
         clock = ManualClock()
@@ -791,11 +792,11 @@ def test_walk_is_noted_no_further_than_the_log_is_durable(tmp_path: Path) -> Non
             _flush(desk)
             assert desk.broker.offsets.get(names.TRANS_GROUP, HALF, 0) == 1
         async with open_desk(tmp_path / "a", clock, **never) as desk:
-            assert desk.broker.transactions._walked_to == 1
+            assert desk.broker.transactions._ledger.walked_to == 1
             clock.advance(7)
             await desk.broker.transactions.check()
         async with open_desk(tmp_path / "a", clock, **never) as desk:
-            assert desk.broker.transactions._walked_to == 2  # the end of a broker flushes first
+            assert desk.broker.transactions._ledger.walked_to == 2  # the end of a broker flushes first
 
     run(work())
 
@@ -857,7 +858,7 @@ def test_check_of_many_halves_comes_in_steps_and_ends_meanwhile_count(
 def test_what_is_remembered_of_ended_transactions_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gimbalmq.broker.transactions._ENDED_KEPT", 4)
+    monkeypatch.setattr("gimbalmq.broker.half_ledger._ENDED_KEPT", 4)
 
     async def work() -> None:
         clock = ManualClock()
@@ -869,7 +870,8 @@ def test_what_is_remembered_of_ended_transactions_is_bounded(
             clock.advance(7)
             transactions = desk.broker.transactions
             await transactions.check()
-            assert (len(transactions._settled), len(transactions._ops), len(transactions._ended)) == (0, 0, 4)
+            ledger = transactions._ledger
+            assert (len(ledger.settled), len(ledger._ops), len(ledger.ended)) == (0, 0, 4)
             # An end that comes again soon after the walk has passed is still the same end.
             assert (await _end(desk.client, ends[-1], COMMIT)).code == 0
             assert len(desk.messages("T", 1)) == 8
@@ -893,7 +895,7 @@ def test_open_halves_that_retention_deleted_are_reported_and_passed(
             clock.advance(7)
             (question,) = await _asked(desk, desk.client)
             assert decode_record(bytes(question.body)).body == b"3"
-            assert not desk.broker.transactions._settled
+            assert not desk.broker.transactions._ledger.settled
 
     run(work())
     assert "2 open transactions, half offsets 0 to 2, were deleted" in caplog.text
@@ -932,15 +934,16 @@ def test_a_slave_that_passes_many_halves_lets_others_have_their_turn(monkeypatch
         raise AssertionError("there is nothing to give away")
 
     async def work() -> None:
-        transactions = Transactions.__new__(Transactions)
-        transactions._settled, transactions._walked_to, transactions._elsewhere = set(), 0, elsewhere
-        monkeypatch.setattr(transactions, "_record", lambda topic, offset: None)
-        monkeypatch.setattr(transactions, "_note_progress", lambda: None)
-        moving = asyncio.ensure_future(transactions._move_open(2_000, 0, elsewhere))
+        check, ledger = HalfCheck.__new__(HalfCheck), HalfLedger.__new__(HalfLedger)
+        check._ledger, check.elsewhere = ledger, elsewhere
+        ledger.settled, ledger.walked_to = set(), 0
+        monkeypatch.setattr(ledger, "record", lambda topic, offset: None)
+        monkeypatch.setattr(ledger, "note_progress", lambda: None)
+        moving = asyncio.ensure_future(check._move_open(2_000, 0, elsewhere))
         turns = 0
         while not moving.done():
             turns += 1
             await asyncio.sleep(0)
-        assert transactions._walked_to == 2_000 and turns > 5
+        assert ledger.walked_to == 2_000 and turns > 5
 
     run(work())

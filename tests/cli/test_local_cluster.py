@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gimbalmq.cli import local_cluster
-from gimbalmq.cli.main import build_parser, main
+from gimbalmq.cli.command_line import build_parser
+from gimbalmq.cli.main import main
 from tests.cli.commands import gimbalmq
 
 

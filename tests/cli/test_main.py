@@ -10,13 +10,14 @@ import pytest
 
 from gimbalmq import __version__
 from gimbalmq.cli import main as cli
+from gimbalmq.cli.command_line import build_parser
 from gimbalmq.cli.serve import ServePlan
 from gimbalmq.errors import ConfigError
 from tests.cli.commands import environment, gimbalmq
 
 
 def _plan(*words: object) -> ServePlan:
-    args = cli.build_parser(str(words[0])).parse_args([str(word) for word in words])
+    args = build_parser(str(words[0])).parse_args([str(word) for word in words])
     return cli._PLANS[args.command](args)
 
 
@@ -260,7 +261,7 @@ def test_refuses_to_run_without_assertions() -> None:
 def test_help_imports_no_server() -> None:
     script = (
         "import sys\n"
-        "from gimbalmq.cli.main import build_parser\n"
+        "from gimbalmq.cli.command_line import build_parser\n"
         "build_parser().format_help()\n"
         "print([m for m in ('asyncio', 'msgspec', 'numpy', 'uvloop', 'ssl', 'email') if m in sys.modules])"
     )

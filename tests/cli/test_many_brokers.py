@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gimbalmq.broker.config import BrokerConfig
-from gimbalmq.cli.main import build_parser, main, server_plan
+from gimbalmq.cli.command_line import build_parser
+from gimbalmq.cli.main import main
 from gimbalmq.cli.many_brokers import (
     broker_count,
     configurations,
@@ -18,6 +19,7 @@ from gimbalmq.cli.many_brokers import (
     warn_of_unread_stores,
 )
 from gimbalmq.cli.serve import ServePlan
+from gimbalmq.cli.server_plans import server_plan
 
 
 @pytest.mark.parametrize(

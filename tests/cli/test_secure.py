@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from gimbalmq import Message, sync
-from gimbalmq.cli.main import build_parser, main, server_plan
+from gimbalmq.cli.command_line import build_parser
+from gimbalmq.cli.main import main
 from gimbalmq.cli.secure import ADMINISTRATOR, Secured, secure
+from gimbalmq.cli.server_plans import server_plan
 from gimbalmq.client.client_file import read_client_file
 from gimbalmq.errors import ConfigError
 from gimbalmq.protocol import properties_text

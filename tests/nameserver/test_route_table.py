@@ -12,14 +12,13 @@ from gimbalmq._steps import Steps, run_through
 from gimbalmq.errors import InvalidParameterError, ResponseError, TableFullError
 from gimbalmq.nameserver.registration import Registration, reading
 from gimbalmq.nameserver.route_table import (
-    ROWS_AT_ONCE,
     UNIT,
     UNIT_SUBSCRIPTION,
     GoneBroker,
     RegisterResult,
     RouteTable,
-    TableLimits,
 )
+from gimbalmq.nameserver.served_topics import ROWS_AT_ONCE, TableLimits
 from gimbalmq.protocol.bodies import BrokerData, DataVersion, QueueData, TopicConfig
 from gimbalmq.protocol.headers.nameserver import RegisterBroker
 from tests.nameserver.broker_double import one_topic, register_request, registration, topics
@@ -103,8 +102,9 @@ def test_update_of_one_topic_leaves_the_others() -> None:
 def test_update_of_one_topic_costs_no_walk_over_all() -> None:
     table = RouteTable()
     table.register(registration(table=topics(T=4, U=4)), now=0.0)
-    table._topics = Unwalked(table._topics)
-    table._served["broker-a"] = Unwalked(table._served["broker-a"])
+    served = table._topics
+    served._topics = Unwalked(served._topics)
+    served._served["broker-a"] = Unwalked(served._served["broker-a"])
     for name in ("T", "V"):
         table.register(registration(version=2, table=one_topic(name, 8)), now=1.0)
         assert queues(table, name) == {"broker-a": 8}

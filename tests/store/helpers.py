@@ -15,7 +15,7 @@ from gimbalmq.model.record import Record, encode_properties, iter_records
 from gimbalmq.store import MessageStore, StoreConfig
 from gimbalmq.store.append import AppendGroup
 from gimbalmq.store.files import Files
-from gimbalmq.store.index import IndexFile
+from gimbalmq.store.index_file import IndexFile
 
 BORN = pack_host("10.1.2.3", 5555)
 NOON = 1_700_000_000_000

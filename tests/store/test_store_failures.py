@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gimbalmq.errors import DiskFullError, ResourceShortageError, StoreIOError
-from gimbalmq.store.index import IndexFile
+from gimbalmq.store.index_file import IndexFile
 from tests.store.helpers import NOON, FailingFiles, FakeClock, add, bodies, open_store, put, snapshot
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gimbalmq.model.javahash import java_hash
 from gimbalmq.model.record import decode_record, encode_properties
-from gimbalmq.store import index as index_module
+from gimbalmq.store import key_search
 from gimbalmq.store.append import KeyRun
 from gimbalmq.store.files import Files
 from gimbalmq.store.index import KeyIndex
@@ -209,8 +209,8 @@ def test_a_key_that_repeats_costs_few_reads(tmp_path: Path) -> None:
 def test_long_and_short_chains_give_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
-    monkeypatch.setattr(index_module, "_CHAIN_STEPS", steps)
-    monkeypatch.setattr(index_module, "_BLOCK_ENTRIES", 10)
+    monkeypatch.setattr(key_search, "_CHAIN_STEPS", steps)
+    monkeypatch.setattr(key_search, "_BLOCK_ENTRIES", 10)
     index = KeyIndex(tmp_path / "index", 3, 100, Files(), lambda: NOON)
     index.load([])
     records = [(n * 100, NOON + n * 400, f"k{n % 5}") for n in range(250)]

@@ -248,8 +248,8 @@ class Broker:
             needs.topic_at = partial(stored_topic, self.store)
             gate = self.access.gate(needs, config)
             if gate is not None:
-                self.transactions.may_see = partial(_may_see, gate, needs)
-                self.timers.only_own_topic = gate.is_strict
+                self.transactions.show_only_if(partial(_may_see, gate, needs))
+                self.timers.delete_only_in_own_topic(gate.is_strict)
         except BaseException:
             self.store.close()
             raise

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,23 @@ class Verb:
     mqadmin: tuple[str, ...] = ()
     watch: bool = True
     examples: tuple[str, ...] = field(default_factory=tuple)
+
+
+def asked_first(
+    verb: Verb, options: Callable[[Parser, bool], None], *, mqadmin: str, example: str
+) -> list[Verb]:
+    """A verb that asks before it changes something, and mqadmin's name for it, which does not."""
+    asks = replace(verb, options=lambda parser: options(parser, True), watch=False)
+    silent = replace(
+        verb,
+        name="",
+        help=f"{verb.help}, without asking",
+        options=lambda parser: options(parser, False),
+        mqadmin=(mqadmin,),
+        watch=False,
+        examples=(example,),
+    )
+    return [asks, silent]
 
 
 @dataclass(frozen=True, slots=True)

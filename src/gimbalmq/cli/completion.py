@@ -36,7 +36,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def words_by_command() -> dict[str, list[str]]:
     """What may follow: under "" the commands, under "topic" its verbs, under "topic list" the options."""
-    from gimbalmq.cli.main import build_parser
+    from gimbalmq.cli.command_line import build_parser
 
     found: dict[str, list[str]] = {}
     for chosen in [*NOUNS, *MQADMIN, "server", "namesrv"]:

@@ -15,6 +15,7 @@ from gimbalmq.cli.asking import (
     Shown,
     Verb,
     above_zero,
+    asked_first,
     whole_number,
 )
 from gimbalmq.cli.terminal import confirmed, table
@@ -47,22 +48,16 @@ def election_verbs() -> list[Verb]:
             mqadmin=("getSyncStateSet",),
             examples=("broker sync-state broker-a", "getSyncStateSet -a 127.0.0.1:9878 -b broker-a"),
         ),
-        Verb(
-            "elect",
-            "with a controller: make one replica of the set the master",
-            _elect,
-            lambda parser: _elect_options(parser, ask=True),
-            watch=False,
-            examples=("broker elect broker-a 2",),
-        ),
-        Verb(
-            "",
-            "make one replica of the set the master, without asking",
-            _elect,
-            lambda parser: _elect_options(parser, ask=False),
-            mqadmin=("electMaster",),
-            watch=False,
-            examples=("electMaster -a 127.0.0.1:9878 -b 2 -bn broker-a -c DefaultCluster",),
+        *asked_first(
+            Verb(
+                "elect",
+                "with a controller: make one replica of the set the master",
+                _elect,
+                examples=("broker elect broker-a 2",),
+            ),
+            _elect_options,
+            mqadmin="electMaster",
+            example="electMaster -a 127.0.0.1:9878 -b 2 -bn broker-a -c DefaultCluster",
         ),
     ]
 
@@ -106,22 +101,16 @@ def controller_verbs() -> list[Verb]:
             watch=False,
             examples=("updateControllerConfig -a 127.0.0.1:9878 -k scanNotActiveBrokerInterval -v 2000",),
         ),
-        Verb(
-            "clean",
-            "have the controller forget replicas that will not come back",
-            _clean,
-            lambda parser: _clean_options(parser, ask=True),
-            watch=False,
-            examples=("controller clean broker-a --ids '2;3' -c DefaultCluster",),
-        ),
-        Verb(
-            "",
-            "have the controller forget replicas, without asking",
-            _clean,
-            lambda parser: _clean_options(parser, ask=False),
-            mqadmin=("cleanBrokerMetadata",),
-            watch=False,
-            examples=("cleanBrokerMetadata -a 127.0.0.1:9878 -bn broker-a -b '2;3' -c DefaultCluster",),
+        *asked_first(
+            Verb(
+                "clean",
+                "have the controller forget replicas that will not come back",
+                _clean,
+                examples=("controller clean broker-a --ids '2;3' -c DefaultCluster",),
+            ),
+            _clean_options,
+            mqadmin="cleanBrokerMetadata",
+            example="cleanBrokerMetadata -a 127.0.0.1:9878 -bn broker-a -b '2;3' -c DefaultCluster",
         ),
     ]
 
@@ -191,7 +180,7 @@ def _set_text(view: SyncStateView) -> str:
     return f"{head}\n{table(('ID', 'ADDRESS', 'IN SYNC', 'ALIVE'), rows)}"
 
 
-def _elect_options(parser: Parser, *, ask: bool) -> None:
+def _elect_options(parser: Parser, ask: bool) -> None:
     _controller_option(parser)
     add = parser.add_argument
     add("-c", "--cluster", "--clusterName", metavar="NAME", help=_ITS_CLUSTER)
@@ -287,7 +276,7 @@ async def _set(admin: Admin, args: argparse.Namespace) -> Shown:
     )
 
 
-def _clean_options(parser: Parser, *, ask: bool) -> None:
+def _clean_options(parser: Parser, ask: bool) -> None:
     _controller_option(parser)
     add = parser.add_argument
     if ask:

@@ -57,7 +57,7 @@ def add_command(commands: Parsers[Parser]) -> None:
     add("--store", type=Path, metavar="DIR", help="keep everything here (default: a folder that is deleted)")
     add("--port", type=whole_number(3, 65000), default=10911, metavar="N", help="of the first broker (10911)")
     add("--namesrv-port", type=whole_number(1, 65535), default=9876, metavar="N", help="(9876)")
-    from gimbalmq.cli.main import pair
+    from gimbalmq.cli.command_line import pair
 
     add(
         "--set",

@@ -40,7 +40,7 @@ def rejoin_verb() -> Verb:
 
 
 def _options(parser: Parser) -> None:
-    from gimbalmq.cli.main import pair
+    from gimbalmq.cli.command_line import pair
 
     add = parser.add_argument
     add("broker", nargs="?", metavar="ADDRESS", help="of a broker that runs; or --store of one that does not")
@@ -167,7 +167,7 @@ async def _tail(store: MessageStore, admin: Admin, master: str) -> Tail:
 
 def _config(args: argparse.Namespace) -> BrokerConfig:
     from gimbalmq.cli import config_file
-    from gimbalmq.cli.main import broker_config
+    from gimbalmq.cli.server_plans import broker_config
 
     keys = {} if args.config is None else config_file.read(args.config)
     keys |= dict(args.set) | {"storePathRootDir": str(args.store)}

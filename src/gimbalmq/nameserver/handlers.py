@@ -18,14 +18,10 @@ from gimbalmq.errors import (
 from gimbalmq.nameserver.answers import dump_bare, dump_standard
 from gimbalmq.nameserver.kv import ORDER_TOPIC_CONFIG, KvStore
 from gimbalmq.nameserver.registration import MOST_TOPICS, ReadingLimits, reading
-from gimbalmq.nameserver.route_table import (
-    UNIT,
-    UNIT_SUBSCRIPTION,
-    RouteTable,
-    TableLimits,
-    members_body,
-)
+from gimbalmq.nameserver.route_table import UNIT, UNIT_SUBSCRIPTION, RouteTable
+from gimbalmq.nameserver.served_topics import TableLimits
 from gimbalmq.nameserver.settings import Settings
+from gimbalmq.nameserver.shown_routes import members_body
 from gimbalmq.protocol import fastjson
 from gimbalmq.protocol.bodies import DataVersion, TopicRoute
 from gimbalmq.protocol.codes import V4_9_4, RequestCode, ResponseCode

@@ -1,41 +1,33 @@
 """Who serves which topic (Java: RouteInfoManager). No network; the time is passed in.
 
-Tables, all rebuilt from what brokers register:
-
-    topics     topic -> broker name -> queue data
-    served     broker name -> topic -> the same queue data
-    brokers    broker name -> cluster and the address of each broker id (0 is the master)
-    clusters   cluster -> broker names
-    live       (cluster, address) -> when it last spoke, its data version, its connection, and who registered it
-    lines      connection -> the addresses that registered over it
+Tables, all rebuilt from what brokers register: topics by broker and brokers by topic (``served_topics``), cluster and
+addresses by broker name, broker names by cluster, and who is alive (``live_brokers``).
 
 A call that raises has changed nothing, but for a registration of topics that find no room: its broker lives, and what
 has room is taken. Java leaves some rubbish behind (an empty broker after a refused registration, the live entry of an
 address that another took over), and we do not; what peers can see on the wire is the same.
 
-Nothing here takes long, however many topics there are: a registration and the lists of topics go
-in steps, and of a broker that goes only ``served`` is dropped at once. Queue data that is not in
-``served`` any more does not count; ``sweep`` takes it out of ``topics`` bit by bit.
+Nothing here takes long, however many topics there are: a registration and the lists of topics go in steps.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from gimbalmq._steps import Steps, run_through
 from gimbalmq.errors import InvalidParameterError, NoPermissionError, ResponseError, TableFullError
 from gimbalmq.model.flags import PERM_READ, PERM_WRITE
 from gimbalmq.model.route import MASTER_ID
-from gimbalmq.model.topics import SELF_TEST_TOPIC, SYNC_MEMBERS_PREFIX
+from gimbalmq.model.topics import SYNC_MEMBERS_PREFIX
+from gimbalmq.nameserver.live_brokers import LiveBrokers, Place
 from gimbalmq.nameserver.registration import MAX_NAME_CHARACTERS, Registration
-from gimbalmq.protocol.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, TopicList, TopicRoute
+from gimbalmq.nameserver.served_topics import ServedTopics, TableLimits
+from gimbalmq.nameserver.shown_routes import MappedRoute, broker_copy, is_near, promote
+from gimbalmq.protocol.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, TopicList
 from gimbalmq.protocol.codes import ResponseCode
 
 log = logging.getLogger(__name__)
@@ -43,29 +35,7 @@ log = logging.getLogger(__name__)
 UNIT = 0x1
 UNIT_SUBSCRIPTION = 0x2
 
-
-ROWS_AT_ONCE = 500
-"""Topics handled in one step."""
-
-_SWEEP_ROWS = 2_000
 _ADDRESSES = 100
-_MAPPING_BYTES = 16 * 1024 * 1024
-_MAPPING_STEP_BYTES = 128 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class TableLimits:
-    """How much the tables take from whoever comes; see NameServerConfig."""
-
-    brokers: int = 1_000
-    topics: int = 200_000
-    routes: int = 1_000_000
-
-
-class MappedRoute(TopicRoute):
-    """A route with the queue mappings of a static topic."""
-
-    topic_queue_mapping_by_broker: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,34 +55,24 @@ class GoneBroker:
     connection: object
 
 
-@dataclass(slots=True)
-class _Live:
-    last_seen: float
-    expiry: float
-    data_version: DataVersion
-    connection: object
-    ha_server_addr: str
-    owner: str
-    """Who registered it: the peer's certificate or address."""
-
-
 class RouteTable:
     """The registry of one name server."""
 
     def __init__(self) -> None:
-        self._topics: dict[str, dict[str, QueueData]] = {}
-        self._served: dict[str, dict[str, QueueData]] = {}
+        self._topics = ServedTopics()
         self._brokers: dict[str, BrokerData] = {}
         self._clusters: dict[str, set[str]] = {}
-        self._live: dict[tuple[str, str], _Live] = {}
-        self._lines: dict[object, set[tuple[str, str]]] = {}
-        self._mappings: dict[str, dict[str, Any]] = {}
-        self._mapping_bytes = 0
-        self._routes = 0
-        self._unswept: deque[tuple[str, dict[str, QueueData]]] = deque()
-        self.limits = TableLimits()
+        self._live = LiveBrokers()
         self.swept_later: Callable[[], None] | None = None
         """Told when there is more to sweep than fits one step; ``sweep`` is then to be called until it says False."""
+
+    @property
+    def limits(self) -> TableLimits:
+        return self._topics.limits
+
+    @limits.setter
+    def limits(self, limits: TableLimits) -> None:
+        self._topics.limits = limits
 
     # -- brokers come ----------------------------------------------------------------
 
@@ -173,7 +133,7 @@ class RouteTable:
         }
         if not may_replace:
             for taken in {address, addresses.get(broker_id, address)}:
-                self.require_owner(taken, owner)
+                self._live.require_owner(taken, owner)
             _require_own_words(registration)
         if self._loses_to_holder(registration, addresses.get(broker_id)):
             log.warning(
@@ -183,7 +143,7 @@ class RouteTable:
                 addresses[broker_id],
                 address,
             )
-            self._forget_live((registration.cluster, address))
+            self._live.forget((registration.cluster, address))
             return RegisterResult()
         if broker_id not in addresses and len(registration.topics) == 1:
             raise ResponseError("register broker failed")
@@ -203,14 +163,14 @@ class RouteTable:
         )
         self._brokers[name] = broker
         self._clusters.setdefault(registration.cluster, set()).add(name)
-        live = self._refresh(registration, now, connection, default_expiry, owner)
+        live = self._live.refresh(registration, now, connection, default_expiry, owner)
         refused: list[str] = []
         if leads:
-            for _ in self._take_topics(
+            for _ in self._topics.take(
                 registration, refused, changed=changed, delete_missing=delete_missing_topics
             ):
                 yield
-                if self._live.get((registration.cluster, address)) is not live:
+                if self._live.get(registration.cluster, address) is not live:
                     raise ResponseError(f"broker {name} ({address}) went away while it registered")
         if refused:
             # The version stays the old one, so the broker comes again with what is missing.
@@ -223,7 +183,7 @@ class RouteTable:
         limits, name = self.limits, registration.broker_name
         address = registration.broker_addr
         for what, unknown, count in (
-            ("brokers", (registration.cluster, address) not in self._live, len(self._live)),
+            ("brokers", self._live.get(registration.cluster, address) is None, len(self._live)),
             ("names of brokers", name not in self._brokers, len(self._brokers)),
             ("clusters", registration.cluster not in self._clusters, len(self._clusters)),
         ):
@@ -242,153 +202,30 @@ class RouteTable:
                 f"broker {name} ({address}) is not registered: the name has {_ADDRESSES} addresses already"
             )
 
-    def _no_room(self, topic: str, routes: int = 1) -> str | None:
-        """Why a topic cannot be served by so many more brokers, or None."""
-        if topic not in self._topics and len(self._topics) >= self.limits.topics:
-            known = len(self._topics)
-            return f"this name server knows {known} topics and maxTopicNums is {self.limits.topics}; raise it"
-        if self._routes + routes > self.limits.routes:
-            return (
-                f"this name server holds {self._routes} topics of brokers and maxRouteNums is {self.limits.routes}; "
-                "raise it"
-            )
-        return None
-
     def _loses_to_holder(self, registration: Registration, holder: str | None) -> bool:
         if holder is None or holder == registration.broker_addr:
             return False
-        live = self._live.get((registration.cluster, holder))
+        live = self._live.get(registration.cluster, holder)
         return live is not None and live.data_version.state_version > registration.data_version.state_version
-
-    def _take_topics(
-        self, registration: Registration, refused: list[str], *, changed: bool, delete_missing: bool
-    ) -> Steps[None]:
-        """Takes what has room; why something was ``refused`` is added there."""
-        name = registration.broker_name
-        served = self._served.setdefault(name, {})
-        if delete_missing and _is_whole(registration):
-            missing = served.keys() - registration.topics.keys()
-            for number, topic in enumerate(missing):
-                self._remove_from_topics([topic], [name])
-                if number % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
-                    yield
-        stand_in = registration.broker_id != MASTER_ID and bool(registration.enable_acting_master)
-        full, count = None, 0
-        for number, (topic, config) in enumerate(registration.topics.items()):
-            if topic not in served and (problem := self._no_room(topic)) is not None:
-                full, count = problem, count + 1
-            elif changed or topic not in served:
-                self._serve(
-                    topic,
-                    QueueData(
-                        broker_name=name,
-                        perm=config.perm & ~PERM_WRITE if stand_in else config.perm,
-                        read_queue_nums=config.read_queue_nums,
-                        topic_sys_flag=config.topic_sys_flag,
-                        write_queue_nums=config.write_queue_nums,
-                    ),
-                )
-            if number % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
-                yield
-        if full is not None:
-            refused.append(f"{count} topics of broker {name} are not registered: {full}")
-        if changed:
-            yield from self._take_mappings(registration, refused)
-
-    def _take_mappings(self, registration: Registration, refused: list[str]) -> Steps[None]:
-        count = stepped = 0
-        for topic, mapping in registration.queue_mappings.items():
-            owner = mapping.get("bname") if isinstance(mapping, dict) else None
-            by_owner, size = str(owner or registration.broker_name), _size(mapping)
-            self._forget_mapping(topic, by_owner)
-            if self._mapping_bytes + size > _MAPPING_BYTES:
-                count += 1
-                continue
-            self._mappings.setdefault(topic, {})[by_owner] = mapping
-            self._mapping_bytes += size
-            stepped += size
-            if stepped >= _MAPPING_STEP_BYTES:
-                stepped = 0
-                yield
-        if count:
-            refused.append(
-                f"{count} queue mappings of broker {registration.broker_name} are not registered: this name server "
-                f"keeps {_MAPPING_BYTES} bytes of them and has {self._mapping_bytes}"
-            )
-
-    def _serve(self, topic: str, queues: QueueData) -> None:
-        served = self._served.setdefault(queues.broker_name, {})
-        self._routes += topic not in served
-        served[topic] = queues
-        self._topics.setdefault(topic, {})[queues.broker_name] = queues
-
-    def _refresh(
-        self,
-        registration: Registration,
-        now: float,
-        connection: object,
-        default_expiry: float,
-        owner: str,
-    ) -> _Live:
-        key = registration.cluster, registration.broker_addr
-        before = self._live.get(key)
-        if before is None:
-            log.info("broker %s (%s) of %s registered", registration.broker_name, *reversed(key))
-        self._forget_live(key)
-        self._lines.setdefault(connection, set()).add(key)
-        # The version is the old one until all topics are taken: nobody hears of a table that is not here yet.
-        live = self._live[key] = _Live(
-            now,
-            default_expiry if registration.expiry is None else registration.expiry,
-            DataVersion(counter=-1) if before is None else before.data_version,
-            connection,
-            registration.ha_server_addr,
-            owner,
-        )
-        return live
-
-    def require_owner(self, broker_addr: str, owner: str) -> None:
-        """Raises NoPermissionError if the broker of this address was registered by somebody else, in any cluster."""
-        for (cluster, address), live in self._live.items():
-            if address == broker_addr and live.owner != owner:
-                log.warning(
-                    "%s speaks for the broker at %s of %s, which %s has registered: refused",
-                    owner,
-                    broker_addr,
-                    cluster,
-                    live.owner,
-                )
-                raise NoPermissionError(
-                    f"the broker at {broker_addr} was registered by another peer; sign the request with a server's "
-                    "credentials, or wait until that broker is gone"
-                )
-
-    def _forget_live(self, key: tuple[str, str]) -> _Live | None:
-        live = self._live.pop(key, None)
-        if live is not None:
-            keys = self._lines[live.connection]
-            keys.discard(key)
-            if not keys:
-                del self._lines[live.connection]
-        return live
 
     def _master_of(self, registration: Registration, broker: BrokerData) -> RegisterResult:
         if registration.broker_id == MASTER_ID:
             return RegisterResult()
         master = broker.broker_addrs.get(MASTER_ID)
-        live = None if master is None else self._live.get((registration.cluster, master))
+        live = None if master is None else self._live.get(registration.cluster, master)
         return RegisterResult() if live is None else RegisterResult(master, live.ha_server_addr)
+
+    def require_owner(self, broker_addr: str, owner: str) -> None:
+        """Raises NoPermissionError if the broker of this address was registered by somebody else, in any cluster."""
+        self._live.require_owner(broker_addr, owner)
 
     def touch(self, cluster: str, broker_addr: str, now: float) -> bool:
         """Notes that a broker spoke; False if it is not known."""
-        live = self._live.get((cluster, broker_addr))
-        if live is not None:
-            live.last_seen = now
-        return live is not None
+        return self._live.touch(cluster, broker_addr, now)
 
     def data_version(self, cluster: str, broker_addr: str) -> DataVersion | None:
         """What the broker registered last."""
-        live = self._live.get((cluster, broker_addr))
+        live = self._live.get(cluster, broker_addr)
         return None if live is None else live.data_version
 
     def data_version_changed(self, cluster: str, broker_addr: str, version: DataVersion) -> bool:
@@ -398,7 +235,7 @@ class RouteTable:
 
     def unregister(self, cluster: str, broker_name: str, broker_addr: str) -> None:
         """Forgets one address; with its last address the broker's name goes too."""
-        if self._forget_live((cluster, broker_addr)) is not None:
+        if self._live.forget((cluster, broker_addr)) is not None:
             log.info("broker %s (%s) of %s is gone", broker_name, broker_addr, cluster)
         self._take_address(broker_name, broker_addr)
         self._forget_names()
@@ -412,18 +249,17 @@ class RouteTable:
         }
         if not broker.broker_addrs:
             del self._brokers[broker_name]
-            served = self._served.pop(broker_name, {})
-            self._routes -= len(served)
-            self._unswept.append((broker_name, served))
+            self._topics.drop_broker(broker_name)
         elif broker.enable_acting_master and MASTER_ID not in broker.broker_addrs:
-            for queues in self._served.get(broker_name, {}).values():
+            for queues in self._topics.served_by(broker_name).values():
                 queues.perm &= ~PERM_WRITE
 
     def _forget_names(self) -> None:
         """Takes brokers without an address out of the clusters, and begins to sweep their topics."""
-        if not self._unswept:
+        gone = self._topics.unswept
+        if not gone:
             return
-        names = {name for name, _ in self._unswept} - self._brokers.keys()
+        names = gone - self._brokers.keys()
         for cluster in list(self._clusters):
             self._clusters[cluster] -= names
             if not self._clusters[cluster]:
@@ -433,23 +269,22 @@ class RouteTable:
 
     def expire(self, now: float) -> list[GoneBroker]:
         """Drops every broker that was silent for longer than it may be."""
-        silent = [key for key, live in self._live.items() if live.last_seen + live.expiry < now]
-        return self._drop(silent)
+        return self._drop(self._live.silent(now))
 
     def connection_lost(self, connection: object) -> list[GoneBroker]:
         """Drops the brokers that registered over a connection."""
-        return self._drop(sorted(self._lines.get(connection, ())))
+        return self._drop(self._live.of_connection(connection))
 
-    def _drop(self, keys: list[tuple[str, str]]) -> list[GoneBroker]:
+    def _drop(self, keys: list[Place]) -> list[GoneBroker]:
         if not keys:
             return []
-        holders: dict[tuple[str, str], list[str]] = {}
+        holders: dict[Place, list[str]] = {}
         for broker in self._brokers.values():
             for address in broker.broker_addrs.values():
                 holders.setdefault((broker.cluster, address), []).append(broker.broker_name)
         gone = []
         for cluster, address in keys:
-            live = self._forget_live((cluster, address))
+            live = self._live.forget((cluster, address))
             assert live is not None
             for name in holders.get((cluster, address), ()):
                 log.warning("broker %s (%s) of %s is lost", name, address, cluster)
@@ -460,40 +295,7 @@ class RouteTable:
 
     def sweep(self) -> bool:
         """Takes some of the topics of brokers that are gone out of the table; True if there are more."""
-        for _ in range(_SWEEP_ROWS):
-            while self._unswept and not self._unswept[0][1]:
-                self._unswept.popleft()
-            if not self._unswept:
-                return False
-            name, left = self._unswept[0]
-            topic, gone = left.popitem()
-            queues = self._topics.get(topic, {})
-            # The broker may be back, with queue data of its own.
-            if queues.get(name) is gone:
-                del queues[name]
-                self._forget_mapping(topic, name)
-                if not queues:
-                    del self._topics[topic]
-        return bool(self._unswept)
-
-    def _remove_from_topics(self, topics: Iterable[str], broker_names: Iterable[str]) -> None:
-        names = list(broker_names)
-        for topic in topics:
-            queues = self._topics.get(topic, {})
-            for name in names:
-                queues.pop(name, None)
-                self._routes -= self._served.get(name, {}).pop(topic, None) is not None
-                self._forget_mapping(topic, name)
-            if not queues:
-                self._topics.pop(topic, None)
-
-    def _forget_mapping(self, topic: str, name: str) -> None:
-        mappings = self._mappings.get(topic)
-        if mappings is not None:
-            if name in mappings:
-                self._mapping_bytes -= _size(mappings.pop(name))
-            if not mappings:
-                del self._mappings[topic]
+        return self._topics.sweep()
 
     # -- topics ----------------------------------------------------------------------
 
@@ -519,32 +321,33 @@ class RouteTable:
                 f"topic {topic[:40]!r} has {len(topic)} characters; use 1 to {MAX_NAME_CHARACTERS}",
                 code=ResponseCode.SYSTEM_ERROR,
             )
-        new = {queue.broker_name for queue in queues if topic not in self._served.get(queue.broker_name, {})}
-        problem = self._no_room(topic, len(new)) if new else None
+        new = {
+            queue.broker_name for queue in queues if topic not in self._topics.served_by(queue.broker_name)
+        }
+        problem = self._topics.no_room(topic, len(new)) if new else None
         if problem is not None:
             raise TableFullError(f"topic {topic} is not registered: {problem}")
         for queue in queues:
-            self._serve(topic, queue)
+            self._topics.serve(topic, queue)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Forgets a topic, or only its part in one cluster."""
         if cluster:
-            self._remove_from_topics([topic], self._clusters.get(cluster, ()))
+            self._topics.remove([topic], self._clusters.get(cluster, ()))
         else:
-            self._remove_from_topics([topic], list(self._topics.get(topic, ())))
-            for name in list(self._mappings.get(topic, ())):
-                self._forget_mapping(topic, name)
+            self._topics.remove([topic], self._topics.brokers_of(topic))
+            self._topics.mappings.forget_topic(topic)
 
     def wipe_write_perm(self, broker_name: str) -> int:
         """Takes the write bit from all topics of a broker; answers how many it touched."""
-        touched = self._served.get(broker_name, {})
+        touched = self._topics.served_by(broker_name)
         for queues in touched.values():
             queues.perm &= ~PERM_WRITE
         return len(touched)
 
     def add_write_perm(self, broker_name: str) -> int:
         """Makes all topics of a broker readable and writable; answers how many it touched."""
-        touched = self._served.get(broker_name, {})
+        touched = self._topics.served_by(broker_name)
         for queues in touched.values():
             queues.perm = PERM_READ | PERM_WRITE
         return len(touched)
@@ -566,38 +369,30 @@ class RouteTable:
             zone: keep only brokers of this zone, and those without a master.
             order_topic_conf: passed through.
         """
-        queues = self._counting(topic)
+        queues = self._topics.counting(topic)
         if not queues:
             return None
-        brokers = [_copy(self._brokers[name]) for name in sorted(queues) if name in self._brokers]
+        brokers = [broker_copy(self._brokers[name]) for name in sorted(queues) if name in self._brokers]
         if not brokers:
             return None
         if acting_master and not topic.startswith(SYNC_MEMBERS_PREFIX):
             for broker in brokers:
-                _promote(broker, queues[broker.broker_name])
+                promote(broker, queues[broker.broker_name])
         shown = [replace(queues[name]) for name in sorted(queues)]
         if zone:
-            far = {broker.broker_name for broker in brokers if not _near(broker, zone)}
+            far = {broker.broker_name for broker in brokers if not is_near(broker, zone)}
             brokers = [broker for broker in brokers if broker.broker_name not in far]
             shown = [queue for queue in shown if queue.broker_name not in far]
-        mappings = self._mappings.get(topic)
         return MappedRoute(
             broker_datas=brokers,
             order_topic_conf=order_topic_conf,
             queue_datas=shown,
-            topic_queue_mapping_by_broker=None if mappings is None else dict(mappings),
+            topic_queue_mapping_by_broker=self._topics.mappings.of(topic),
         )
-
-    def _counting(self, topic: str) -> dict[str, QueueData]:
-        """A topic's queue data without that of brokers that are gone but not yet swept."""
-        queues = self._topics.get(topic, {})
-        if not self._unswept:
-            return queues
-        return {name: data for name, data in queues.items() if self._served.get(name, {}).get(topic) is data}
 
     def cluster_info(self) -> ClusterInfo:
         return ClusterInfo(
-            broker_addr_table={name: _copy(broker) for name, broker in sorted(self._brokers.items())},
+            broker_addr_table={name: broker_copy(broker) for name, broker in sorted(self._brokers.items())},
             cluster_addr_table={cluster: sorted(names) for cluster, names in sorted(self._clusters.items())},
         )
 
@@ -608,23 +403,11 @@ class RouteTable:
 
     def all_topics(self) -> Steps[list[str]]:
         """In no particular order, as in Java: to sort many names would take too long."""
-        if self._unswept:
-            return (yield from self._chosen(lambda _: True))
-        return list(self._topics)
+        return self._topics.names()
 
     def topics_of_cluster(self, cluster: str) -> Steps[list[str]]:
         names = frozenset(self._clusters.get(cluster, ()))
-        return (yield from self._chosen(lambda queues: not names.isdisjoint(queues)))
-
-    def _chosen(self, wanted: Callable[[dict[str, QueueData]], bool]) -> Steps[list[str]]:
-        found = []
-        for number, topic in enumerate(list(self._topics)):
-            queues = self._counting(topic)
-            if queues and wanted(queues):
-                found.append(topic)
-            if number % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
-                yield
-        return found
+        return self._topics.chosen(lambda queues: not names.isdisjoint(queues))
 
     def system_topics(self) -> TopicList:
         """Names of clusters and brokers, which are topics too, and somebody to ask for the rest."""
@@ -640,59 +423,13 @@ class RouteTable:
 
         As in Java one broker's word is enough: here that of the first name.
         """
-        return (
-            yield from self._chosen(
-                lambda queues: _flags_fit(queues[min(queues)].topic_sys_flag, wanted, unwanted)
-            )
+        return self._topics.chosen(
+            lambda queues: _flags_fit(queues[min(queues)].topic_sys_flag, wanted, unwanted)
         )
-
-
-def _is_whole(registration: Registration) -> bool:
-    """Whether a table lists all topics of its broker, so that one it does not list is gone.
-
-    An update has only the topics that changed: one, or several without those that every broker has. Brokers of ours
-    mark their updates, as Apache's name server understands it. Static topics Apache leaves alone.
-    """
-    return (
-        not registration.part
-        and not registration.queue_mappings
-        and len(registration.topics) != 1
-        and SELF_TEST_TOPIC in registration.topics
-    )
-
-
-def _size(mapping: object) -> int:
-    return len(msgspec.json.encode(mapping))
-
-
-def _copy(broker: BrokerData) -> BrokerData:
-    return replace(broker, broker_addrs=dict(sorted(broker.broker_addrs.items())))
-
-
-def _promote(broker: BrokerData, queues: QueueData) -> None:
-    """Shows the smallest id as the master if that is wanted and nothing can be written."""
-    if (
-        broker.broker_addrs
-        and MASTER_ID not in broker.broker_addrs
-        and broker.enable_acting_master
-        and not queues.perm & PERM_WRITE
-    ):
-        smallest = min(broker.broker_addrs)
-        broker.broker_addrs = {MASTER_ID: broker.broker_addrs.pop(smallest), **broker.broker_addrs}
-
-
-def _near(broker: BrokerData, zone: str) -> bool:
-    return MASTER_ID not in broker.broker_addrs or (broker.zone_name or "").lower() == zone.lower()
 
 
 def _flags_fit(flags: int, wanted: int, unwanted: int) -> bool:
     return flags & wanted == wanted and not flags & unwanted
-
-
-def members_body(cluster: str, broker_name: str, members: dict[int, str]) -> dict[str, Any]:
-    """Request 901's answer (Java: GetBrokerMemberGroupResponseBody)."""
-    group = {"brokerAddrs": members, "brokerName": broker_name, "cluster": cluster}
-    return {"brokerMemberGroup": group}
 
 
 def _require_own_words(registration: Registration) -> None:

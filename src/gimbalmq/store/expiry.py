@@ -12,7 +12,8 @@ from gimbalmq._steps import Steps
 from gimbalmq.store.commitlog import CommitLog
 from gimbalmq.store.consumequeue import QueueFiles, QueueLog
 from gimbalmq.store.files import translated
-from gimbalmq.store.index import IndexFile, KeyIndex
+from gimbalmq.store.index import KeyIndex
+from gimbalmq.store.index_file import IndexFile
 from gimbalmq.store.results import CleanReport
 from gimbalmq.store.segments import Segment
 
