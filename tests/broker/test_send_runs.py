@@ -467,7 +467,7 @@ def test_a_group_cut_in_the_middle_of_a_run_keeps_the_keys_before(
         assert index.waiting == LEAST
         index.cut(int(kept.places[10]))
         assert index.waiting == 10
-        assert made.keys() == [abs(value) for value in kept.hashes[:10, 0].tolist()]
+        assert made.keys() == [abs(value) for value in kept.hashes[:10].tolist()]
         assert index.waiting == 0
 
     runner.run(work())

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gimbalmq.model.javahash import hash_and_power_utf8, java_hash
+from gimbalmq.model.javahash import java_hash, key_prefix
 from gimbalmq.store.append import IndexItem, KeyRun
 from gimbalmq.store.files import Files, sync_file, sync_names, translated
 
@@ -357,8 +357,7 @@ class KeyIndex:
         self._now_ms = now_ms
         self.files: list[IndexFile] = []
         self.pending: list[IndexItem | KeyRun] = []
-        self._runs = self._run_records = 0  # how many runs are in there, and how many records they have
-        self._prefixes: dict[str, int] = {}
+        self._runs = self._keys_in_runs = 0  # how many runs are in there, and how many keys they have
         self._mark: int | None = None
         self.marked: tuple[int, int, int] | None = None
         self.unsynced: list[IndexFile] = []
@@ -398,12 +397,12 @@ class KeyIndex:
         self.pending += items
         runs = [len(item) for item in items if type(item) is KeyRun]
         self._runs += len(runs)
-        self._run_records += sum(runs)
+        self._keys_in_runs += sum(runs)
 
     @property
     def waiting(self) -> int:
-        """How many records wait."""
-        return len(self.pending) - self._runs + self._run_records
+        """How many records wait; of those in runs, how many keys."""
+        return len(self.pending) - self._runs + self._keys_in_runs
 
     @property
     def first_waiting(self) -> int | None:
@@ -425,7 +424,7 @@ class KeyIndex:
             self._mark = None
 
     def build(self, limit: int | None = None) -> int:
-        """Indexes waiting records, oldest first; how many.
+        """Indexes waiting records, oldest first; how many, counted as ``waiting`` does.
 
         Raises:
             OSError: what was not indexed still waits.
@@ -446,7 +445,7 @@ class KeyIndex:
             runs = [len(item) for item in items if type(item) is KeyRun] if self._runs else []
             done += len(items) - len(runs) + sum(runs)
             self._runs -= len(runs)
-            self._run_records -= sum(runs)
+            self._keys_in_runs -= sum(runs)
             if len(items) == len(self.pending):
                 self.pending = []
             else:
@@ -455,7 +454,7 @@ class KeyIndex:
         return done
 
     def _first_of(self, limit: int) -> list[IndexItem | KeyRun]:
-        """The first that wait, so many records; a run is taken as a whole."""
+        """The first that wait, so many of them; a run is taken as a whole."""
         if not self._runs:
             return self.pending[:limit]
         taken: list[IndexItem | KeyRun] = []
@@ -528,44 +527,18 @@ class KeyIndex:
             items = [item for item in items if item[2] > indexed]
         if not items:
             return None
-        topics, datas, places, stored = zip(*items, strict=True)
-        keys: list[bytes] = []
-        ends: list[int] = []  # how many keys there were after each record
-        for data in datas:
-            # Of the ways to find two names in a few bytes this one measured fastest, by far. Of a name that is there
-            # twice the last counts, as it does for readers.
-            data = b"\x02" + data
-            _, found, rest = data.rpartition(b"\x02UNIQ_KEY\x01")
-            if found and (key := rest.partition(b"\x02")[0]):
-                keys.append(key)
-            _, found, rest = data.rpartition(b"\x02KEYS\x01")
-            if found and (key := rest.partition(b"\x02")[0]):
-                if b" " in key:
-                    keys += filter(None, key.split(b" "))
-                else:
-                    keys.append(key)
-            ends.append(len(keys))
-        if not keys:
-            return None
         import numpy as np
 
-        known = self._prefixes
-        if len(known) > 100_000:
-            known.clear()
-        for topic in set(topics):
-            if topic not in known:
-                known[topic] = java_hash(topic + "#") & 0xFFFFFFFF
-        prefixes = np.array([known[topic] for topic in topics], dtype=np.uint32)
-        counts = np.array(ends, dtype=np.int32)
-        counts[1:] -= counts[:-1].copy()
-        hashes, powers = hash_and_power_utf8(keys)
-        # hash("topic#key") from the two halves; see hash_and_power
-        powers = powers * np.repeat(prefixes, counts)
-        powers += hashes.view(np.uint32)
-        whole = _entry_hashes(powers.view(np.int32))
-        offsets = np.repeat(np.array(places, dtype=np.int64), counts)
-        times = np.repeat(np.array(stored, dtype=np.int64), counts)
-        return whole, offsets, times
+        from gimbalmq.store.property_vectors import texts_of
+
+        topics, properties, places, stored = zip(*items, strict=True)
+        texts = texts_of(properties)
+        keys = texts.keys()
+        if not len(keys.records):
+            return None
+        prefixes = np.fromiter(map(key_prefix, topics), np.int64, len(items))
+        hashes = _entry_hashes(texts.hashes(keys, prefixes))
+        return hashes, np.array(places, np.int64)[keys.records], np.array(stored, np.int64)[keys.records]
 
     def _add_file(self) -> None:
         now = datetime.fromtimestamp(self._now_ms() / 1000, UTC).astimezone()
@@ -651,7 +624,7 @@ class KeyIndex:
         kept = [item for item in self.pending if _place(item) < log_offset]
         if kept and type(last := kept[-1]) is KeyRun:
             kept[-1] = last.before(log_offset)
-        self.pending, self._runs, self._run_records = [], 0, 0
+        self.pending, self._runs, self._keys_in_runs = [], 0, 0
         self.add(kept)
         with translated(self._folder):
             while self.files:
@@ -685,13 +658,10 @@ def _place(item: IndexItem | KeyRun) -> int:
 
 
 def _run_keys(run: KeyRun, indexed: int) -> Batch | None:
-    import numpy as np
-
     first = int(run.places.searchsorted(indexed, "right"))  # an attempt that failed may have come so far
     if first == len(run):
         return None
-    offsets = np.repeat(run.places[first:], run.hashes.shape[1])
-    return _entry_hashes(run.hashes[first:].ravel()), offsets, np.full(len(offsets), run.timestamp, np.int64)
+    return _entry_hashes(run.hashes[first:]), run.places[first:], run.times[first:]
 
 
 def _entry_hashes(hashes: NDArray[np.int32]) -> NDArray[np.int32]:
