@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq._steps import run_through
 from gimbalmq.broker.transactions import Transactions
 from gimbalmq.broker.writer import Draft
@@ -20,6 +21,7 @@ from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers.messages import EndTransaction
 from gimbalmq.transport.channel import Channel
+from gimbalmq.transport.turns import Turns
 from tests.broker.desk import Answer, Client, Desk, fields, open_desk
 from tests.support import ManualClock, run
 from tests.transport.wiring import raw_peer
@@ -934,6 +936,7 @@ def test_a_slave_that_passes_many_halves_lets_others_have_their_turn(monkeypatch
     async def work() -> None:
         transactions = Transactions.__new__(Transactions)
         transactions._settled, transactions._walked_to, transactions._elsewhere = set(), 0, elsewhere
+        transactions._turns, transactions._ended, transactions._is_resting = Turns(SYSTEM_CLOCK), {}, False
         monkeypatch.setattr(transactions, "_record", lambda topic, offset: None)
         monkeypatch.setattr(transactions, "_note_progress", lambda: None)
         moving = asyncio.ensure_future(transactions._move_open(2_000, 0, elsewhere))

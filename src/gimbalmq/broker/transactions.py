@@ -105,7 +105,7 @@ class Transactions:
         self._store_host = store_host
         self._clock = clock
         self._settled: set[int] = set()
-        """Half offsets named by an op, at or ahead of the walk."""
+        """Half offsets named by an op, or given to another broker, at or ahead of the walk."""
         self._rolled_back: dict[int, None] = {}
         """First places of halves that were rolled back, as many as of those that have ended."""
         self._ended: dict[int, None] = {}
@@ -296,22 +296,30 @@ class Transactions:
             tally.report()
 
     async def _move_open(self, end: int, now: int, elsewhere: Elsewhere) -> None:
-        """A slave's round: gives open halves away, one after the other, until nobody takes the next one."""
-        while self._walked_to < end and self._elsewhere is elsewhere:
-            offset = self._walked_to
-            if offset in self._settled:
+        """A slave's round: gives open halves away, one after the other.
+
+        One that nobody takes stays until the next round, with others of its topic, and does not hold up those behind
+        it. If the master comes back meanwhile, it asks about those again: it only knows up to where all are gone.
+        """
+        refused: set[str] = set()
+        offset = self._walked_to
+        while offset < end and len(self._settled) < _ENDED_KEPT:
+            if offset not in self._settled:
+                half = self._record(topics.HALF_TOPIC, offset)
+                draft = None
+                if half is not None and self._newest.get(_origin(half), offset) == offset:
+                    if self._is_young(half, now):
+                        return
+                    draft = _as_half(half)
+                if draft is not None and (draft.topic in refused or not await elsewhere([draft])):
+                    refused.add(draft.topic)
+                else:
+                    self._settled.add(offset)
+            if self._elsewhere is not elsewhere:
+                return
+            if self._walked_to in self._settled:
                 await self._turns.run(self._pass_settled(end))
-                continue
-            half = self._record(topics.HALF_TOPIC, offset)
-            if half is not None and self._newest.get(_origin(half), offset) == offset:
-                if self._is_young(half, now):
-                    return
-                draft = _as_half(half)
-                if draft is not None and not await elsewhere([draft]):
-                    return
-            if self._elsewhere is elsewhere:
-                self._walked_to = offset + 1
-                self._note_progress()
+            offset = max(offset + 1, self._walked_to)
             if offset % _STEP == 0:
                 await asyncio.sleep(0)  # there may be many that are only passed
 
