@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq._steps import run_through
 from gimbalmq.broker.half_check import HalfCheck
 from gimbalmq.broker.half_ledger import HalfLedger
@@ -21,6 +22,7 @@ from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers.messages import EndTransaction
 from gimbalmq.transport.channel import Channel
+from gimbalmq.transport.turns import Turns
 from tests.broker.desk import Answer, Client, Desk, fields, open_desk
 from tests.support import ManualClock, run
 from tests.transport.wiring import raw_peer
@@ -396,7 +398,7 @@ def test_half_stored_anew_before_a_kill_is_not_stored_anew_once_more(tmp_path: P
 def test_what_is_remembered_of_halves_stored_anew_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gimbalmq.broker.half_ledger._ENDED_KEPT", 4)
+    monkeypatch.setattr("gimbalmq.broker.half_ledger.ENDED_KEPT", 4)
 
     async def work() -> None:
         clock = ManualClock()
@@ -858,7 +860,7 @@ def test_check_of_many_halves_comes_in_steps_and_ends_meanwhile_count(
 def test_what_is_remembered_of_ended_transactions_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gimbalmq.broker.half_ledger._ENDED_KEPT", 4)
+    monkeypatch.setattr("gimbalmq.broker.half_ledger.ENDED_KEPT", 4)
 
     async def work() -> None:
         clock = ManualClock()
@@ -935,8 +937,8 @@ def test_a_slave_that_passes_many_halves_lets_others_have_their_turn(monkeypatch
 
     async def work() -> None:
         check, ledger = HalfCheck.__new__(HalfCheck), HalfLedger.__new__(HalfLedger)
-        check._ledger, check.elsewhere = ledger, elsewhere
-        ledger.settled, ledger.walked_to = set(), 0
+        check._ledger, check.elsewhere, check._turns = ledger, elsewhere, Turns(SYSTEM_CLOCK)
+        ledger.settled, ledger.ended, ledger.walked_to, ledger.is_resting = set(), {}, 0, False
         monkeypatch.setattr(ledger, "record", lambda topic, offset: None)
         monkeypatch.setattr(ledger, "note_progress", lambda: None)
         moving = asyncio.ensure_future(check._move_open(2_000, 0, elsewhere))

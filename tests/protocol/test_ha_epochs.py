@@ -15,6 +15,7 @@ from gimbalmq.protocol.ha_epochs import (
     Report,
     SlaveHandshake,
     Transfer,
+    join_transfers,
 )
 
 SLAVE = bytes.fromhex("00000001 0000 0000 0000000000000002")
@@ -115,3 +116,27 @@ def test_packets_before_a_mistake_are_given() -> None:
     assert next(packets) == Report(1234)
     with pytest.raises(RemoteProtocolError):
         next(packets)
+
+
+def test_packets_of_one_epoch_are_joined_as_far_as_they_follow_each_other() -> None:
+    first, second = Epoch(1, 0), Epoch(2, 16)
+    packets = [
+        MasterHandshake(20, [first]),
+        Transfer(10, first, 3, b"ab"),
+        Transfer(12, first, 4, b"cd"),
+        Transfer(14, first, 5),
+        Transfer(14, first, 6, b"ef"),
+        Transfer(16, second, 7, b"gh"),
+        Transfer(90, second, 8, b"ij"),
+        Transfer(92, second, 9, b"kl"),
+    ]
+    joined = join_transfers(FromMaster().feed(b"".join(packet.encode() for packet in packets) + b"\xff" * 8))
+    found = [next(joined) for _ in range(6)]
+    assert found == [
+        packets[0],
+        Transfer(10, first, 4, b"abcd"),
+        *packets[3:6],
+        Transfer(90, second, 9, b"ijkl"),
+    ]
+    with pytest.raises(RemoteProtocolError):
+        next(joined)

@@ -88,6 +88,42 @@ def test_any_packets_give_the_same_store(filled: MessageStore, tmp_path: Path, s
     again.close()
 
 
+@both_ways
+@pytest.mark.parametrize("steps", [1, 5, 9])
+def test_a_call_takes_few_records_and_the_rest_comes_again(
+    filled: MessageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    monkeypatch.setattr(following, "_MOST_STEPS", steps)
+    monkeypatch.setattr(following, "_SINGLE_STEPS", 1)
+    slave = follower(tmp_path / "slave")
+    data, before, most = log_of(filled), 0, 0
+    while (at := slave.received_offset) < len(data):
+        slave.receive(at, data[at:])
+        entered = sum(len(entries) for _, entries in queues_of(slave).values())
+        before, most = entered, max(most, entered - before)
+        # All that counts as received is written.
+        assert at < slave.received_offset == slave.max_commitlog_offset
+    assert 0 < most <= steps
+    assert_same(slave, filled)
+    slave.close()
+
+
+@both_ways
+def test_two_names_that_are_no_utf8_are_one_topic(tmp_path: Path) -> None:
+    """A name that cannot be read is read the same way whichever bytes it had."""
+    slave = follower(tmp_path / "slave")
+    data = b""
+    for number in range(4):
+        record = encode_record(
+            topic="ab", body=b"x", queue_offset=number, commitlog_offset=len(data), store_timestamp=NOON
+        )
+        data += record.replace(b"\x02ab", b"\x02a\xff" if number % 2 else b"\x02a\xfe")
+    slave.receive(0, data)
+    (entries,) = [entries for _, entries in queues_of(slave).values()]
+    assert len(entries) == 4
+    slave.close()
+
+
 # --- any log, any packets ------------------------------------------------------------------------
 
 

@@ -299,12 +299,11 @@ def test_runs_give_the_same_files_as_items(tmp_path: Path, limit: int | None) ->
             runs.add(items.pending[20:30])
             continue
         hashes = [[java_hash(f"t#{key}"), java_hash("t#same")] for key in made[start : start + 10]]
-        places = np.arange(start, start + 10, dtype=np.int64) * 10
-        runs.add([KeyRun(np.array(hashes, np.int32), places, NOON)])
+        places = np.arange(start, start + 10, dtype=np.int64).repeat(2) * 10
+        runs.add([KeyRun(np.array(hashes, np.int32).ravel(), places, np.full(20, NOON))])
         assert runs.first_waiting == 0
-    assert items.waiting == runs.waiting == 50
-    for each in indexes:
-        left = 50
+    assert (items.waiting, runs.waiting) == (50, 90)
+    for each, left in zip(indexes, (50, 90), strict=True):
         while done := each.build(limit):
             left -= done
             assert each.waiting == left
@@ -319,7 +318,7 @@ def test_a_step_takes_few_runs(tmp_path: Path) -> None:
     index.load([])
     for number in range(10):
         places = np.arange(number * 100, number * 100 + 100, dtype=np.int64)
-        index.add([KeyRun(np.ones((100, 1), np.int32), places, NOON)])
+        index.add([KeyRun(np.ones(100, np.int32), places, np.full(100, NOON))])
     assert [index.build(150) for _ in range(5)] == [200] * 5
     index.close()
 
@@ -328,8 +327,8 @@ def test_a_run_of_which_a_part_was_written_before_a_failure_is_finished(tmp_path
     files = FailingFiles()
     index = KeyIndex(tmp_path, SLOTS, ENTRIES, files, lambda: NOON)
     index.load([])
-    hashes = np.arange(1, 31, dtype=np.int32).reshape(-1, 1)
-    index.add([KeyRun(hashes, np.arange(30, dtype=np.int64) * 10, NOON)])
+    hashes = np.arange(1, 31, dtype=np.int32)
+    index.add([KeyRun(hashes, np.arange(30, dtype=np.int64) * 10, np.full(30, NOON))])
     files.room = 500  # one file and its entries, not a second one
     with pytest.raises(OSError, match="injected"):
         index.build()

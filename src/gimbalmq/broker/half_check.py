@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from gimbalmq._clock import Clock
 from gimbalmq._steps import Steps
 from gimbalmq.broker.config import LiveConfig
-from gimbalmq.broker.half_ledger import STEP, HalfLedger, origin_of
+from gimbalmq.broker.half_ledger import ENDED_KEPT, STEP, HalfLedger, origin_of
 from gimbalmq.broker.producer_questions import ProducerQuestions, Tally, number_of
 from gimbalmq.broker.redelivery import copied, redelivery
 from gimbalmq.broker.writer import Draft, Placed, Writer
@@ -95,23 +95,31 @@ class HalfCheck:
             tally.report()
 
     async def _move_open(self, end: int, now: int, elsewhere: Elsewhere) -> None:
-        """A slave's round: gives open halves away, one after the other, until nobody takes the next one."""
+        """A slave's round: gives open halves away, one after the other.
+
+        One that nobody takes stays until the next round, with others of its topic, and does not hold up those behind
+        it. If the master comes back meanwhile, it asks about those again: it only knows up to where all are gone.
+        """
         ledger = self._ledger
-        while ledger.walked_to < end and self.elsewhere is elsewhere:
-            offset = ledger.walked_to
-            if offset in ledger.settled:
+        refused: set[str] = set()
+        offset = ledger.walked_to
+        while offset < end and len(ledger.settled) < ENDED_KEPT:
+            if offset not in ledger.settled:
+                half = ledger.record(topics.HALF_TOPIC, offset)
+                draft = None
+                if half is not None and ledger.newest.get(origin_of(half), offset) == offset:
+                    if self._is_young(half, now):
+                        return
+                    draft = _as_half(half)
+                if draft is not None and (draft.topic in refused or not await elsewhere([draft])):
+                    refused.add(draft.topic)
+                else:
+                    ledger.settled.add(offset)
+            if self.elsewhere is not elsewhere:
+                return
+            if ledger.walked_to in ledger.settled:
                 await self._turns.run(self._pass_settled(end))
-                continue
-            half = ledger.record(topics.HALF_TOPIC, offset)
-            if half is not None and ledger.newest.get(origin_of(half), offset) == offset:
-                if self._is_young(half, now):
-                    return
-                draft = _as_half(half)
-                if draft is not None and not await elsewhere([draft]):
-                    return
-            if self.elsewhere is elsewhere:
-                ledger.walked_to = offset + 1
-                ledger.note_progress()
+            offset = max(offset + 1, ledger.walked_to)
             if offset % STEP == 0:
                 await asyncio.sleep(0)  # there may be many that are only passed
 

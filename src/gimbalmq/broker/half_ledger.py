@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 STEP = 256
 """So many halves are passed in one step."""
-_ENDED_KEPT = 65_536
+ENDED_KEPT = 65_536
 _LOOKED_BACK = 8192
 """So many halves and ops behind the walk are looked at again at the start: their ends may still come, once more."""
 _UNFLUSHED_KEPT = 1024
@@ -35,7 +35,7 @@ class HalfLedger:
     """The halves of one broker.
 
     Attributes:
-        settled: half offsets named by an op, at or ahead of the walk.
+        settled: half offsets named by an op, or given to another broker, at or ahead of the walk.
         ended: half offsets behind the walk that an op names, the last few: an end that comes twice is one end.
         rolled_back: first places of halves that were rolled back, as many as of those that have ended.
         newest: halves that were stored anew: commit-log offset of the first place to queue offset of the newest, by
@@ -115,7 +115,7 @@ class HalfLedger:
         self.rolled_back.pop(origin, None)
         if rolled_back:
             self.rolled_back[origin] = None
-            if len(self.rolled_back) > _ENDED_KEPT:
+            if len(self.rolled_back) > ENDED_KEPT:
                 del self.rolled_back[next(iter(self.rolled_back))]
         if op_offset == self._op_read_to:
             self._ops.append(half_offset)
@@ -123,14 +123,14 @@ class HalfLedger:
 
     def _note_ended(self, half_offset: int) -> None:
         self.ended[half_offset] = None
-        if len(self.ended) > _ENDED_KEPT:
+        if len(self.ended) > ENDED_KEPT:
             del self.ended[next(iter(self.ended))]
 
     def note_renewed(self, origin: int, half_offset: int) -> None:
         """The half that lay first at ``origin`` of the log was stored anew."""
         self.newest.pop(origin, None)
         self.newest[origin] = half_offset
-        while len(self.newest) > _ENDED_KEPT:
+        while len(self.newest) > ENDED_KEPT:
             oldest = next(iter(self.newest))
             if self.newest[oldest] >= self.walked_to:
                 break

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +28,12 @@ def java_hash(text: str) -> int:
         for low, high in zip(raw[::2], raw[1::2], strict=True):
             value = (31 * value + low + (high << 8)) & 0xFFFFFFFF
     return value - 0x1_0000_0000 if value & 0x8000_0000 else value
+
+
+@lru_cache(maxsize=65_536)
+def key_prefix(topic: str) -> int:
+    """The hash of what stands before a topic's keys in the index, without a sign; cached."""
+    return java_hash(topic + "#") & 0xFFFFFFFF
 
 
 @lru_cache(maxsize=8192)
@@ -57,32 +63,58 @@ def hash_and_power_utf8(texts: Sequence[bytes]) -> tuple[NDArray[np.int32], NDAr
     return hash_and_power([text.decode("utf-8", "replace") for text in texts])
 
 
+def hash_and_power_pieces(
+    units: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
+    """The same of pieces of UTF-8 in one array."""
+    import numpy as np
+
+    longest = int(sizes.max(initial=0))
+    if longest > _COLUMNS or int(units.max(initial=0)) > 127:
+        data = units.tobytes()
+        pieces = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
+        return hash_and_power_utf8([data[start:end] for start, end in pieces])
+    if longest and int(sizes.min()) == longest:
+        rows = units[starts[:, None] + np.arange(longest)]
+        return hash_rows(rows), np.full(len(starts), _powers(longest + 1)[longest])
+    return _hash_columns(units, starts, sizes), _powers(longest + 1)[sizes]
+
+
 def _hash_units(data: bytes, dtype: str, sizes: list[int]) -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
     import numpy as np  # here, not above: 13 MB and 80 ms that a client without keys never pays
 
     units = np.frombuffer(data, dtype=dtype)
-    lengths = np.array(sizes, dtype=np.int32)
+    lengths = np.array(sizes, dtype=np.int64)
     longest = int(lengths.max(initial=0))
-    ends = np.cumsum(lengths, dtype=np.int32)
+    ends = np.cumsum(lengths)
     starts = ends - lengths
     powers = _powers(longest + 1)
-    hashes = np.zeros(len(sizes), dtype=np.uint32)
     if longest <= _COLUMNS:
-        # unit j of every word at once; words sorted so that those that still have one are in front
-        order = np.argsort(-lengths.astype(np.int16), kind="stable")
-        at = starts[order]
-        left = np.searchsorted(-lengths[order], -np.arange(longest), side="left").tolist()
-        ordered = np.zeros(len(sizes), dtype=np.uint32)
-        for column, words in enumerate(left):
-            front = ordered[:words]
-            front *= np.uint32(31)
-            front += units[at[:words] + np.int32(column)]
-        hashes[order] = ordered
-    else:
-        filled = lengths > 0  # reduceat would give an empty word its neighbour's first unit
-        exponent = np.repeat(ends - 1, lengths) - np.arange(units.size, dtype=np.int32)
-        hashes[filled] = np.add.reduceat(units * powers[exponent], starts[filled])
+        return _hash_columns(units, starts, lengths), powers[lengths]
+    hashes = np.zeros(len(sizes), dtype=np.uint32)
+    filled = lengths > 0  # reduceat would give an empty word its neighbour's first unit
+    exponent = np.repeat(ends - 1, lengths) - np.arange(units.size)
+    hashes[filled] = np.add.reduceat(units * powers[exponent], starts[filled])
     return hashes.view(np.int32), powers[lengths]
+
+
+def _hash_columns(
+    units: NDArray[np.unsignedinteger[Any]], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> NDArray[np.int32]:
+    """Unit j of every word at once; words are sorted so that those that still have one are in front."""
+    import numpy as np
+
+    order = np.argsort(-lengths.astype(np.int16), kind="stable")
+    at = starts[order]
+    left = np.searchsorted(-lengths[order], -np.arange(int(lengths.max(initial=0))), side="left").tolist()
+    ordered = np.zeros(len(lengths), dtype=np.uint32)
+    for column, words in enumerate(left):
+        front = ordered[:words]
+        front *= np.uint32(31)
+        front += units[at[:words] + column]
+    hashes = np.empty(len(lengths), dtype=np.uint32)
+    hashes[order] = ordered
+    return hashes.view(np.int32)
 
 
 def hash_rows(units: NDArray[np.uint8], prefix: int = 0) -> NDArray[np.int32]:

@@ -11,10 +11,12 @@ also inside a record. So its bytes are handed on as they come: nobody holds a pa
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
 
 from gimbalmq.errors import RemoteProtocolError
+
+T = TypeVar("T")
 
 _REPORT = struct.Struct(">q")
 _HEAD = struct.Struct(">qi")
@@ -109,27 +111,35 @@ def join_pieces(pieces: Iterator[LogPiece]) -> Iterator[LogPiece]:
 
     An error comes behind the pieces that came before it.
     """
-    gathered: list[memoryview] = []
-    begin = end = 0
+    return join_runs(pieces, _follows, _join)
+
+
+def join_runs(
+    items: Iterator[T], follows: Callable[[T, T], bool], join: Callable[[list[T]], T]
+) -> Iterator[T]:
+    """The items, with those joined of which each follows the one before it; an error comes behind them."""
+    run: list[T] = []
     try:
-        for piece in pieces:
-            if gathered and (piece.offset != end or not piece.data):
-                yield LogPiece(begin, _joined(gathered))
-                gathered = []
-            if not piece.data:
-                yield piece
-                continue
-            if not gathered:
-                begin = piece.offset
-            gathered.append(piece.data)
-            end = piece.offset + len(piece.data)
+        for item in items:
+            if run and not follows(run[-1], item):
+                yield _one(run, join)
+                run = []
+            run.append(item)
     except RemoteProtocolError:
-        if gathered:
-            yield LogPiece(begin, _joined(gathered))
+        if run:
+            yield _one(run, join)
         raise
-    if gathered:
-        yield LogPiece(begin, _joined(gathered))
+    if run:
+        yield _one(run, join)
 
 
-def _joined(parts: list[memoryview]) -> memoryview:
-    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+def _one(run: list[T], join: Callable[[list[T]], T]) -> T:
+    return run[0] if len(run) == 1 else join(run)
+
+
+def _follows(before: LogPiece, piece: LogPiece) -> bool:
+    return bool(before.data and piece.data) and before.offset + len(before.data) == piece.offset
+
+
+def _join(run: list[LogPiece]) -> LogPiece:
+    return LogPiece(run[0].offset, memoryview(b"".join(piece.data for piece in run)))

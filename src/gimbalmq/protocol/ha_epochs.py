@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gimbalmq.errors import RemoteProtocolError
+from gimbalmq.protocol.ha import join_runs
 
 HANDSHAKE, TRANSFER = 1, 2
 
@@ -96,6 +97,9 @@ class Transfer(NamedTuple):
         return transfer_header(len(self.data), self.offset, self.epoch, self.confirm) + self.data
 
 
+FromMasterPacket = MasterHandshake | Transfer
+
+
 def transfer_header(size: int, offset: int, epoch: Epoch, confirm: int) -> bytes:
     """What stands before ``size`` bytes of the log."""
     return _TRANSFER.pack(TRANSFER, size, offset, epoch.epoch, epoch.start, confirm)
@@ -149,7 +153,7 @@ class FromMaster:
         self._left = 0
         """Bytes of the packet at hand that have not come yet."""
 
-    def feed(self, piece: bytes | bytearray | memoryview) -> Iterator[MasterHandshake | Transfer]:
+    def feed(self, piece: bytes | bytearray | memoryview) -> Iterator[FromMasterPacket]:
         """What these bytes bring, in order; go through it before the next bytes come.
 
         Raises:
@@ -190,6 +194,28 @@ class FromMaster:
         missing = max(0, size - len(self._head))
         self._head += view[:missing]
         return view[missing:]
+
+
+def join_transfers(packets: Iterator[FromMasterPacket]) -> Iterator[FromMasterPacket]:
+    """The same in fewer packets: bytes of one epoch that follow each other become one, with what the last one confirms.
+
+    An error comes behind the packets that came before it.
+    """
+    return join_runs(packets, _follows, _join)
+
+
+def _follows(before: FromMasterPacket, packet: FromMasterPacket) -> bool:
+    if not isinstance(before, Transfer) or not isinstance(packet, Transfer):
+        return False
+    if not before.data or not packet.data:
+        return False
+    return before.epoch == packet.epoch and before.offset + len(before.data) == packet.offset
+
+
+def _join(run: list[FromMasterPacket]) -> FromMasterPacket:
+    transfers = [packet for packet in run if isinstance(packet, Transfer)]
+    data = b"".join(packet.data for packet in transfers)
+    return transfers[-1]._replace(offset=transfers[0].offset, data=data)
 
 
 def _header_bytes(state: int, size: int) -> int:

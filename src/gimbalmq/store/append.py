@@ -50,20 +50,22 @@ IndexItem = tuple[str, bytes, int, int]
 
 
 class KeyRun:
-    """Keys of many records of one group, hashed already; what is known of each is in the same row.
+    """Keys of many records that were stored together, hashed already.
 
     Attributes:
-        hashes: of ``topic#key``; a row has the keys of a record.
-        places: commit-log offsets, ascending.
-        timestamp: when all of them were stored.
+        hashes: of ``topic#key``.
+        places: commit-log offset of the record of each, ascending.
+        times: when that was stored.
     """
 
-    __slots__ = ("hashes", "places", "timestamp")
+    __slots__ = ("hashes", "places", "times")
 
-    def __init__(self, hashes: NDArray[np.int32], places: NDArray[np.int64], timestamp: int) -> None:
+    def __init__(
+        self, hashes: NDArray[np.int32], places: NDArray[np.int64], times: NDArray[np.int64]
+    ) -> None:
         self.hashes = hashes
         self.places = places
-        self.timestamp = timestamp
+        self.times = times
 
     def __len__(self) -> int:
         return len(self.places)
@@ -71,7 +73,7 @@ class KeyRun:
     def before(self, place: int) -> KeyRun:
         """Those of records that lie before a place."""
         kept = int(self.places.searchsorted(place))
-        return KeyRun(self.hashes[:kept], self.places[:kept], self.timestamp)
+        return KeyRun(self.hashes[:kept], self.places[:kept], self.times[:kept])
 
 
 class AppendGroup:

@@ -33,10 +33,9 @@ from gimbalmq.model.record import (
 )
 from gimbalmq.store.append import AppendGroup, IndexItem, KeyRun
 from gimbalmq.store.consumequeue import QueueLog
-from gimbalmq.store.vectors import Numbers, copy, crcs, gather, overlapping
+from gimbalmq.store.vectors import Numbers, copy, crcs, equal_sizes, gather, overlapping
 
 _SIZE = struct.Struct(">i")
-_RUN = 4096
 _SHORT_RUN = 16
 _SINGLES = 64
 _END_BYTES = 4
@@ -118,9 +117,7 @@ def _starts(data: bytes) -> Numbers | None:
         size = _SIZE.unpack_from(data, position)[0]
         if size < ITEM_BYTES:
             return None
-        words = np.ndarray(((end - position - 4) // size + 1,), ">i4", data, position, (size,))[:_RUN]
-        equal = words == size
-        run = len(words) if bool(equal.all()) else int(equal.argmin())
+        run = equal_sizes(data, position, size)
         if run * size > end - position:
             return None
         pieces.append(np.arange(position, position + run * size, size, dtype=np.int64))
@@ -284,9 +281,13 @@ def add_run(group: AppendGroup, run: Run) -> tuple[Numbers, Numbers]:
     data = entries[order].tobytes()
     stops = (ends * ENTRY_BYTES).tolist()
     portions = [data[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
-    keys = [KeyRun(run.keys, places, group.store_timestamp)] if group.indexes else []
+    keys = [_key_run(run.keys, places, group.store_timestamp)] if group.indexes and run.keys.size else []
     group.add_made(zip(queues, portions, strict=True), pieces, keys)
     return places, offsets
+
+
+def _key_run(rows: NDArray[np.int32], places: Numbers, timestamp: int) -> KeyRun:
+    return KeyRun(rows.ravel(), np.repeat(places, rows.shape[1]), np.full(rows.size, timestamp, np.int64))
 
 
 def _rows(table: NDArray[Any]) -> list[bytes]:

@@ -41,6 +41,10 @@ _LOOKED_AT = PHYSICAL_OFFSET_AT + 8
 _VECTORS_FROM = 64
 """Up to so many records numpy's calls cost more than the records do."""
 _SINGLES = 32
+_MOST_STEPS = 2048
+"""So much is taken in at once, which is a few milliseconds."""
+_SINGLE_STEPS = 4
+"""What a record costs that is looked at alone, in records of a run."""
 _SIZES_DIFFER = (
     "is mappedFileSizeCommitLog the same at both brokers? It must be; then wipe this store's folder"
 )
@@ -54,12 +58,14 @@ class _Whole(NamedTuple):
         size: bytes of all of them, blank ends of files included.
         damage: why what follows is no record, None if it may become one.
         last: where in the log the last one begins, -1 if there is none.
+        is_all: False if what follows was not looked at.
     """
 
     size: int
     found: list[Found | Run]
     damage: DamagedCopyError | None
     last: int
+    is_all: bool
 
 
 class LiveDispatcher(Dispatcher):
@@ -111,9 +117,8 @@ class LiveDispatcher(Dispatcher):
                 continue
             for number, entry in zip(part.offsets.tolist(), ENTRY.iter_unpack(part.entries), strict=True):
                 self._enter(queue, (number, *entry))
-        if self._index is not None:
-            items = run.index_items()
-            self._items += [item for item in items if item[0] not in without] if without else items
+        if self._index is not None and (keys := run.keys(without)) is not None:
+            self._items.append(keys)
 
     def _append(self, queue: QueueLog, place: Place) -> None:
         begins_late = not queue.next_offset and place[0] > 0
@@ -196,7 +201,8 @@ class Following:
         whole = self._scan(block, log.position)
         if whole.size:
             self._write(memoryview(block)[: whole.size])
-        self._partial = bytearray(block[whole.size :])
+        # What was not looked at is not taken, and comes again.
+        self._partial = bytearray(block[whole.size :]) if whole.is_all else bytearray()
         grown = self._dispatch(whole) if whole.size else []
         if whole.damage is not None:
             self.forget_partial()
@@ -217,11 +223,11 @@ class Following:
         view = memoryview(block)
         found: list[Found | Run] = []
         end = len(block)
-        singly = 0
+        singly = steps = 0
         patience = _SINGLES
         file_end = log.file_end(start)
         why: str | None = None
-        while end - position >= BLANK_BYTES:
+        while end - position >= BLANK_BYTES and steps < _MOST_STEPS:
             offset = start + position
             if offset >= file_end:
                 file_end = log.file_end(offset)
@@ -255,12 +261,13 @@ class Following:
             elif end - position >= _VECTORS_FROM * total:
                 from gimbalmq.store import receive_vectors
 
-                run = receive_vectors.read_run(block, position, offset, file_end)
+                run = receive_vectors.read_run(block, position, offset, file_end, _MOST_STEPS - steps)
                 if run is not None:
                     found.append(run)
                     position += run.size
                     last = run.last
-                if run is not None and len(run.names) >= _SINGLES:
+                    steps += len(run.places)
+                if run is not None and len(run.places) >= _SINGLES:
                     patience = _SINGLES
                 else:  # records of all kinds: for a while one by one is quicker
                     singly, patience = patience, patience * 2
@@ -275,8 +282,9 @@ class Following:
             found.append(one)
             last = offset
             position += total
+            steps += _SINGLE_STEPS
         damage = None if why is None else DamagedCopyError(start + position, why)
-        return _Whole(position, found, damage, last)
+        return _Whole(position, found, damage, last, steps < _MOST_STEPS)
 
     def _write(self, block: memoryview) -> None:
         log = self._log

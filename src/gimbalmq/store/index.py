@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from gimbalmq.store.append import IndexItem, KeyRun
 from gimbalmq.store.files import Files, sync_names, translated
 from gimbalmq.store.index_file import IndexFile
-from gimbalmq.store.index_keys import KeyHashes, key_hash
+from gimbalmq.store.index_keys import hashed_keys, key_hash
 from gimbalmq.store.key_search import KeySearch, SearchedFile
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ class KeyIndex:
         self._now_ms = now_ms
         self.files: list[IndexFile] = []
         self.pending: list[IndexItem | KeyRun] = []
-        self._runs = self._run_records = 0  # how many runs are in there, and how many records they have
-        self._hashes = KeyHashes()
+        self._runs = self._keys_in_runs = 0  # how many runs are in there, and how many keys they have
         self._mark: int | None = None
         self.marked: tuple[int, int, int] | None = None
         self.unsynced: list[IndexFile] = []
@@ -85,12 +84,12 @@ class KeyIndex:
         self.pending += items
         runs = [len(item) for item in items if type(item) is KeyRun]
         self._runs += len(runs)
-        self._run_records += sum(runs)
+        self._keys_in_runs += sum(runs)
 
     @property
     def waiting(self) -> int:
-        """How many records wait."""
-        return len(self.pending) - self._runs + self._run_records
+        """How many records wait; of those in runs, how many keys."""
+        return len(self.pending) - self._runs + self._keys_in_runs
 
     @property
     def first_waiting(self) -> int | None:
@@ -112,7 +111,7 @@ class KeyIndex:
             self._mark = None
 
     def build(self, limit: int | None = None) -> int:
-        """Indexes waiting records, oldest first; how many.
+        """Indexes waiting records, oldest first; how many, counted as ``waiting`` does.
 
         Raises:
             OSError: what was not indexed still waits.
@@ -127,13 +126,13 @@ class KeyIndex:
             # A mark is where a group ended, so no run lies on both sides of it.
             if self._mark is not None and _place(items[-1]) >= self._mark:
                 items = items[: bisect_left(items, self._mark, key=_place)]
-            batch = self._hashes.batch(items, self.end_offset, has_runs=self._runs > 0)
+            batch = hashed_keys(items, self.end_offset, has_runs=self._runs > 0)
             if batch is not None:
                 self._put(*batch)
             runs = [len(item) for item in items if type(item) is KeyRun] if self._runs else []
             done += len(items) - len(runs) + sum(runs)
             self._runs -= len(runs)
-            self._run_records -= sum(runs)
+            self._keys_in_runs -= sum(runs)
             if len(items) == len(self.pending):
                 self.pending = []
             else:
@@ -142,7 +141,7 @@ class KeyIndex:
         return done
 
     def _first_of(self, limit: int) -> list[IndexItem | KeyRun]:
-        """The first that wait, so many records; a run is taken as a whole."""
+        """The first that wait, so many of them; a run is taken as a whole."""
         if not self._runs:
             return self.pending[:limit]
         taken: list[IndexItem | KeyRun] = []
@@ -271,7 +270,7 @@ class KeyIndex:
         kept = [item for item in self.pending if _place(item) < log_offset]
         if kept and type(last := kept[-1]) is KeyRun:
             kept[-1] = last.before(log_offset)
-        self.pending, self._runs, self._run_records = [], 0, 0
+        self.pending, self._runs, self._keys_in_runs = [], 0, 0
         self.add(kept)
         with translated(self._folder):
             while self.files:

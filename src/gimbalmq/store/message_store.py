@@ -377,7 +377,8 @@ class MessageStore(StoreReading):
     def receive(self, offset: int, data: bytes | bytearray | memoryview) -> list[QueueLog]:
         """Takes bytes of the master's log; whole records are readable at once. The queues that grew.
 
-        An empty store begins with them; they must be a file's first ones then.
+        Of many records the last may not be taken, so that a call takes a few milliseconds: ``received_offset`` tells
+        where to go on. An empty store begins with them; they must be a file's first ones then.
 
         Args:
             offset: of the first byte: ``received_offset``.

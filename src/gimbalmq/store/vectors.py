@@ -22,6 +22,8 @@ _SLICES_BELOW = 48
 """So few pieces are sliced sooner than numpy has begun."""
 _MIXED_SLICES_BELOW = 512
 """The same for pieces of different sizes, which take a few rounds."""
+_RUN = 4096
+"""Items that are looked at together."""
 _LARGE = 4096
 """Pieces of this mean size and above: what costs is the copy itself."""
 
@@ -80,6 +82,17 @@ def copy(source: Source, starts: Numbers, sizes: Numbers, made: NDArray[np.uint8
 def overlapping(memory: Source | bytes, width: int) -> NDArray[np.void]:
     """Items of ``width`` bytes, one from each byte on."""
     return np.ndarray((len(memory) - width + 1,), np.dtype((np.void, width)), buffer=memory, strides=(1,))
+
+
+def equal_sizes(data: bytes, position: int, size: int) -> int:
+    """How many items from ``position`` on begin with this size, each lying so many bytes behind the one before it."""
+    words = np.ndarray(((len(data) - position - 4) // size + 1,), ">i4", data, position, (size,))[:_RUN]
+    return leading(words == size)
+
+
+def leading(true: NDArray[np.bool_]) -> int:
+    """How many of the first are true."""
+    return len(true) if bool(true.all()) else int(true.argmin())
 
 
 def crcs(data: bytes, starts: Numbers, sizes: Numbers) -> NDArray[np.uint32]:

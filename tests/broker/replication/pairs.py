@@ -46,13 +46,14 @@ class Pair:
         self,
         *bodies: str,
         to: Broker | None = None,
+        topic: str = "T",
         sys_flag: int = 0,
         properties: Mapping[str, str] | None = None,
     ) -> Mapping[str, str]:
-        """Messages to queue 0 of T; all of them are taken. The fields of the last answer."""
+        """Messages to queue 0 of a topic; all of them are taken. The fields of the last answer."""
         for body in bodies:
             fields = send_fields(
-                "T",
+                topic,
                 0,
                 {prop.UNIQ_KEY: body[:40], **(properties or {})},
                 sysFlag=sys_flag,

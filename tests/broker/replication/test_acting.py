@@ -199,6 +199,35 @@ def test_open_transactions_go_to_another_broker_and_are_ended_there_once() -> No
     acting_pair(body, brokers=2, enableRemoteEscape=True)
 
 
+def test_a_transaction_that_nobody_takes_does_not_hold_up_those_behind_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def body(pair: Pair) -> None:
+        other = pair.cluster.find(("broker-b", 0))
+        await pair.until(lambda: other.roles.now.online)
+        await begin(pair)
+        await pair.send("warm", to=other)
+        for number, (name, topic) in enumerate(
+            (("stuck", "OnlyHere"), ("open", "T"), ("stuck, too", "OnlyHere"))
+        ):
+            await pair.send(name, topic=topic, sys_flag=TRANSACTION_PREPARED, properties=half(number))
+        await pair.copied()
+        await pair.cluster.kill_broker(0)
+        await pair.until(lambda: pair.slave.roles.now.acting)
+        await pair.until(lambda: delivered(other, HALF_TOPIC)["open"])
+        await asyncio.sleep(20.0)
+        assert delivered(other, HALF_TOPIC).keys() == {"open"}
+        assert pair.slave.offsets.get(TRANS_GROUP, HALF_TOPIC, 0) <= 0
+        assert [line for line in caplog.messages if "finds no other broker" in line][1:] == []
+        # It finds one later, and then all three are passed.
+        await pair.send("warm", to=other, topic="OnlyHere")
+        await pair.until(lambda: {"stuck", "stuck, too"} <= delivered(other, HALF_TOPIC).keys())
+        await pair.until(lambda: pair.slave.offsets.get(TRANS_GROUP, HALF_TOPIC, 0) == 3)
+        assert pair.slave.store.is_following
+
+    acting_pair(body, brokers=2, enableRemoteEscape=True)
+
+
 def test_without_another_broker_transactions_wait_for_the_master() -> None:
     async def body(pair: Pair) -> None:
         await begin(pair)

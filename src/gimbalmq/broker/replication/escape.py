@@ -57,7 +57,8 @@ class Escape:
         self._tried = asyncio.Event()
         self._closings = 0
         self._turn = 0
-        self._told = ""
+        self._told: dict[str, str] = {}
+        """Why messages of a topic find no other broker, as the log says already."""
 
     def put(self, drafts: Sequence[Draft]) -> int:
         """How many of these, from the first on, are done; the others are sent and must be given again."""
@@ -114,8 +115,10 @@ class Escape:
         except RocketMQError as error:
             self._routes.pop(draft.topic, None)
             self._not_before[mark] = self._clock.monotonic() + _AGAIN_SECONDS
-            if str(error) != self._told:
-                self._told = str(error)
+            if self._told.get(draft.topic) != str(error):
+                if len(self._told) >= _MOST_ROUTES:
+                    self._told.clear()
+                self._told[draft.topic] = str(error)
                 log.warning(
                     "a message of %s that waits here finds no other broker: %s; tried again",
                     draft.topic,
@@ -123,6 +126,7 @@ class Escape:
                 )
         else:
             self._not_before.pop(mark, None)
+            self._told.pop(draft.topic, None)
             self._done.add(mark)
         finally:
             self._under_way.discard(mark)

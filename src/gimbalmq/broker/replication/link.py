@@ -15,8 +15,12 @@ from gimbalmq.protocol.ha import LogPiece
 log = logging.getLogger(__name__)
 
 _TURN_SECONDS = 0.003
-_TURN_BYTES = 512 * 1024
+_TURN_BYTES = 2 << 20
 """Then others have their turn."""
+_LARGE_READ = 64 * 1024
+"""Behind so many bytes there are more: they are waited for until the end of the turn."""
+_FED_BYTES = 1 << 20
+"""Looked at together: many records cost little more than few."""
 
 
 class LinkOwner(Protocol):
@@ -30,8 +34,12 @@ class LinkOwner(Protocol):
         """The clock's seconds."""
         ...
 
-    def take(self, piece: LogPiece) -> None:
-        """Stores a piece of the log; raises RocketMQError if it does not fit, and the connection ends."""
+    def take(self, piece: LogPiece) -> int:
+        """Stores the first bytes of a piece of the log; how many.
+
+        Raises:
+            RocketMQError: it does not fit, and the connection ends.
+        """
         ...
 
     def took(self, link: MasterLink) -> None:
@@ -58,6 +66,7 @@ class MasterLink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._backlog: deque[bytes] = deque()
         self._pieces: Iterator[LogPiece] = iter(())
+        self._rest: LogPiece | None = None
         self._again: asyncio.Handle | None = None
         self._writable = True
         self._reported = -1
@@ -82,8 +91,12 @@ class MasterLink(asyncio.Protocol):
         self.last_read = self._owner.now
         self._owner.read_some()
         self._backlog.append(data)
-        if self._again is None:
+        if self._again is not None:
+            return
+        if len(data) < _LARGE_READ:
             self._work()
+        else:
+            self._again = asyncio.get_running_loop().call_soon(self._work)
 
     def eof_received(self) -> None:
         return None  # the transport closes itself
@@ -103,14 +116,16 @@ class MasterLink(asyncio.Protocol):
         owner, begun, count = self._owner, self._owner.now, 0
         try:
             while not self.ended.done():
-                piece = next(self._pieces, None)
+                piece = self._rest or next(self._pieces, None)
                 if piece is None:
                     if not self._backlog:
                         break
-                    self._pieces = self._dialect.feed(self._backlog.popleft())
+                    self._pieces = self._dialect.feed(self._next_bytes())
                     continue
-                owner.take(piece)
-                count += len(piece.data)
+                taken = owner.take(piece)
+                count += taken
+                data = piece.data[taken:]
+                self._rest = LogPiece(piece.offset + taken, data) if data else None
                 if count >= _TURN_BYTES or owner.now - begun >= _TURN_SECONDS:
                     self._again = asyncio.get_running_loop().call_soon(self._work)
                     break
@@ -127,6 +142,14 @@ class MasterLink(asyncio.Protocol):
             elif not self._transport.is_reading():
                 self._transport.resume_reading()
         owner.took(self)
+
+    def _next_bytes(self) -> bytes:
+        """What came first, joined from several reads."""
+        parts, size = [], 0
+        while self._backlog and size < _FED_BYTES:
+            parts.append(self._backlog.popleft())
+            size += len(parts[-1])
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def report(self, end: int, *, again: bool = False) -> None:
         """Tells the master how far we are, if it does not know or has not heard of us for long."""
@@ -149,5 +172,6 @@ class MasterLink(asyncio.Protocol):
             self._again.cancel()
             self._again = None
         self._backlog.clear()
+        self._rest = None
         if self._transport is not None:
             self._transport.abort()

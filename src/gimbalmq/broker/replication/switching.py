@@ -37,6 +37,7 @@ from gimbalmq.protocol.ha_epochs import (
     MasterHandshake,
     Report,
     SlaveHandshake,
+    join_transfers,
     transfer_header,
 )
 from gimbalmq.rpc.call import Caller
@@ -190,7 +191,7 @@ class EpochCopy:
         line.write(self.report(self._store.received_offset))
 
     def feed(self, data: bytes) -> Iterator[LogPiece]:
-        for packet in self._packets.feed(data):
+        for packet in join_transfers(self._packets.feed(data)):
             if isinstance(packet, MasterHandshake):
                 if self._answer.done():
                     raise RemoteProtocolError("the master answers our handshake twice")
