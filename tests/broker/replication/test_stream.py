@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -389,6 +391,16 @@ def test_full_disk_of_a_slave_passes(tmp_path: Path) -> None:
 # -- whom it copies --------------------------------------------------------------------------
 
 
+async def copy_of(master: MasterEnd, folder: Path, clock: VirtualClock) -> MasterEnd:
+    """Another broker that has the same log and serves slaves, too."""
+    other = MasterEnd(folder, memory_of(master.network).host("10.0.0.55"), clock)
+    other.store.follow()
+    other.store.receive(0, log_of(master.store, 0, master.store.max_commitlog_offset))
+    other.store.lead()
+    await other.start()
+    return other
+
+
 def test_another_master_is_taken_at_once_and_none_too(tmp_path: Path) -> None:
     async def work(clock: VirtualClock) -> None:
         async with pair(tmp_path, clock, count=5) as (master, slave):
@@ -410,15 +422,35 @@ def test_another_master_is_taken_at_once_and_none_too(tmp_path: Path) -> None:
     virtual(work)
 
 
+def test_connection_that_was_under_way_when_another_master_was_named_is_not_used(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with pair(tmp_path, clock, count=5) as (master, slave):
+            await slave.caught_up(master)
+            old = await copy_of(master, tmp_path / "old", clock)
+            connect = slave.network.connect
+
+            async def renamed_meanwhile(make: Any, host: str, *rest: Any) -> Any:
+                link = await connect(make, host, *rest)
+                slave.follower.aim(master.ha_address, master.address)
+                return link
+
+            with patch.object(slave.network, "connect", renamed_meanwhile):
+                slave.follower.aim(old.ha_address, old.address)
+                async with asyncio.timeout(10):
+                    await until(lambda: master.source.replicas and slave.follower.is_connected)
+            assert not old.source.replicas
+            fill(master.store, 3, start=50)
+            await slave.caught_up(master)
+            await old.stop()
+
+    virtual(work)
+
+
 def test_log_of_another_broker_than_the_one_that_was_asked_is_noticed(tmp_path: Path) -> None:
     async def work(clock: VirtualClock) -> None:
         async with pair(tmp_path, clock, count=5) as (master, slave):
             await slave.caught_up(master)
-            other = MasterEnd(tmp_path / "other", memory_of(master.network).host("10.0.0.55"), clock)
-            other.store.follow()
-            other.store.receive(0, log_of(master.store, 0, master.store.max_commitlog_offset))
-            other.store.lead()
-            await other.start()
+            other = await copy_of(master, tmp_path / "other", clock)
             # As if haMasterAddress named a broker that the name servers do not call the master any more.
             slave.follower.aim(master.ha_address, other.address)
             await until(lambda: slave.follower.is_connected)

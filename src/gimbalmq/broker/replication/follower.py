@@ -218,6 +218,9 @@ class Follower:
                 self._network, lambda: MasterLink(self, dialect), host, port, _CONNECT_SECONDS, context
             )
         assert isinstance(link, MasterLink)
+        if self.target != target:  # connecting takes its time, and `aim` could not end what was not there yet
+            link.end(None)
+            raise ConnectionLostError("there is another master to copy now")
         self._link = link
         # Half a record is given up: from another master its rest may be that of another record.
         self._store.forget_partial()
