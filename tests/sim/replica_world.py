@@ -158,7 +158,7 @@ class ReplicaWorld:
         )
         self.controller = ControllerDouble(self.network.host(CONTROLLER_HOST))
         self.controller.notify = self._notify
-        self.controller.altered = lambda: self.checks.joined()
+        self.controller.altered = self._altered
         self.master: int | None = None if settings.controller else 1
         self.machines = [
             Machine(
@@ -192,6 +192,9 @@ class ReplicaWorld:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._cuts: list[tuple[list[str], list[str], bool]] = []
         self._controller_down = False
+        self._in_set: set[int] = set()
+        self._joins_in_vain = 0.0
+        """So many seconds whoever joins next is away, and the master does not hear that it has joined."""
         self._is_poor = False
         """A machine has lost power, and not all is well yet."""
         self._working = 0
@@ -293,7 +296,20 @@ class ReplicaWorld:
             await asyncio.sleep(SCAN_SECONDS)
             self.controller.scan()
 
+    def _altered(self) -> None:
+        self.checks.joined()
+        joined, self._in_set = self.replicas.in_sync - self._in_set, set(self.replicas.in_sync)
+        if joined and self._joins_in_vain:
+            seconds, self._joins_in_vain = self._joins_in_vain, 0.0
+            self.controller.swallow.append(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET)
+            gone = [machine.host for machine in self.machines if machine.own_id in joined]
+            for host in gone:
+                self.network.reset(host)
+            others = [machine.host for machine in self.machines if machine.host not in gone]
+            self.spawn(self._parted(gone, others, seconds))
+
     def _notify(self, name: str) -> None:
+        self._in_set = set(self.replicas.in_sync)
         for address in self.controller.replicas[name].addresses.values():
             self.spawn(self._tell(address))
 
@@ -446,6 +462,12 @@ class ReplicaWorld:
         elif kind == "replica torn":
             self.note(f"a connection of {machine.number} breaks in the middle")
             self.network.tear(machine.host, rng.random())
+        elif kind == "connections forgotten":
+            self.spawn(self._forgotten(machine, seconds, rng))
+        elif kind == "answer lost":
+            self._joins_in_vain = seconds
+            if len(self.replicas.in_sync) == len(self.machines):
+                self._elect(rng)  # all but one join anew
         elif kind == "election":
             self._elect(rng)
         elif kind == "controller restarted":
@@ -521,6 +543,18 @@ class ReplicaWorld:
         self.network.mend()
         for one, other, one_way in self._cuts:
             self.network.cut(one, other, one_way=one_way)
+
+    async def _forgotten(self, machine: Machine, seconds: float, rng: random.Random) -> None:
+        """One replica comes anew while its old connections seem to stand; mostly, sends wait for another one."""
+        others = [other for other in self.machines if other is not machine and other is not self.leader]
+        if others and rng.random() < 0.8:
+            other = rng.choice(others)
+            if other.runs:
+                self.spawn(self._paused(other, seconds))
+                await asyncio.sleep(rng.uniform(0.0, seconds))
+        if machine.runs:
+            self.note(f"only {machine.number} hears that its connections break")
+            self.network.vanish(machine.host)
 
     async def _slowed(self, machine: Machine, hosts: list[str], seconds: float, rng: random.Random) -> None:
         lines = [(machine.host, host) for host in hosts] if rng.random() < 0.7 else []
