@@ -13,8 +13,8 @@ import pytest
 from gimbalmq.errors import ResponseError
 from gimbalmq.model.flags import PERM_WRITE
 from gimbalmq.model.queues import MessageQueue
-from gimbalmq.protocol.bodies import TopicRoute
-from gimbalmq.rpc import groups, nameserver
+from gimbalmq.protocol.bodies import GroupConfig, GroupTable, TopicRoute, TopicTable
+from gimbalmq.rpc import groups, management, nameserver
 from gimbalmq.rpc.call import Caller
 from gimbalmq.transport.pool import ChannelPool
 from tests.interop.test_replication import watch
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.soak, pytest.mark.timeout(360)]
 
 T = TypeVar("T")
 
-TOPIC = "Acting"
+TOPIC, GROUP = "Acting", "readers"
 ACTING = {"enableSlaveActingMaster": "true", "totalReplicas": 2}
 
 
@@ -63,9 +63,27 @@ def locks(replica: Replica, name: str) -> set[MessageQueue]:
     """What a replica locks for a consumer; nothing if it is a slave that does not stand in, or not yet."""
     queue = MessageQueue(TOPIC, name, 0)
     try:
-        return set(ask(lambda caller: groups.lock_queues(caller, replica.address, "g", "me", [queue])))
+        return set(ask(lambda caller: groups.lock_queues(caller, replica.address, GROUP, "me", [queue])))
     except ResponseError:
         return set()
+
+
+def group_known(replica: Replica) -> None:
+    """Returns when a slave has the topic and the group from its master: ours locks only what it knows."""
+
+    async def tables(caller: Caller) -> tuple[TopicTable, GroupTable]:
+        return (
+            await management.all_topic_configs(caller, replica.address),
+            await management.all_group_configs(caller, replica.address),
+        )
+
+    deadline = time.monotonic() + 60.0
+    while True:
+        topics, known = ask(tables)
+        if TOPIC in topics.topic_config_table and GROUP in known.subscription_group_table:
+            return
+        assert time.monotonic() < deadline, "the slave has no copy of its master's tables"
+        time.sleep(0.2)
 
 
 def stands_in(replica: Replica, name: str) -> None:
@@ -98,6 +116,8 @@ def test_a_slave_stands_in_until_its_master_is_back(
         sender = traffic(master, TOPIC)
         sender.plain(20)
         shown(server.address, name, {0: master.address, 1: slave.address}, writable=True)
+        ask(lambda caller: management.update_group(caller, master.address, GroupConfig(group_name=GROUP)))
+        group_known(slave)
         caught_up(master, slave)
         master.kill()
         shown(server.address, name, {0: slave.address}, writable=False)
