@@ -248,6 +248,34 @@ def test_what_comes_again_around_the_death_of_a_master_under_load() -> None:
     with_pair(scenario)
 
 
+def test_readers_ahead_of_the_slave_wait_there_without_haste() -> None:
+    """The slave lacks what the group has read from the master. It says so rarely, and moves nobody back."""
+
+    async def scenario(pair: Pair, producer: Producer) -> None:
+        bodies = Bodies()
+        await pair.consumer(bodies)
+        await until(lambda: len(bodies) == 10, 0.1)
+        await until(lambda: pair.slave.topics.find("%RETRY%g") is not None, 0.1)
+        hosts = [broker.live.now.bind_address for broker in (pair.cluster.replica(0), pair.slave)]
+        pair.network.cut(*hosts)
+        pair.network.reset(hosts[1])
+        await pair.send(producer, 6)
+        await until(lambda: len(bodies) == 16, 0.1)
+        await pair.cluster.kill_broker(0)
+        pair.network.mend()
+        await asyncio.sleep(10)
+        pair.pulls.clear()
+        await asyncio.sleep(60)
+        assert 0 < pair.pulls[1] <= QUEUES * 60
+        await pair.restart_master()
+        await asyncio.sleep(40)
+        await pair.send(producer, 4)
+        await until(lambda: len(set(bodies)) == 20, 0.1)
+        assert bodies.again == 0
+
+    with_pair(scenario)
+
+
 def test_who_leaves_while_the_master_is_away_leaves_its_progress_at_the_slave() -> None:
     """And there it is found, until the master is back: its offsets are older, and they count. So what was consumed
     meanwhile comes again, to the last message, and no more than that."""

@@ -247,6 +247,20 @@ class ReplicaProcesses:
         await member.start(master=False)
         return said
 
+    async def refused(self, member: Member, why: str, seconds: float = 30.0) -> None:
+        """Waits until a slave says that it copies nothing, and why."""
+        views: list[ReplicaView] = []
+
+        async def tells() -> bool:
+            nonlocal views
+            views = await self.admin.replication.status(NAME)
+            return any(view.address == member.far and why in view.trouble for view in views)
+
+        try:
+            await until(tells, f"a slave says {why!r}", seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {views}") from None
+
     async def followed(self, seconds: float = 30.0) -> None:
         """Waits until every slave that runs copies from the master."""
         views: list[ReplicaView] = []

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from gimbalmq.broker.replication.role_file import forget_role
 from tests.faults.ground import happens
 from tests.faults.replica_set import Member, ReplicaProcesses, check, replica_processes
 from tests.peers.process import PeerError
@@ -103,6 +104,11 @@ async def master_cut_off(group: ReplicaProcesses, chance: random.Random) -> None
     group.senders.stale = {}
     await old.kill()
     old.resume()
+    # Somebody starts it as a slave without `rejoin`: it copies nothing behind what it has alone.
+    forget_role(old.store)
+    await old.start(master=False)
+    await group.refused(old, "have different records at")
+    await old.kill()
     await back(group, old)
 
 

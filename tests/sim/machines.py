@@ -47,6 +47,7 @@ class Machine:
         busy: somebody starts or ends it.
         past: what its log was before it was cut, or its process ended.
         look: called with every broker before it serves.
+        cutting: called before its log is cut, with where from and where it ends.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Machine:
         self.busy = False
         self.past: list[bytes] = []
         self.look: Callable[[Broker], None] = lambda broker: None
+        self.cutting: Callable[[int, int], None] = lambda begin, end: None
         self.process = Process(loop, network, self.host)
         self._network = network
         self._clock = clock
@@ -141,6 +143,7 @@ class Machine:
 
         async def cut_noted(offset: int) -> CutReport:
             self._keep(store)
+            self.cutting(offset, store.max_commitlog_offset)
             return await cut(offset)
 
         def abandon_noted() -> None:

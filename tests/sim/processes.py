@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
@@ -107,8 +108,24 @@ class _Step:
             self.run(*args)
 
 
+class _Task(asyncio.Task[Any]):
+    """Sets of tasks are in an order that does not depend on where in memory the tasks lie."""
+
+    def __init__(self, number: int, *args: Any, **options: Any) -> None:
+        self._number = number
+        super().__init__(*args, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class ProcessLoop(VirtualLoop):
     """Virtual time for a world with processes in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        numbers = itertools.count()
+        self.set_task_factory(lambda loop, work, **options: _Task(next(numbers), work, loop=loop, **options))
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None

@@ -182,6 +182,20 @@ class Checks:
     def _has(self, machine: Machine, answer: Answer) -> bool:
         return answer.mark in machine.log(answer.log_offset, answer.log_offset + TAIL_BYTES)
 
+    def cuts(self, machine: Machine, begin: int, end: int) -> None:
+        """A log is about to be cut: its master has all that was answered, so nothing of that goes."""
+        if not self._kept:
+            return
+        cut = [
+            answer.mark
+            for answer in self.answers.values()
+            if begin <= answer.log_offset < end and self._has(machine, answer)
+        ]
+        if cut:
+            self.found(
+                f"{machine.number} cuts its log from {begin} on, and {len(cut)} answered: {cut[0].decode()}"
+            )
+
     def goes_dark(self, dark: Machine) -> None:
         """A machine is about to lose power: another one has all that was answered, or it is lost."""
         if not self._kept:

@@ -7,7 +7,12 @@ from dataclasses import replace
 from tests.sim.replica_world import ReplicaSettings
 from tests.sim.schedule import REPLICA_KINDS, Kind
 
-_BY_CONTROLLER: tuple[Kind, ...] = ("election", "controller parted", "controller restarted")
+_BY_CONTROLLER: tuple[Kind, ...] = (
+    "election",
+    "controller parted",
+    "controller restarted",
+    "answer lost",
+)
 WITH_CONTROLLER: tuple[Kind, ...] = tuple(
     kind for kind in REPLICA_KINDS if kind not in ("promotion", "replica in the dark")
 )

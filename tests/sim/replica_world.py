@@ -13,17 +13,20 @@ import hashlib
 import logging
 import random
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from gimbalmq.admin.admin import Admin
 from gimbalmq.broker.replication.follower import State
 from gimbalmq.broker.replication.role_file import forget_role
 from gimbalmq.cli.rejoin import _of_folder
+from gimbalmq.client.instance import ClientInstance
 from gimbalmq.errors import RocketMQError
 from gimbalmq.nameserver import NameServer, NameServerConfig
 from gimbalmq.protocol.bodies import TopicConfig
@@ -31,6 +34,7 @@ from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers.controller import RoleChange
 from gimbalmq.rpc import management
+from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.testing import MemoryNetwork, VirtualClock
 from gimbalmq.transport.pool import ChannelPool
 from tests.broker.desk import send_fields
@@ -50,6 +54,8 @@ SHOW_LOOKS = 4
 """What readers see is looked at so much more rarely: it has to be read."""
 SCAN_SECONDS = 0.5
 PROMOTE_TRIES = 12
+OPERATOR_SECONDS = 0.7
+"""Between looks of an operator whether a slave needs help."""
 HARMLESS_IN_THE_DARK = ("controller restarted", "replica torn", "replica reset", "slow replica")
 """What may happen while a machine that has lost power is not back with all that the others have."""
 
@@ -152,7 +158,7 @@ class ReplicaWorld:
         )
         self.controller = ControllerDouble(self.network.host(CONTROLLER_HOST))
         self.controller.notify = self._notify
-        self.controller.altered = lambda: self.checks.joined()
+        self.controller.altered = self._altered
         self.master: int | None = None if settings.controller else 1
         self.machines = [
             Machine(
@@ -175,12 +181,20 @@ class ReplicaWorld:
         )
         for machine in self.machines:
             machine.look = partial(self.checks.watch, machine)
+            machine.cutting = partial(self.checks.cuts, machine)
         self.pool = ChannelPool(network=self.network.host(CLIENT_HOST))
         self.desk = ChannelPool(network=self.network.host(DESK_HOST))
         self.admin = Admin(NAMESRV, network=self.network.host(DESK_HOST))
+        connection = self.admin._connection
+        connection._instance = ClientInstance(
+            connection.config, "desk", clock=self.clock, rng=random.Random(f"{seed} desk")
+        )
         self._tasks: set[asyncio.Task[Any]] = set()
         self._cuts: list[tuple[list[str], list[str], bool]] = []
         self._controller_down = False
+        self._in_set: set[int] = set()
+        self._joins_in_vain = 0.0
+        """So many seconds whoever joins next is away, and the master does not hear that it has joined."""
         self._is_poor = False
         """A machine has lost power, and not all is well yet."""
         self._working = 0
@@ -250,6 +264,8 @@ class ReplicaWorld:
         for number in range(2):
             self.spawn(self._send_on(random.Random(f"{self.seed} sender {number}")))
         self.spawn(self._watch())
+        if not self.settings.controller:
+            self.spawn(self._mend_refused())
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -280,7 +296,20 @@ class ReplicaWorld:
             await asyncio.sleep(SCAN_SECONDS)
             self.controller.scan()
 
+    def _altered(self) -> None:
+        self.checks.joined()
+        joined, self._in_set = self.replicas.in_sync - self._in_set, set(self.replicas.in_sync)
+        if joined and self._joins_in_vain:
+            seconds, self._joins_in_vain = self._joins_in_vain, 0.0
+            self.controller.swallow.append(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET)
+            gone = [machine.host for machine in self.machines if machine.own_id in joined]
+            for host in gone:
+                self.network.reset(host)
+            others = [machine.host for machine in self.machines if machine.host not in gone]
+            self.spawn(self._parted(gone, others, seconds))
+
     def _notify(self, name: str) -> None:
+        self._in_set = set(self.replicas.in_sync)
         for address in self.controller.replicas[name].addresses.values():
             self.spawn(self._tell(address))
 
@@ -433,6 +462,12 @@ class ReplicaWorld:
         elif kind == "replica torn":
             self.note(f"a connection of {machine.number} breaks in the middle")
             self.network.tear(machine.host, rng.random())
+        elif kind == "connections forgotten":
+            self.spawn(self._forgotten(machine, seconds, rng))
+        elif kind == "answer lost":
+            self._joins_in_vain = seconds
+            if len(self.replicas.in_sync) == len(self.machines):
+                self._elect(rng)  # all but one join anew
         elif kind == "election":
             self._elect(rng)
         elif kind == "controller restarted":
@@ -509,6 +544,18 @@ class ReplicaWorld:
         for one, other, one_way in self._cuts:
             self.network.cut(one, other, one_way=one_way)
 
+    async def _forgotten(self, machine: Machine, seconds: float, rng: random.Random) -> None:
+        """One replica comes anew while its old connections seem to stand; mostly, sends wait for another one."""
+        others = [other for other in self.machines if other is not machine and other is not self.leader]
+        if others and rng.random() < 0.8:
+            other = rng.choice(others)
+            if other.runs:
+                self.spawn(self._paused(other, seconds))
+                await asyncio.sleep(rng.uniform(0.0, seconds))
+        if machine.runs:
+            self.note(f"only {machine.number} hears that its connections break")
+            self.network.vanish(machine.host)
+
     async def _slowed(self, machine: Machine, hosts: list[str], seconds: float, rng: random.Random) -> None:
         lines = [(machine.host, host) for host in hosts] if rng.random() < 0.7 else []
         if not lines or rng.random() < 0.7:
@@ -572,7 +619,6 @@ class ReplicaWorld:
             if old.disk is not None:
                 old.disk.begin_anew()
             await self._begin(old)
-            await self._cut_if_refused(old)
 
     async def _promote(self, rng: random.Random) -> bool:
         """Looks once, after a while, whether a slave can be promoted, and does so."""
@@ -594,6 +640,7 @@ class ReplicaWorld:
             self.note(f"not promoted: {error}")
             return False
         chosen = next(machine for machine in others if machine.address == promotion.slave.address)
+        ends = {machine.number: machine.end for machine in others}
         self.master = chosen.number
         while self.leader is not chosen:
             # Whoever has begun this goes through with it: the slave may have heard it, or not.
@@ -602,7 +649,7 @@ class ReplicaWorld:
             except RocketMQError as error:
                 self.note(f"promotion of {chosen.number} failed: {error}")
                 await asyncio.sleep(0.5)
-        self.note(f"{chosen.number} is the master now")
+        self.note(f"{chosen.number} is the master now; logs ended at {ends} when it was chosen")
         return True
 
     async def _rejoin(self, old: Machine) -> None:
@@ -621,29 +668,42 @@ class ReplicaWorld:
         )
         while True:
             try:
-                shown = await _of_folder(self.admin, args)
+                shown = await _of_folder(self.admin, args, self.clock)
             except RocketMQError as error:
                 self.note(f"rejoining {old.number}: {error}")
                 await asyncio.sleep(0.5)
                 continue
             self.note(f"{old.number} rejoins: {shown.data}")
+            if shown.data["cut"]:
+                self.checks.cuts(old, shown.data["begin"], shown.data["end"])
             break
         if old.disk is not None:
             old.disk.begin_anew()
 
-    async def _cut_if_refused(self, old: Machine) -> None:
-        """Has an old master that runs as a slave cut what it alone has, if that keeps it from copying."""
-        follower = None if old.broker is None else old.broker.replication.follower
-        while follower is not None and follower.state is not State.FOLLOWING:
-            await asyncio.sleep(0.2)
-            follower = None if old.broker is None else old.broker.replication.follower
-            if follower is not None and follower.state is State.REFUSED:
-                self.note(f"{old.number} is refused: {follower.trouble}")
+    async def _mend_refused(self) -> None:
+        """Has slaves cut what the master does not have, if that keeps them from copying it.
+
+        That is what an old master has alone, or what one slave got after another was chosen to be promoted.
+        """
+        while True:
+            await asyncio.sleep(OPERATOR_SECONDS)
+            for machine in self.machines:
+                leader = self.leader
+                if leader is None or not machine.runs or machine.broker is None:
+                    continue
+                follower = machine.broker.replication.follower
+                target = follower.target
+                if (
+                    follower.state is not State.REFUSED
+                    or target is None
+                    or target.master_address != leader.address
+                ):
+                    continue
+                self.note(f"{machine.number} is refused and told to cut: {follower.trouble}")
                 try:
-                    await management.update_broker_config(self.desk, old.address, {"haCutTailFrom": "0"})
+                    await management.update_broker_config(self.desk, machine.address, {"haCutTailFrom": "0"})
                 except RocketMQError as error:
                     self.note(f"it is not told to cut: {error}")
-                await asyncio.sleep(1.0)
 
     # --- rest --------------------------------------------------------------------------------
 
@@ -709,6 +769,11 @@ class _Bugs(logging.Handler):
             self.found.append(f"logged: {text}")
 
 
+def _place_in_sets(queue: QueueLog) -> int:
+    """Sets of queues are in an order that does not depend on where in memory the queues lie."""
+    return zlib.crc32(queue.topic_bytes) + queue.queue_id
+
+
 def run_replicas(
     seed: int, settings: ReplicaSettings, schedule: Sequence[Fault] | None = None
 ) -> ReplicaReport:
@@ -732,6 +797,7 @@ def run_replicas(
         with (
             tempfile.TemporaryDirectory(prefix="gimbalmq-sim-", dir=memory_folder()) as folder,
             asyncio.Runner(loop_factory=ProcessLoop) as runner,
+            mock.patch.object(QueueLog, "__hash__", _place_in_sets),
         ):
             runner.run(_run(report, Path(folder), bugs.found))
     finally:

@@ -30,7 +30,9 @@ from tests.sim.schedule import KINDS, REPLICA_KINDS, SERVER_KINDS, Fault, draw
 from tests.sim.world import Report, Settings, run_world
 
 STUCK_SECONDS = 120
-"""Of real time: a world that takes longer will never end."""
+"""Of processor time: a world that takes longer will never end."""
+STANDING_SECONDS = 1800
+"""Of real time: a world that waits for something real never ends, either. A loaded machine may stand still for long."""
 WORLDS_OF_A_PROCESS = 40
 """Then it ends: what worlds leave behind in it grows, and each world is slower than the one before."""
 CUT_DOWN = 5
@@ -87,7 +89,9 @@ def one(task: Task) -> Outcome:
     name, seed, is_small, without = task
     outcome = Outcome(name, seed, is_small, without)
     signal.signal(signal.SIGALRM, _stuck)
-    signal.alarm(STUCK_SECONDS)
+    signal.signal(signal.SIGPROF, _stuck)
+    signal.alarm(STANDING_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, STUCK_SECONDS)
     try:
         settings = settings_of(name, is_small, without)
         if isinstance(settings, ReplicaSettings):
@@ -106,11 +110,13 @@ def one(task: Task) -> Outcome:
         outcome.text = traceback.format_exc()
     finally:
         signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     return outcome
 
 
 def _stuck(number: int, frame: FrameType | None) -> None:
-    raise RuntimeError(f"stuck for {STUCK_SECONDS} s of real time")
+    how = f"{STANDING_SECONDS} s of real" if number == signal.SIGALRM else f"{STUCK_SECONDS} s of processor"
+    raise RuntimeError(f"stuck for {how} time")
 
 
 def sums(report: Report) -> Counter[str]:

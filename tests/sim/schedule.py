@@ -49,8 +49,10 @@ ReplicaKind = Literal[
     "slow replica",  # the lines between one of them and the others are slow
     "replica reset",  # all its connections break
     "replica torn",  # one of them breaks in the middle of a packet
+    "connections forgotten",  # they break, and only the replica itself hears of it
     "election",  # somebody asks the controller for another master
     "controller restarted",
+    "answer lost",  # the controller takes another set, nobody hears of it, and whoever has joined goes away
     "promotion",  # the master is killed or stopped, or its machine goes dark, and a slave takes its place by hand
 ]
 Kind = GroupKind | ServerKind | ReplicaKind
@@ -92,7 +94,9 @@ _SECONDS: Mapping[str, tuple[float, float]] = {
     "replica alone": (0.05, 5),
     "controller parted": (0.05, 5),
     "slow replica": (0.2, 6),
+    "connections forgotten": (0.2, 1),
     "controller restarted": (0.01, 2),
+    "answer lost": (0.5, 4),
     "promotion": (0.02, 3),
 }
 

@@ -42,9 +42,27 @@ def test_ten_thousand_worlds_of_replicas_keep_their_promises() -> None:
 # --- the simulation itself ---------------------------------------------------------------------------
 
 
-def test_equal_seeds_give_equal_runs() -> None:
-    settings = replace(REPLICATED["all of three"], faults=3, span=2.0)
-    assert run_replicas(5, settings).digest == run_replicas(5, settings).digest
+@pytest.mark.parametrize("name", list(REPLICATED))
+def test_equal_seeds_give_equal_runs(name: str) -> None:
+    settings = replace(REPLICATED[name], faults=3, span=2.0)
+    first = run_replicas(5, settings)
+    elsewhere = [object() for _ in range(1001)]  # the second world lies in other places of the memory
+    assert run_replicas(5, settings).digest == first.digest, str(first)
+    del elsewhere
+
+
+def test_nothing_that_was_answered_is_cut() -> None:
+    async def work() -> None:
+        mark = b"#00000001#"
+        old: Any = SimpleNamespace(number=1, log=lambda begin=0, end=None: mark[begin:end])
+        checks = Checks([old], needed=1, must_have=list, may_answer=lambda _: None, kept=True)
+        checks.accepted(Answer(mark, 0, 0, 0, 0.0))
+        checks.cuts(old, 10, 20)
+        assert not checks.problems
+        checks.cuts(old, 0, 10)
+        assert "1 cuts its log from 0 on, and 1 answered" in checks.problems[0]
+
+    run(work())
 
 
 def broken(name: str, seed: int) -> str:

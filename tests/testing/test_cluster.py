@@ -14,6 +14,7 @@ from gimbalmq.rpc import nameserver as rpc
 from gimbalmq.testing import LocalCluster, MemoryNetwork, VirtualClock, run_virtual
 from gimbalmq.transport.network import Network
 from gimbalmq.transport.pool import ChannelPool
+from tests.support import until
 
 
 async def _send(
@@ -250,6 +251,8 @@ def test_slaves_have_what_their_masters_have_when_they_are_in_step() -> None:
                 assert slave.store_path.name == f"{master.store_path.name}-1"
             with pytest.raises(ConfigError, match="use one of broker-a, broker-b with an id of 0 to 1"):
                 await cluster.kill_broker(("broker-c", 0))
+            with pytest.raises(ConfigError, match="use one of broker-a, broker-b with an id of 0 to 1"):
+                await cluster.kill_broker(("broker-a", 2))
             await cluster.kill_broker(("broker-b", 1))
             await _send(pool, cluster.replica(1).address, "T", b"alone")
             await cluster.in_step()  # one that is down is not waited for
@@ -262,6 +265,39 @@ def test_slaves_have_what_their_masters_have_when_they_are_in_step() -> None:
             await _send(pool, cluster.replica(1).address, "T", b"not taken")
             with pytest.raises(TimeoutError, match="broker-b, slave 1 has its log up to"):
                 await cluster.in_step(0.2)
+            await pool.close()
+
+    asyncio.run(main())
+
+
+def test_a_slave_takes_its_masters_place_and_the_master_comes_back_as_its_slave() -> None:
+    async def main() -> None:
+        with pytest.raises(ConfigError, match="replicas"):
+            LocalCluster(replicas=0)
+        async with LocalCluster(replicas=2) as cluster:
+            old, new = ("broker-a", 0), ("broker-a", 1)
+            pool = ChannelPool()
+            await _send(pool, cluster.find(old).address, "T", b"before")
+            await cluster.in_step()
+            address, ha_port = cluster.find(old).address, cluster.find(old).ha_port
+            await cluster.kill_broker(old)
+            await cluster.promote_broker(new, wait=True)
+            assert (
+                cluster.find(new).roles.is_master and cluster.find(new).live.now.broker_role == "SYNC_MASTER"
+            )
+            await cluster.demote_broker(old, 2)
+            await cluster.start_broker(old)
+            assert (cluster.find(old).address, cluster.find(old).ha_port) == (address, ha_port)
+            await until(lambda: cluster.find(new).source.acks.connected)
+            await _send(pool, cluster.find(new).address, "T", b"after")
+            await cluster.in_step()
+            role = cluster.find(old).roles.now
+            assert (role.is_master, role.broker_id) == (False, 2)
+            assert (
+                cluster.find(old).store.max_commitlog_offset
+                == cluster.find(new).store.max_commitlog_offset
+                > 0
+            )
             await pool.close()
 
     asyncio.run(main())

@@ -318,8 +318,8 @@ def test_what_waits_for_all_slow_readers_is_bounded_and_the_first_to_stop_goes()
             channels: list[Channel] = []
             for context in contexts:
                 await context.__aenter__()
-                await until(lambda: server.channels.difference(channels))
-                (channel,) = server.channels.difference(channels)
+                await until(lambda: server.channels.keys() - channels)
+                (channel,) = server.channels.keys() - channels
                 channels.append(channel)
                 channel.send_bytes(bytes(12 * MIB))  # the kernel takes some of it
                 await asyncio.sleep(0)
@@ -344,8 +344,8 @@ def test_whoever_reads_slowly_outlives_those_who_do_not_read() -> None:
             peers: list[RawPeer] = []
             for context in contexts:
                 peers.append(await context.__aenter__())
-                await until(lambda: server.channels.difference(channels))
-                (channel,) = server.channels.difference(channels)
+                await until(lambda: server.channels.keys() - channels)
+                (channel,) = server.channels.keys() - channels
                 channels.append(channel)
             for channel in channels[:2]:
                 channel.send_bytes(bytes(11 * MIB))

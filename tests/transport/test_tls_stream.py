@@ -91,6 +91,7 @@ def test_the_reason_of_the_end_is_told_inside() -> None:
         stream._pipe = pipe
         stream.data_received(b"the last of the handshake")
         assert await stream.opened is None
+        assert stream._timer is not None and stream._timer.cancelled(), "it outlives the time for a handshake"
         pipe.receive, pipe.farewell = refused, lambda: b""
         stream.data_received(b"an alert")
         assert "certificate required" in str(inner.lost)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.cli.asking import FAILED, OK, REFUSED, Parser, Shown, Verb, namesrv_of, whole_number
 from gimbalmq.cli.terminal import confirmed, table
 from gimbalmq.errors import ConfigError
@@ -104,14 +105,14 @@ async def _of_running(admin: Admin, args: argparse.Namespace) -> Shown:
 # -- one that is stopped --------------------------------------------------------------
 
 
-async def _of_folder(admin: Admin, args: argparse.Namespace) -> Shown:
+async def _of_folder(admin: Admin, args: argparse.Namespace, clock: Clock = SYSTEM_CLOCK) -> Shown:
     from gimbalmq.broker.replication.role_file import forget_role
 
     config = _config(args)
     name = config.broker_name
     master = args.master or await admin.replication.master_of(name)
-    with _opened(config) as store:
-        tail = await _tail(store, admin, master)
+    with _opened(config, clock) as store:
+        tail = await _tail(store, admin, master, clock)
         data: dict[str, Any] = asdict(tail) | {"broker": name, "master": master, "cut": False}
         ends = f"The log in {args.store} ends at {tail.end:,}, that of {name}'s master {master} at {tail.master_end:,}."
         start = f"Start it as a slave: {_command(args, config)}"
@@ -147,8 +148,7 @@ class Tail:
     message_bytes: dict[str, int]
 
 
-async def _tail(store: MessageStore, admin: Admin, master: str) -> Tail:
-    from gimbalmq._clock import SYSTEM_CLOCK
+async def _tail(store: MessageStore, admin: Admin, master: str, clock: Clock) -> Tail:
     from gimbalmq.broker.replication.agreement import bounds
     from gimbalmq.broker.replication.rejoining import last_common
     from gimbalmq.store.dispatcher import LogScanner
@@ -156,7 +156,7 @@ async def _tail(store: MessageStore, admin: Admin, master: str) -> Tail:
 
     caller, end = admin.replication.caller(), store.max_commitlog_offset
     _, master_end = await bounds(caller, master)
-    begin = await last_common(store, caller, master, Turns(SYSTEM_CLOCK)) if store.last_record() else end
+    begin = await last_common(store, caller, master, Turns(clock)) if store.last_record() else end
     messages: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for found in LogScanner(store.log.segments, begin, end):
@@ -181,13 +181,12 @@ def _config(args: argparse.Namespace) -> BrokerConfig:
 
 
 @contextmanager
-def _opened(config: BrokerConfig) -> Iterator[MessageStore]:
+def _opened(config: BrokerConfig, clock: Clock) -> Iterator[MessageStore]:
     """The store as the broker itself would open it; raises StoreLockedError if the broker runs."""
-    from gimbalmq._clock import SYSTEM_CLOCK
     from gimbalmq.store.message_store import MessageStore
     from gimbalmq.transport.descriptors import budget
 
-    store = MessageStore(config.store_config(config.listen_port, budget()), SYSTEM_CLOCK)
+    store = MessageStore(config.store_config(config.listen_port, budget()), clock)
     store.load()
     try:
         yield store

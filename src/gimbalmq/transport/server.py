@@ -33,7 +33,8 @@ class RemotingServer:
         self._load = load or Load()
         self._listener: Listener | None = None
         self._tasks = Tasks("server")
-        self.channels: set[Channel] = set()
+        self.channels: dict[Channel, None] = {}
+        """A set that keeps its order, so that connections are closed in the order in which they came."""
 
     @property
     def port(self) -> int:
@@ -88,7 +89,7 @@ class RemotingServer:
 
 
 class _ServerChannel(Channel):
-    def __init__(self, handlers: Handlers, channels: set[Channel], tls: ServerTls, load: Load) -> None:
+    def __init__(self, handlers: Handlers, channels: dict[Channel, None], tls: ServerTls, load: Load) -> None:
         super().__init__(handlers, server_tls=tls, load=load)
         self._channels = channels
         self._counts = load
@@ -102,7 +103,7 @@ class _ServerChannel(Channel):
             cast(asyncio.Transport, transport).abort()
             return
         self._counted_host = host
-        self._channels.add(self)
+        self._channels[self] = None
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -110,5 +111,5 @@ class _ServerChannel(Channel):
             self._counts.forget(self)
             return
         self._counts.left(self._counted_host)
-        self._channels.discard(self)
+        self._channels.pop(self, None)
         super().connection_lost(exc)

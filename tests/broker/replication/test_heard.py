@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,32 @@ from gimbalmq.broker.json_file import TableThread
 from gimbalmq.broker.replication.heard import HeardOfMaster
 from gimbalmq.broker.replication.role import Kind, Role
 from gimbalmq.protocol.command import RemotingCommand
-from gimbalmq.protocol.replication_bodies import HaStatus
+from gimbalmq.protocol.replication_bodies import HaConnection, HaStatus
 from gimbalmq.store.files import Files
 from tests.support import run, until
 
 
 class Master:
-    """Says what it is told to say."""
+    """Says what it is told to say.
 
-    def __init__(self, slaves: int, end: int) -> None:
+    Attributes:
+        slaves: how many it says that it has; None if it is Apache's, which lists them.
+        asked: called when it is asked.
+    """
+
+    def __init__(self, slaves: int | None, end: int, connections: int = 0) -> None:
         self.slaves = slaves
         self.end = end
+        self.connections = connections
+        self.asked: Callable[[], object] = lambda: None
 
     async def call(self, address: str, request: RemotingCommand, *_: Any, **__: Any) -> RemotingCommand:
+        self.asked()
         status = HaStatus(
             master=True,
             broker_role="SYNC_MASTER",
             slaves=self.slaves,
+            ha_connection_info=[HaConnection() for _ in range(self.connections)],
             master_commit_log_max_offset=self.end,
         )
         return request.reply(body=status.dump())
@@ -58,6 +68,37 @@ def test_a_slave_that_has_gone_counts_until_we_have_all_that_it_may_have(tmp_pat
             return again.role, again.slaves
 
         await until(lambda: loaded() == ("", -1))
+        await heard.close()
+        thread.close()
+
+    run(work())
+
+
+def test_slaves_are_counted_by_their_connections_if_the_master_does_not_say_how_many(tmp_path: Path) -> None:
+    async def work() -> None:
+        thread = TableThread(Files())
+        apaches: Any = Master(None, 100, connections=3)
+        heard = HeardOfMaster(tmp_path, Files(), thread, apaches, SYSTEM_CLOCK, lambda: 100)
+        heard.aim("master:1")
+        await heard.look()
+        assert (heard.role, heard.slaves) == ("SYNC_MASTER", 3)
+        await heard.close()
+        thread.close()
+
+    run(work())
+
+
+def test_an_answer_of_a_master_that_is_not_copied_any_more_is_not_kept(tmp_path: Path) -> None:
+    async def work() -> None:
+        thread, master = TableThread(Files()), Master(2, 100)
+        caller: Any = master
+        heard = HeardOfMaster(tmp_path, Files(), thread, caller, SYSTEM_CLOCK, lambda: 100)
+        heard._master = "old:1"
+        master.asked = lambda: setattr(heard, "_master", "new:1")
+        await heard.look()
+        assert (heard.role, heard.slaves) == ("", -1)
+        await heard.look()
+        assert (heard.role, heard.slaves) == ("SYNC_MASTER", 2)
         await heard.close()
         thread.close()
 

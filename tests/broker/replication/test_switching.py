@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
+from gimbalmq.broker.replication import agreement
+from gimbalmq.broker.replication.agreement import Agreement, Verdict
 from gimbalmq.broker.replication.epochs import Epochs
 from gimbalmq.broker.replication.switching import EpochCopy, EpochSource
 from gimbalmq.errors import RemoteProtocolError, ReplicaRefusedError
@@ -100,25 +102,56 @@ def test_a_packet_belongs_to_one_epoch(tmp_path: Path) -> None:
             assert packet == Transfer(offset, Epoch(*epoch), 77)
 
 
+def copy_of(store: MessageStore, epochs: Epochs, confirmed: list[int]) -> EpochCopy:
+    async def settled() -> None: ...
+
+    return EpochCopy(
+        store,
+        epochs,
+        2,
+        LiveConfig(BrokerConfig(store_path_root_dir=str(store.config.root))),
+        None,  # type: ignore[arg-type]
+        lambda: "master",
+        settled=settled,
+        cut=None,  # type: ignore[arg-type]
+        last_common=None,  # type: ignore[arg-type]
+        confirmed=confirmed.append,
+        noted=lambda: None,
+    )
+
+
+def test_a_term_without_bytes_gives_way_to_the_masters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else bytes of the master's term would count to ours, and the next master would have us cut them off."""
+
+    async def work(clock: VirtualClock) -> None:
+        with store_with(tmp_path, 3) as store:
+            store.follow()
+            end = store.max_commitlog_offset
+            epochs = Epochs(tmp_path / "epochs")
+            assert epochs.append(Epoch(1, 0)) and epochs.append(Epoch(2, end))
+
+            async def compare(*_: object) -> Agreement:
+                return Agreement(Verdict.CONTINUES, end, 0, end)
+
+            monkeypatch.setattr(agreement, "compare", compare)
+            copy = copy_of(store, epochs, [])
+            await copy._agree(MasterHandshake(end, [Epoch(1, 0), Epoch(3, end)]))
+            copy._is_open = True
+            list(copy.feed(Transfer(end, Epoch(3, end), 0).encode()))
+            assert list(epochs.entries) == [(1, 0), (3, end)]
+
+    run_virtual(work)
+
+
 def test_a_slave_takes_bytes_epochs_and_what_is_confirmed(tmp_path: Path) -> None:
     async def work(clock: VirtualClock) -> None:
         with store_with(tmp_path, 0) as store:
             store.follow()
             confirmed: list[int] = []
             epochs = Epochs(tmp_path / "epochs")
-            copy = EpochCopy(
-                store,
-                epochs,
-                2,
-                LiveConfig(BrokerConfig(store_path_root_dir=str(tmp_path))),
-                None,  # type: ignore[arg-type]
-                lambda: "master",
-                settled=None,  # type: ignore[arg-type]
-                cut=None,  # type: ignore[arg-type]
-                last_common=None,  # type: ignore[arg-type]
-                confirmed=confirmed.append,
-                noted=lambda: None,
-            )
+            copy = copy_of(store, epochs, confirmed)
             early = Transfer(0, Epoch(1, 0), 0)
             with pytest.raises(RemoteProtocolError, match="before we have said"):
                 list(copy.feed(early.encode()))

@@ -242,7 +242,9 @@ class EpochCopy:
         problem = found.problem(self._master())
         if problem is not None:
             raise CopyRefusedError(problem)
-        epochs.cut(store.max_commitlog_offset + 1)
+        # A term of which we have no bytes may have no bytes at the master, either, and another one may begin there. The
+        # next packet says which.
+        epochs.cut(store.max_commitlog_offset)
 
     def _nothing_in_common(self, answer: MasterHandshake) -> str:
         ours, theirs = _listed(self._epochs.entries), _listed(answer.epochs)
