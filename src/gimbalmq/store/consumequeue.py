@@ -37,6 +37,10 @@ MAX_QUEUES = 65_536
 
 _MANY_SYNCS = 256
 """So many files are synced by a process of their own, which takes some milliseconds to start."""
+_FILES_AT_ONCE = 16
+_PAUSE_SECONDS = 0.001
+"""After so many files the thread that writes them rests: it takes the interpreter three times for each, so quickly that
+the event loop, which gives it away in every write of its own, might wait for many of them."""
 
 
 def entries_mark(queue: QueueLog, count: int) -> int:
@@ -615,6 +619,7 @@ class TailCopies:
         self._files = files
         self._cuts = files.cuts
         self._copies: list[tuple[QueueLog, int, bytes]] = []
+        self._pause = threading.Event()  # never set: a clock for a thread
         self._done = 0
         self.failure: StoreError | None = None
 
@@ -628,7 +633,9 @@ class TailCopies:
 
     def write(self) -> None:
         """Any thread; no checkpoint is to end before the owner has heard of it."""
-        for queue, start, data in self._copies:
+        for number, (queue, start, data) in enumerate(self._copies):
+            if number and number % _FILES_AT_ONCE == 0:
+                self._pause.wait(_PAUSE_SECONDS)
             try:
                 self._files.write_aside(queue, start, data, self._cuts)
             except OSError as error:
