@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from gimbalmq.broker.upkeep import Upkeep
 from gimbalmq.errors import DiskFullError, SystemBusyError
 from gimbalmq.store import MessageStore
 from gimbalmq.store.files import Files
+from gimbalmq.store.log_room import LogRoom
 from gimbalmq.transport.turns import Turns
 from tests.store.helpers import FailingFiles, FakeClock, bodies, config_for, put
 from tests.support import run, until
@@ -51,6 +53,10 @@ class SlowFiles(Files):
     def allocate(self, fd: int, start: int, size: int) -> None:
         self._wait("allocate", os.readlink(f"/proc/self/fd/{fd}"))
         super().allocate(fd, start, size)
+
+    def reserve(self, fd: int, start: int, size: int) -> None:
+        self._wait("reserve", os.readlink(f"/proc/self/fd/{fd}"))
+        super().reserve(fd, start, size)
 
     def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:
         self._wait("write", os.readlink(f"/proc/self/fd/{fd}"))
@@ -112,9 +118,14 @@ def test_a_send_that_waits_for_the_disk_does_not_wait_for_a_checkpoint(tmp_path:
         ("folder", "/consumequeue/"),
         ("write", "/consumequeue/"),
         ("allocate", "index"),
+        ("reserve", "/commitlog/"),
     ],
 )
-def test_the_loop_goes_on_while_the_disk_is_slow(tmp_path: Path, way: str, where: str) -> None:
+def test_the_loop_goes_on_while_the_disk_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, where: str
+) -> None:
+    monkeypatch.setattr("gimbalmq.store.message_store.LogRoom", partial(LogRoom, unused=1, free=0))
+
     async def work() -> None:
         files = SlowFiles(lambda path: where in path, way)
         async with kept(tmp_path, files) as (store, upkeep, _):

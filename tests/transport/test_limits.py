@@ -8,7 +8,8 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -604,5 +605,47 @@ def test_hundreds_of_connections_come_and_go_and_leave_nothing() -> None:
         await until(lambda: load.kept() == 0)
         assert not server.channels and load.partial_bytes == load.waiting_bytes == 0
         await server.close()
+
+    run(work())
+
+
+def test_a_crowd_that_speaks_at_once_is_served_in_several_turns_of_the_loop() -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        handled: list[bytes] = []
+
+        def slow(_channel: Channel, request: RemotingCommand) -> RemotingCommand:
+            clock.advance(0.001)
+            handled.append(request.body)
+            return request.reply(0, None, None, request.body)
+
+        handlers = Handlers()
+        handlers.add(ECHO, slow)
+        crowd = 100
+        async with served(ServerLimits(), handlers, clock) as (server, _), AsyncExitStack() as stack:
+            peers = [await stack.enter_async_context(raw_peer(server.port)) for _ in range(crowd)]
+            await until(lambda: len(server.channels) == crowd)
+            channels = sorted(server.channels, key=lambda channel: channel.address)
+            turns: list[int] = []
+
+            def count() -> None:
+                turns.append(len(handled))
+                if len(handled) < 2 * crowd:
+                    loop.call_soon(count)
+
+            loop = asyncio.get_running_loop()
+            for channel in channels:  # as a loop does that finds all of them readable
+                for word in (b"first", b"second"):
+                    body = f"{channel.address} ".encode() + word
+                    channel.data_received(encode_frame(RemotingCommand(ECHO, None, body)))
+            count()
+            await until(lambda: len(handled) == 2 * crowd)
+            assert turns[0] < 20  # 8 without a look at the clock, and 5 ms
+            assert max(after - before for before, after in pairwise(turns)) < 30  # those have both their words
+            for channel in channels:  # each in its order
+                mine = [body for body in handled if body.startswith(f"{channel.address} ".encode())]
+                assert [body.split()[-1] for body in mine] == [b"first", b"second"]
+            for peer in peers:
+                assert (await peer.receive()).code == (await peer.receive()).code == 0
 
     run(work())

@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 _QUERIES_AT_ONCE = 2
 _MOST_QUERIES = 256
-_THREADS = _QUERIES_AT_ONCE + 5
-"""One checkpoint, one removal, one of deleted topics, one writing of queues and one new index file at a time, and the
-questions."""
+_THREADS = _QUERIES_AT_ONCE + 6
+"""One checkpoint, one removal, one of deleted topics, one writing of queues, one new index file and one reservation for
+the log at a time, and the questions."""
 _MANY_QUEUES = 1000
 _LARGE_TAIL = 64
 """If more than 1000 queues have entries in memory, those with fewer than 64 wait for the next checkpoint: a write costs
@@ -82,7 +82,7 @@ class Upkeep:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def sync_log(self) -> None:
-        """The periodic sync of the log; first looks whether trouble has passed."""
+        """The periodic sync of the log, and room for what comes next; first looks whether trouble has passed."""
         store = self._store
         reason = store.read_only_reason
         if reason is not None:
@@ -91,6 +91,8 @@ class Upkeep:
         self._tell(store.read_only_reason)
         if store.flushed_offset < store.max_commitlog_offset and store.can_sync:
             await self._commit.flush()
+        if store.wants_room and store.read_only_reason is None:
+            await self._own(self._in_thread(store.reserve_room))
 
     def _tell(self, reason: str | None) -> None:
         """Logs when the store begins to refuse messages, and when it takes them again."""

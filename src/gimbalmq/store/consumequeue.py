@@ -15,11 +15,10 @@ import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from zlib import crc32
 
-from gimbalmq.errors import LocalProtocolError, StoreError
+from gimbalmq.errors import LocalProtocolError, StoreError, StoreIOError
 from gimbalmq.model.queue_entry import ENTRY, ENTRY_BYTES, FILLER, FILLER_SIZE, Entry
 from gimbalmq.model.record import topic_field
 from gimbalmq.store.files import (
@@ -31,12 +30,17 @@ from gimbalmq.store.files import (
     sync_names,
     translated,
 )
+from gimbalmq.store.syncing import SyncFailed
 
 MAX_QUEUES = 65_536
 """Queue ids are below this; a larger one is a damaged field."""
 
-_FEW_SYNCS = 64
-_SYNC_THREADS = 4
+_MANY_SYNCS = 256
+"""So many files are synced by a process of their own, which takes some milliseconds to start."""
+_FILES_AT_ONCE = 16
+_PAUSE_SECONDS = 0.001
+"""After so many files the thread that writes them rests: it takes the interpreter three times for each, so quickly that
+the event loop, which gives it away in every write of its own, might wait for many of them."""
 
 
 def entries_mark(queue: QueueLog, count: int) -> int:
@@ -455,23 +459,21 @@ class QueueFiles:
     def sync(self, paths: set[str]) -> None:
         """Syncs files, and folders (they end with a slash), by name: so it can run beside the descriptors' owner.
 
-        Each by itself: a sync of the whole machine is one call, but it reports no errors. Many of them a few at a time,
-        because the file system writes its journal once for all that wait. What is left in ``paths`` after an error was
-        not synced.
+        Each by itself: a sync of the whole machine is one call, but it reports no errors. Many of them by another
+        process (see ``syncing``). What is left in ``paths`` after an error may not be synced.
         """
-        work = iter(list(paths))
-
-        def sync_some() -> None:
-            for path in work:
-                self._sync_one(path)
-                paths.discard(path)
-
-        if len(paths) < _FEW_SYNCS:
-            sync_some()
-            return
-        with ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="sync") as threads:
-            for done in [threads.submit(sync_some) for _ in range(_SYNC_THREADS)]:
-                done.result()
+        if len(paths) >= _MANY_SYNCS:
+            try:
+                if self._files.sync_many(paths):
+                    paths.clear()
+                    return
+            except SyncFailed as failure:
+                if failure.opened:
+                    raise StoreIOError(f"sync of {failure}") from failure
+                raise failure.error from failure
+        for path in list(paths):
+            self._sync_one(path)
+            paths.discard(path)
 
     def _sync_one(self, path: str) -> None:
         try:
@@ -617,6 +619,7 @@ class TailCopies:
         self._files = files
         self._cuts = files.cuts
         self._copies: list[tuple[QueueLog, int, bytes]] = []
+        self._pause = threading.Event()  # never set: a clock for a thread
         self._done = 0
         self.failure: StoreError | None = None
 
@@ -630,7 +633,9 @@ class TailCopies:
 
     def write(self) -> None:
         """Any thread; no checkpoint is to end before the owner has heard of it."""
-        for queue, start, data in self._copies:
+        for number, (queue, start, data) in enumerate(self._copies):
+            if number and number % _FILES_AT_ONCE == 0:
+                self._pause.wait(_PAUSE_SECONDS)
             try:
                 self._files.write_aside(queue, start, data, self._cuts)
             except OSError as error:

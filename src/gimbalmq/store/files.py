@@ -13,8 +13,10 @@ import fcntl
 import mmap
 import os
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from gimbalmq.errors import (
@@ -24,11 +26,11 @@ from gimbalmq.errors import (
     StoreIOError,
     StoreLockedError,
 )
+from gimbalmq.store.syncing import sync_descriptor, sync_elsewhere
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-# macOS: fsync hands the data to the drive, whose cache loses it with the power; this waits for the platters.
-_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 _SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EINTR, errno.EAGAIN})
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
@@ -98,19 +100,30 @@ class Files:
         for position in range(start, start + size, len(zeros)):
             self.write_at(fd, zeros[: min(len(zeros), start + size - position)], position)
 
+    def reserve(self, fd: int, start: int, size: int) -> None:
+        """Reserves blocks beside whoever writes the file: its bytes and its size stay as they are.
+
+        Raises:
+            OSError: EOPNOTSUPP or ENOSYS if this file system or this system cannot.
+        """
+        # Not ``allocate``: if the file system cannot, glibc reads and writes each block instead, and a write of
+        # another thread in between would be lost.
+        call = _fallocate()
+        if call is None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        number = call(fd, start, size)
+        if number:
+            raise OSError(number, os.strerror(number))
+
     def sync(self, fd: int) -> None:
         """Makes a file's bytes and size durable; its name is not, see ``sync_folder``."""
-        if _FULL_SYNC is not None:
-            try:
-                fcntl.fcntl(fd, _FULL_SYNC)
-                return
-            except OSError as error:
-                if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
-                    raise  # only a file system that does not know it, such as a network's, may do with less
-        if hasattr(os, "fdatasync"):
-            os.fdatasync(fd)
-        else:
-            os.fsync(fd)
+        sync_descriptor(fd)
+
+    def sync_many(self, paths: Iterable[str]) -> bool:
+        """Syncs files, and folders (they end with a slash), beside this process; as ``syncing.sync_elsewhere``."""
+        if type(self).sync is not Files.sync or type(self).sync_folder is not Files.sync_folder:
+            return False  # a layer that has its own way wants to see each sync
+        return sync_elsewhere(paths)
 
     def sync_folder(self, folder: Path | str) -> None:
         """Makes names created in, renamed in or removed from the folder durable."""
@@ -148,6 +161,23 @@ class Files:
     def map(self, fd: int, size: int, *, writable: bool = False) -> mmap.mmap:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         return mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=protection)
+
+
+@cache
+def _fallocate() -> Callable[[int, int, int], int] | None:
+    """Linux's call of that name, which Python does not have; it returns the error's number, 0 if there was none."""
+    if not sys.platform.startswith("linux"):
+        return None
+    import ctypes
+
+    library = ctypes.CDLL(None, use_errno=True)
+    found = getattr(library, "fallocate64", None) or getattr(
+        library, "fallocate", None
+    )  # musl has the latter
+    if found is None:
+        return None
+    found.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return lambda fd, start, size: ctypes.get_errno() if found(fd, _KEEP_SIZE, start, size) else 0
 
 
 def sync_file(files: Files, fd: int, what: object) -> None:

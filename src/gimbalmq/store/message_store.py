@@ -1,8 +1,8 @@
 """MessageStore: the face of the package (Java's ``DefaultMessageStore``).
 
 One thread appends, reads and runs the background steps. Another may only run ``flush``, ``KeyQuery.search``,
-``TailCopies.write``, ``empty_trash`` and the functions that the steps return, because these take as long as the disk
-pleases. Long work comes in steps (``_steps``), so that the one thread can do other things in between.
+``TailCopies.write``, ``empty_trash``, ``reserve_room`` and the functions that the steps return, because these take as
+long as the disk pleases. Long work comes in steps (``_steps``), so that the one thread can do other things in between.
 
 What is where, from a message's point of view:
 
@@ -41,6 +41,7 @@ from gimbalmq.store.files import (
 )
 from gimbalmq.store.following import Following, LiveDispatcher
 from gimbalmq.store.index import KeyIndex
+from gimbalmq.store.log_room import LogRoom
 from gimbalmq.store.open_mark import OpenMark
 from gimbalmq.store.reader import Reader
 from gimbalmq.store.reading import StoreReading
@@ -84,6 +85,7 @@ class MessageStore(StoreReading):
         self.log = CommitLog(
             config.root / "commitlog", config.commitlog_file_bytes, files, config.log_files_open
         )
+        self._room = LogRoom(self.log, files)
         self._queue_files = QueueFiles(
             config.root / "consumequeue", config.queue_file_bytes, files, config.queue_file_descriptors
         )
@@ -132,6 +134,7 @@ class MessageStore(StoreReading):
                 self.trouble.write_failed(error)
             with translated(self.config.root):
                 self._recover(report)
+            self._room.begin()
             self._loaded = self._takes_groups = True
             noted = self._checkpoints.saved.safe_offset
             if not report.clean or report.redispatched or noted != self.log.position:
@@ -459,6 +462,15 @@ class MessageStore(StoreReading):
         except StoreError as error:
             self.trouble.sync_failed(error)
             raise
+
+    @property
+    def wants_room(self) -> bool:
+        """Whether ``reserve_room`` has something to do."""
+        return self._room.wanted
+
+    def reserve_room(self) -> None:
+        """Reserves room for the log, so that appends need not wait for the file system. Any thread, one at a time."""
+        self._room.reserve()
 
     @property
     def can_sync(self) -> bool:

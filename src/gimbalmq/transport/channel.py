@@ -641,13 +641,17 @@ class Channel(asyncio.Protocol):
                 self._transport.write(last)
 
     def _handle(self, frames: list[Frame]) -> None:
+        load = self.load
+        if load is not None and load.turn_is_over():
+            self._held = frames
+            self._rest()
+            return
         handlers = self._handlers
         batches = handlers.batches if handlers.gate is None else handlers.checking
         singles = handlers.singles
         # Answers given meanwhile gather in _out and leave together below.
         self._flush_scheduled = True
         self._held = []
-        load = self.load
         try:
             position, count = 0, len(frames)
             ends = load.now() + TURN_SECONDS if load is not None and count > 1 else 0.0

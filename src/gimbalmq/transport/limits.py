@@ -31,7 +31,11 @@ LOOPBACK_RESERVE = 16
 """Connections beyond the limit that this machine still gets: whoever looks after a full server must get in."""
 
 TURN_SECONDS = 0.005
-"""Requests of one connection are handled for so long, then it is the others' turn."""
+"""Requests of one connection are handled for so long, then it is the others' turn; and if many connections have some
+at once, those of all together, then it is the turn of everything else."""
+
+_CROWD = 8
+"""So many connections are served without a look at the clock."""
 
 SLOWEST_BYTES_PER_SECOND = 65_536
 """A large frame may take so much longer than a small one."""
@@ -180,10 +184,32 @@ class Load:
         self._look: asyncio.Handle | None = None
         self._slow: dict[Channel, int] = {}
         """Connections whose peers do not read; the one that stopped first stands first."""
+        self._served = 0
+        self._turn_ends = 0.0
         self._refused = 0
         self._refusal_logged = -_COMPLAIN_SECONDS
         self._lines = 0
         self._lines_since = -_COMPLAIN_SECONDS
+
+    # -- turns -------------------------------------------------------------------------
+
+    def turn_is_over(self) -> bool:
+        """Whether the connections that were served in this turn of the loop took long enough; the others wait.
+
+        Asked before each is served. A crowd that connects and says hello at once would hold the loop for as long as
+        it takes to answer them all.
+        """
+        self._served += 1
+        if self._served < _CROWD:
+            return False
+        if self._turn_ends:
+            return self.now() > self._turn_ends
+        self._turn_ends = self.now() + TURN_SECONDS
+        asyncio.get_running_loop().call_soon(self._next_turn)
+        return False
+
+    def _next_turn(self) -> None:
+        self._served, self._turn_ends = 0, 0.0
 
     # -- connections -------------------------------------------------------------------
 
