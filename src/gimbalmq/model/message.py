@@ -126,7 +126,7 @@ class Message:
         MessageIllegalError: a property name is reserved, a value empty, or a text holds a separator.
     """
 
-    __slots__ = ("_known", "body", "flag", "properties", "sharding_key", "topic")
+    __slots__ = ("body", "flag", "properties", "sharding_key", "system_properties", "topic")
 
     def __init__(
         self,
@@ -150,8 +150,9 @@ class Message:
         self.flag = flag
         self.sharding_key = sharding_key
         known: dict[str, str] = {}
-        self._known = known
-        """System properties by name; the producer adds UNIQ_KEY here, so a second send keeps the id."""
+        self.system_properties = known
+        """What RocketMQ itself reads, by name. The client's own modules write here; applications need not. The producer
+        adds UNIQ_KEY, so a second send keeps the id."""
         if keys:
             known[names.KEYS] = keys if isinstance(keys, str) else " ".join(keys)
         known[names.WAIT] = "true" if wait_store_ok else "false"
@@ -171,16 +172,16 @@ class Message:
         if level:
             if level < 0:
                 raise MessageIllegalError(f"delay_level is {level}; levels start at 1")
-            self._known[names.DELAY] = str(level)
+            self.system_properties[names.DELAY] = str(level)
         elif deliver_at is not None:
             seconds = deliver_at.timestamp() if isinstance(deliver_at, datetime) else deliver_at
-            self._known[names.TIMER_DELIVER_MS] = str(int(seconds * 1000))
+            self.system_properties[names.TIMER_DELIVER_MS] = str(int(seconds * 1000))
         elif delay is not None:
             if delay < 0:
                 raise MessageIllegalError(
                     f"delay is {delay} s; a message cannot be delivered before it is sent"
                 )
-            self._known[names.TIMER_DELAY_MS] = str(round(delay * 1000))
+            self.system_properties[names.TIMER_DELAY_MS] = str(round(delay * 1000))
 
     def _set_properties(self, given: Mapping[str, str]) -> None:
         for name, value in given.items():
@@ -198,40 +199,32 @@ class Message:
 
     @property
     def tags(self) -> str | None:
-        return self._known.get(names.TAGS)
+        return self.system_properties.get(names.TAGS)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return tuple(self._known.get(names.KEYS, "").split())
+        return tuple(self.system_properties.get(names.KEYS, "").split())
 
     @property
     def delay_level(self) -> int:
-        return int(self._known.get(names.DELAY, "0"))
+        return int(self.system_properties.get(names.DELAY, "0"))
 
     @property
     def wait_store_ok(self) -> bool:
-        return self._known[names.WAIT] == "true"
+        return self.system_properties[names.WAIT] == "true"
 
     @property
     def msg_id(self) -> str | None:
         """The unique id; the first send gives it."""
-        return self._known.get(names.UNIQ_KEY)
-
-    @property
-    def system_properties(self) -> dict[str, str]:
-        """What RocketMQ itself reads. The client's own modules write here; applications need not."""
-        return self._known
+        return self.system_properties.get(names.UNIQ_KEY)
 
     def all_properties(self) -> dict[str, str]:
-        return {**self._known, **self.properties}
+        return {**self.system_properties, **self.properties}
 
     def properties_text(self) -> str:
         """All properties as they travel."""
-        known = self._known
-        if len(known) == 1 and not self.properties:
-            return f"WAIT\x01{known[names.WAIT]}\x02"  # most messages of most producers
         text = ""  # a handful at most: a loop is quicker than a join
-        for name, value in known.items():
+        for name, value in self.system_properties.items():
             text += f"{name}\x01{value}\x02"
         for name, value in self.properties.items():
             text += f"{name}\x01{value}\x02"

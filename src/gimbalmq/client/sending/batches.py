@@ -203,27 +203,28 @@ class Batches:
         Returns:
             None if it must go the long way, by ``prepare``.
         """
-        attempts = self._attempts
         known = message.system_properties
         topic, body = message.topic, message.body
         batch = self._open.get((topic, known[names.WAIT], awaited))
+        attempts = self._attempts
         if (
             batch is None
             or attempts.count >= attempts.most
             or self.held >= self._most_held
             or self._waiting
             or not 0 < len(body) < self._small
-            or not -_FLAGS <= message.flag < _FLAGS
-            or not _ALONE.isdisjoint(known)
+            or (message.flag and not -_FLAGS <= message.flag < _FLAGS)
+            or (len(known) > 1 and not _ALONE.isdisjoint(known))
         ):
             return None
         now_ms = self._now_ms()
         msg_id, properties = stamp(message, self._next_id, now_ms)
-        size = batch.size + ITEM_BYTES + len(body) + len(properties)
-        if size > self._most_bytes or len(properties) > MAX_PROPERTIES or not properties.isascii():
+        length = len(properties)
+        size = ITEM_BYTES + len(body) + length
+        if batch.size + size > self._most_bytes or length > MAX_PROPERTIES or not properties.isascii():
             return None
-        self.held += size - batch.size
-        batch.size = size
+        self.held += size
+        batch.size += size
         attempts.count += 1
         batch.messages.append(Prepared(SEND, topic, body, properties, 0, message.flag, msg_id, now_ms))
         future: asyncio.Future[SendResult] = self._new_future()

@@ -84,8 +84,12 @@ def stamp(message: Message, next_id: Callable[[int], str], now_ms: int) -> tuple
     """The message's id, which is noted in it, and its properties as they travel."""
     known = message.system_properties
     # The id goes first, as in Java's sends: what follows repeats, and our broker reads it only once.
-    msg_id = known.pop(names.UNIQ_KEY, None) or next_id(now_ms)
-    properties = f"UNIQ_KEY\x01{msg_id}\x02{message.properties_text()}"
+    if len(known) == 1 and not message.properties:  # most messages of most producers
+        msg_id = next_id(now_ms)
+        properties = f"UNIQ_KEY\x01{msg_id}\x02WAIT\x01{known[names.WAIT]}\x02"
+    else:
+        msg_id = known.pop(names.UNIQ_KEY, None) or next_id(now_ms)
+        properties = f"UNIQ_KEY\x01{msg_id}\x02{message.properties_text()}"
     known[names.UNIQ_KEY] = msg_id
     return msg_id, properties
 
