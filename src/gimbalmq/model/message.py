@@ -271,6 +271,7 @@ _TABLES: Final[dict[bytes, Table]] = {}
 _MOST_TABLES = 1024
 _LONGEST_KEPT = 512
 _ID_START: Final = names.UNIQ_KEY.encode() + b"\x01"
+_ID_START_BYTES: Final = len(_ID_START)
 
 _HEAD_BYTES: Final = {bits: form.size for bits, form in _USED_AT_ONCE.items()}
 _STORED_AT: Final = STORE_TIMESTAMP_AT[0]
@@ -278,6 +279,13 @@ _LONG: Final = struct.Struct(">q")
 
 _LARGE_BODY = 4096
 """From so many bytes on, a body that was read is not kept within the record as well."""
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()  # quicker than to say what to do about the bytes that hardly anybody sends
+    except UnicodeDecodeError:
+        return raw.decode("utf-8", "replace")
 
 
 class MessageView(msgspec.Struct, eq=False, gc=False):
@@ -461,11 +469,14 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
 
     def _read_table(self) -> Table:
         """Reads the id, and the table of what is behind it."""
-        raw = self._record[self._properties_at :]
-        end = raw.find(b"\x02") if raw.startswith(_ID_START) else -1
-        if end > len(_ID_START):
-            self._id = raw[len(_ID_START) : end].decode("utf-8", "replace")
-            raw = raw[end + 1 :]
+        record, start = self._record, self._properties_at
+        if record.startswith(_ID_START, start):
+            id_at = start + _ID_START_BYTES
+            end = record.find(b"\x02", id_at)
+            if end > id_at:
+                self._id = _text(record[id_at:end])
+                start = end + 1
+        raw = record[start:]
         table = _TABLES.get(raw)
         if table is None:
             table = Table.read(raw)
@@ -544,10 +555,25 @@ def decode_views(data: bytes, queue: MessageQueue | None = None, broker_name: st
     tail_size = properties_size = 0
     topic = ""
     owner: Any = queue
+    # Of the record before: its sizes and flags, and from where to where in it the tail is. Most records are like it.
+    last_size = last_body = last_flag = -1
+    tail_from = tail_to = 0
+    plain_magic = MAGIC_V1
     position, end = 0, len(data)
     while position < end:
         try:
             size, magic, offset, sys_flag, times, body_size = unpack_plain(data, position)
+            if (
+                size == last_size
+                and body_size == last_body
+                and sys_flag == last_flag
+                and magic == plain_magic
+                and data[position + tail_from : position + tail_to] == tail
+                and (stop := position + size) <= end
+            ):
+                append(new(topic, owner, offset, times, body_size, data[position:stop], tail_to))
+                position = stop
+                continue
             topic_at = position + plain_size + body_size
             if sys_flag & HOST_BITS:
                 form = _USED_AT_ONCE[sys_flag & HOST_BITS]
@@ -582,6 +608,9 @@ def decode_views(data: bytes, queue: MessageQueue | None = None, broker_name: st
             queue_id = int.from_bytes(data[at : at + 4], "big", signed=True)
             if owner != (topic, broker_name, queue_id):
                 owner = MessageQueue(topic, broker_name, queue_id)
+        elif tail and not sys_flag & HOST_BITS:
+            last_size, last_body, last_flag = size, body_size, sys_flag
+            tail_from, tail_to = topic_at - position, properties_at - position
         append(new(topic, owner, offset, times, body_size, data[position:stop], properties_at - position))
         position = stop
     return views
