@@ -281,13 +281,6 @@ _LARGE_BODY = 4096
 """From so many bytes on, a body that was read is not kept within the record as well."""
 
 
-def _text(raw: bytes) -> str:
-    try:
-        return raw.decode()  # quicker than to say what to do about the bytes that hardly anybody sends
-    except UnicodeDecodeError:
-        return raw.decode("utf-8", "replace")
-
-
 class MessageView(msgspec.Struct, eq=False, gc=False):
     """A message received (Java: MessageExt).
 
@@ -366,9 +359,8 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
             RemoteProtocolError: they were, and cannot be unpacked.
         """
         body = self._body
-        return self._take_body() if body is None else body
-
-    def _take_body(self) -> bytes:
+        if body is not None:
+            return body
         record, size = self._record, self.body_size
         flags = record[HOST_BITS_AT]
         start = _HEAD_BYTES[flags & HOST_BITS]
@@ -474,7 +466,10 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
             id_at = start + _ID_START_BYTES
             end = record.find(b"\x02", id_at)
             if end > id_at:
-                self._id = _text(record[id_at:end])
+                try:
+                    self._id = record[id_at:end].decode()  # quicker than with "replace", which hardly any id needs
+                except UnicodeDecodeError:
+                    self._id = record[id_at:end].decode("utf-8", "replace")
                 start = end + 1
         raw = record[start:]
         table = _TABLES.get(raw)
