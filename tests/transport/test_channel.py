@@ -290,6 +290,28 @@ def test_many_calls_of_one_turn_do_not_wait_for_its_end() -> None:
     run(work())
 
 
+def test_one_call_after_the_other_leaves_at_once_and_several_gather() -> None:
+    async def work() -> None:
+        async with wire() as line:
+            client = await line.client()
+
+            def start() -> asyncio.Future[RemotingCommand]:
+                return client.start_call(RemotingCommand(ECHO), 5.0)
+
+            await start()
+            lone = start()
+            assert not client._out, "nothing was there to gather with"
+            await lone
+            together = [start() for _ in range(4)]
+            assert len(client._out) == 3, "the first one did not know of the others"
+            await asyncio.gather(*together)
+            again = [start() for _ in range(4)]
+            assert len(client._out) == 4, "there were several the last time"
+            await asyncio.gather(*again)
+
+    run(work())
+
+
 def test_handler_still_at_work_is_cancelled_when_its_peer_goes() -> None:
     async def work() -> None:
         ended = asyncio.Event()

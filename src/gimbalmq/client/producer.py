@@ -167,8 +167,14 @@ class Producer:
             ResponseError: a broker refused in a way no other broker would mend.
             SendFailedError: every attempt failed.
         """
-        if self._batches is not None:
-            gathered = self._gather(self._batches, message, queue, selector, argument, timeout, awaited=True)
+        batches = self._batches
+        if batches is not None:
+            gathered = None
+            unbound = queue is None and selector is None and message.sharding_key is None
+            if unbound and timeout is None and self._tracer is None:
+                gathered = batches.take(message, awaited=True)
+            if gathered is None:
+                gathered = self._gather(batches, message, queue, selector, argument, timeout, awaited=True)
             if gathered is not None:
                 return await gathered
         prepared = prepare(message, self._instance or self.instance, self.config, self._publish)
@@ -243,8 +249,14 @@ class Producer:
         Raises:
             MessageIllegalError, StateError: at once. All else comes through the future.
         """
-        if self._batches is not None:
-            gathered = self._gather(self._batches, message, queue, selector, argument, timeout, awaited=False)
+        batches = self._batches
+        if batches is not None:
+            gathered = None
+            unbound = queue is None and selector is None and message.sharding_key is None
+            if unbound and timeout is None and self._tracer is None:
+                gathered = batches.take(message, awaited=False)
+            if gathered is None:
+                gathered = self._gather(batches, message, queue, selector, argument, timeout, awaited=False)
             if gathered is not None:
                 return gathered
         instance = self._instance or self.instance
@@ -320,12 +332,12 @@ class Producer:
         *,
         awaited: bool,
     ) -> asyncio.Future[SendResult] | None:
-        """Sends with others, or behind those of its queue that wait for others; None if it need do neither."""
+        """``Batches.take`` for all other messages.
+
+        Returns:
+            None if it need neither wait for others nor go behind those of its queue that do.
+        """
         bound = queue is not None or selector is not None or message.sharding_key is not None
-        if not bound and timeout is None and self._tracer is None:
-            taken = batches.take(message, awaited=awaited)
-            if taken is not None:
-                return taken
         fits = timeout is None and batches.fits(message)
         if not fits and not bound:
             if batches.full:

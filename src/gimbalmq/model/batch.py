@@ -33,17 +33,18 @@ def encode_batch(items: Iterable[tuple[int, bytes | memoryview, bytes]]) -> byte
         LocalProtocolError: an item's properties do not fit their 16-bit length.
     """
     parts: list[bytes | memoryview] = []
-    last = (-1, -1, -1)
+    last_flag = last_body = last_properties = -1
     head = properties_size = b""
     for flag, body, properties in items:
-        if len(properties) > MAX_PROPERTIES:
-            raise LocalProtocolError(f"properties of {len(properties)} bytes; at most {MAX_PROPERTIES} fit")
-        shape = (flag, len(body), len(properties))
-        if shape != last:  # those of one producer are often alike
-            last = shape
-            total = ITEM_BYTES + len(body) + len(properties)
-            head = _HEAD.pack(total, 0, 0, flag, len(body))
-            properties_size = len(properties).to_bytes(2, "big")
+        # Those of one producer are often alike.
+        if len(properties) != last_properties or len(body) != last_body or flag != last_flag:
+            last_flag, last_body, last_properties = flag, len(body), len(properties)
+            if last_properties > MAX_PROPERTIES:
+                raise LocalProtocolError(
+                    f"properties of {last_properties} bytes; at most {MAX_PROPERTIES} fit"
+                )
+            head = _HEAD.pack(ITEM_BYTES + last_body + last_properties, 0, 0, flag, last_body)
+            properties_size = last_properties.to_bytes(2, "big")
         parts += (head, body, properties_size, properties)
     return b"".join(parts)
 

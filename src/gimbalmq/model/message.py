@@ -126,7 +126,7 @@ class Message:
         MessageIllegalError: a property name is reserved, a value empty, or a text holds a separator.
     """
 
-    __slots__ = ("_known", "body", "flag", "properties", "sharding_key", "topic")
+    __slots__ = ("body", "flag", "properties", "sharding_key", "system_properties", "topic")
 
     def __init__(
         self,
@@ -150,8 +150,9 @@ class Message:
         self.flag = flag
         self.sharding_key = sharding_key
         known: dict[str, str] = {}
-        self._known = known
-        """System properties by name; the producer adds UNIQ_KEY here, so a second send keeps the id."""
+        self.system_properties = known
+        """What RocketMQ itself reads, by name. The client's own modules write here; applications need not. The producer
+        adds UNIQ_KEY, so a second send keeps the id."""
         if keys:
             known[names.KEYS] = keys if isinstance(keys, str) else " ".join(keys)
         known[names.WAIT] = "true" if wait_store_ok else "false"
@@ -171,16 +172,16 @@ class Message:
         if level:
             if level < 0:
                 raise MessageIllegalError(f"delay_level is {level}; levels start at 1")
-            self._known[names.DELAY] = str(level)
+            self.system_properties[names.DELAY] = str(level)
         elif deliver_at is not None:
             seconds = deliver_at.timestamp() if isinstance(deliver_at, datetime) else deliver_at
-            self._known[names.TIMER_DELIVER_MS] = str(int(seconds * 1000))
+            self.system_properties[names.TIMER_DELIVER_MS] = str(int(seconds * 1000))
         elif delay is not None:
             if delay < 0:
                 raise MessageIllegalError(
                     f"delay is {delay} s; a message cannot be delivered before it is sent"
                 )
-            self._known[names.TIMER_DELAY_MS] = str(round(delay * 1000))
+            self.system_properties[names.TIMER_DELAY_MS] = str(round(delay * 1000))
 
     def _set_properties(self, given: Mapping[str, str]) -> None:
         for name, value in given.items():
@@ -198,40 +199,32 @@ class Message:
 
     @property
     def tags(self) -> str | None:
-        return self._known.get(names.TAGS)
+        return self.system_properties.get(names.TAGS)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return tuple(self._known.get(names.KEYS, "").split())
+        return tuple(self.system_properties.get(names.KEYS, "").split())
 
     @property
     def delay_level(self) -> int:
-        return int(self._known.get(names.DELAY, "0"))
+        return int(self.system_properties.get(names.DELAY, "0"))
 
     @property
     def wait_store_ok(self) -> bool:
-        return self._known[names.WAIT] == "true"
+        return self.system_properties[names.WAIT] == "true"
 
     @property
     def msg_id(self) -> str | None:
         """The unique id; the first send gives it."""
-        return self._known.get(names.UNIQ_KEY)
-
-    @property
-    def system_properties(self) -> dict[str, str]:
-        """What RocketMQ itself reads. The client's own modules write here; applications need not."""
-        return self._known
+        return self.system_properties.get(names.UNIQ_KEY)
 
     def all_properties(self) -> dict[str, str]:
-        return {**self._known, **self.properties}
+        return {**self.system_properties, **self.properties}
 
     def properties_text(self) -> str:
         """All properties as they travel."""
-        known = self._known
-        if len(known) == 1 and not self.properties:
-            return f"WAIT\x01{known[names.WAIT]}\x02"  # most messages of most producers
         text = ""  # a handful at most: a loop is quicker than a join
-        for name, value in known.items():
+        for name, value in self.system_properties.items():
             text += f"{name}\x01{value}\x02"
         for name, value in self.properties.items():
             text += f"{name}\x01{value}\x02"
@@ -278,6 +271,7 @@ _TABLES: Final[dict[bytes, Table]] = {}
 _MOST_TABLES = 1024
 _LONGEST_KEPT = 512
 _ID_START: Final = names.UNIQ_KEY.encode() + b"\x01"
+_ID_START_BYTES: Final = len(_ID_START)
 
 _HEAD_BYTES: Final = {bits: form.size for bits, form in _USED_AT_ONCE.items()}
 _STORED_AT: Final = STORE_TIMESTAMP_AT[0]
@@ -365,9 +359,8 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
             RemoteProtocolError: they were, and cannot be unpacked.
         """
         body = self._body
-        return self._take_body() if body is None else body
-
-    def _take_body(self) -> bytes:
+        if body is not None:
+            return body
         record, size = self._record, self.body_size
         flags = record[HOST_BITS_AT]
         start = _HEAD_BYTES[flags & HOST_BITS]
@@ -468,11 +461,17 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
 
     def _read_table(self) -> Table:
         """Reads the id, and the table of what is behind it."""
-        raw = self._record[self._properties_at :]
-        end = raw.find(b"\x02") if raw.startswith(_ID_START) else -1
-        if end > len(_ID_START):
-            self._id = raw[len(_ID_START) : end].decode("utf-8", "replace")
-            raw = raw[end + 1 :]
+        record, start = self._record, self._properties_at
+        if record.startswith(_ID_START, start):
+            id_at = start + _ID_START_BYTES
+            end = record.find(b"\x02", id_at)
+            if end > id_at:
+                try:
+                    self._id = record[id_at:end].decode()  # quicker than with "replace", which hardly any id needs
+                except UnicodeDecodeError:
+                    self._id = record[id_at:end].decode("utf-8", "replace")
+                start = end + 1
+        raw = record[start:]
         table = _TABLES.get(raw)
         if table is None:
             table = Table.read(raw)
@@ -551,10 +550,25 @@ def decode_views(data: bytes, queue: MessageQueue | None = None, broker_name: st
     tail_size = properties_size = 0
     topic = ""
     owner: Any = queue
+    # Of the record before: its sizes and flags, and from where to where in it the tail is. Most records are like it.
+    last_size = last_body = last_flag = -1
+    tail_from = tail_to = 0
+    plain_magic = MAGIC_V1
     position, end = 0, len(data)
     while position < end:
         try:
             size, magic, offset, sys_flag, times, body_size = unpack_plain(data, position)
+            if (
+                size == last_size
+                and body_size == last_body
+                and sys_flag == last_flag
+                and magic == plain_magic
+                and data[position + tail_from : position + tail_to] == tail
+                and (stop := position + size) <= end
+            ):
+                append(new(topic, owner, offset, times, body_size, data[position:stop], tail_to))
+                position = stop
+                continue
             topic_at = position + plain_size + body_size
             if sys_flag & HOST_BITS:
                 form = _USED_AT_ONCE[sys_flag & HOST_BITS]
@@ -589,6 +603,9 @@ def decode_views(data: bytes, queue: MessageQueue | None = None, broker_name: st
             queue_id = int.from_bytes(data[at : at + 4], "big", signed=True)
             if owner != (topic, broker_name, queue_id):
                 owner = MessageQueue(topic, broker_name, queue_id)
+        elif tail and not sys_flag & HOST_BITS:
+            last_size, last_body, last_flag = size, body_size, sys_flag
+            tail_from, tail_to = topic_at - position, properties_at - position
         append(new(topic, owner, offset, times, body_size, data[position:stop], properties_at - position))
         position = stop
     return views

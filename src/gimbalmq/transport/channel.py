@@ -234,6 +234,8 @@ class Channel(asyncio.Protocol):
         self._out: list[bytes | memoryview] = []
         self._out_bytes = 0
         self._flush_scheduled = False
+        self._left_alone = False
+        """The last write was a single frame."""
         self._held: list[Frame] = []
         self._turn_scheduled = False
         self._in_flight = 0
@@ -469,6 +471,11 @@ class Channel(asyncio.Protocol):
         elif now + timeout < self._timer_at:
             self._timer.cancel()
             self._set_timer(now + timeout)
+        if self._left_alone and not self._flush_scheduled and len(self._pending) == 1:
+            # Whoever makes one call after the other has nothing to gather, and need not wait for a turn of the loop.
+            self._out.append(frame)
+            self._flush()
+            return
         self.send_bytes(frame)
         if self._out_bytes > REQUEST_BYTES:
             self._flush()
@@ -924,6 +931,7 @@ class Channel(asyncio.Protocol):
             return
         out, self._out = self._out, []
         size, self._out_bytes = self._out_bytes, 0
+        self._left_alone = len(out) == 1
         if self._transport is not None and not self._transport.is_closing():
             if self._tls is not None:
                 try:

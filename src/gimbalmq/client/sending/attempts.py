@@ -159,11 +159,6 @@ class Attempts:
 
     # -- attempts -----------------------------------------------------------------------
 
-    def reaches(self, chosen: MessageQueue) -> bool:
-        """Whether there is a connection to a queue's master: what is sent now leaves at once."""
-        address = self._instance.send_address(chosen.broker_name)
-        return address is not None and self._instance.pool.existing(address) is not None
-
     def attempt(self, prepared: Prepared, chosen: MessageQueue, timeout: float) -> Awaitable[SendResult]:
         """Sends once and notes how it went."""
         if self.closed:

@@ -3,8 +3,9 @@
 Each message keeps what it would have had alone: its id, its own result, its error, its place behind those that were
 sent before it to the same queue. Messages that no queue was chosen for share a batch if they agree in topic, in waiting
 for the flush, and in the rules for further attempts; the batch goes to the next queue. Those that are bound to a
-queue have one batch for each queue. What cannot be in a batch leaves by itself; if it is bound, it leaves behind the
-batch of its queue.
+queue have one batch for each queue, which leaves when the one before has its answer: Apache's brokers work on several
+requests of a connection at once, and store them in any order. What cannot be in a batch leaves by itself; if it is bound,
+it leaves behind the batch of its queue.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Batch(msgspec.Struct, eq=False):
 
     Attributes:
         queue: the queue that all of them are bound to; None is any.
-        limit: seconds to send it in, counted from when it leaves.
+        limit: seconds to send it in, counted from when it is closed.
         size: bytes, as in the request.
         timer: sends it at the latest; None if it waits for nothing any more.
     """
@@ -130,10 +131,8 @@ class Batches:
         self._open: dict[Kind, Batch] = {}
         """Of messages that are bound to no queue."""
         self._bound: dict[MessageQueue, Batch] = {}
-        self._last: dict[MessageQueue, Batch] = {}
-        """Of the bound batches that have left and have no answer, the last one of each queue."""
         self._lines = Lines()
-        """Bound batches that are about to leave. Each looks for its connection when all before it have one."""
+        """Bound batches without an answer, by queue. Each leaves when the one before has one."""
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._closing = False
@@ -203,27 +202,28 @@ class Batches:
         Returns:
             None if it must go the long way, by ``prepare``.
         """
-        attempts = self._attempts
         known = message.system_properties
         topic, body = message.topic, message.body
         batch = self._open.get((topic, known[names.WAIT], awaited))
+        attempts = self._attempts
         if (
             batch is None
             or attempts.count >= attempts.most
             or self.held >= self._most_held
             or self._waiting
             or not 0 < len(body) < self._small
-            or not -_FLAGS <= message.flag < _FLAGS
-            or not _ALONE.isdisjoint(known)
+            or (message.flag and not -_FLAGS <= message.flag < _FLAGS)
+            or (len(known) > 1 and not _ALONE.isdisjoint(known))
         ):
             return None
         now_ms = self._now_ms()
         msg_id, properties = stamp(message, self._next_id, now_ms)
-        size = batch.size + ITEM_BYTES + len(body) + len(properties)
-        if size > self._most_bytes or len(properties) > MAX_PROPERTIES or not properties.isascii():
+        length = len(properties)
+        size = ITEM_BYTES + len(body) + length
+        if batch.size + size > self._most_bytes or length > MAX_PROPERTIES or not properties.isascii():
             return None
-        self.held += size - batch.size
-        batch.size = size
+        self.held += size
+        batch.size += size
         attempts.count += 1
         batch.messages.append(Prepared(SEND, topic, body, properties, 0, message.flag, msg_id, now_ms))
         future: asyncio.Future[SendResult] = self._new_future()
@@ -328,8 +328,7 @@ class Batches:
                 del self._bound[batch.queue]
         place = None
         if batch.queue is not None:
-            self._last[batch.queue] = batch
-            place = self._lines.join(batch.kind[0])
+            place = self._lines.join(batch.queue)
         task = self.own(self._deliver(batch, place))
         task.add_done_callback(partial(self._ended, batch, len(batch.messages), batch.size, place))
 
@@ -337,8 +336,6 @@ class Batches:
         self, batch: Batch, messages: int, size: int, place: PlaceInLine | None, task: asyncio.Task[None]
     ) -> None:
         """The batch has its answer, or none will come."""
-        if batch.queue is not None and self._last.get(batch.queue) is batch:
-            del self._last[batch.queue]
         if place is not None:
             place.leave()
         if task.cancelled():
@@ -351,11 +348,7 @@ class Batches:
         started = self._loop.time()
         try:
             if place is not None:
-                assert batch.queue is not None, "only what is bound stands in a line"
                 await place.come_first()
-                if not self._attempts.reaches(batch.queue):
-                    await self._attempts.connect(batch.queue, self._attempts.remaining(batch.limit, started))
-                place.leave()
             batch.drop_cancelled()
             if len(batch.messages) > 1:
                 await self._deliver_together(batch, started)
@@ -372,16 +365,7 @@ class Batches:
             )
         except MessageIllegalError:
             # Nothing is stored. What the broker does not like may be one of them, and only that one shall fail.
-            if batch.queue is None:
-                await self._deliver_each(batch, started)
-                return
-            if self._last.get(batch.queue) is not batch:
-                raise  # others of the queue have left since: the good ones would arrive behind them
-            place = self._lines.join(batch.kind[0])
-            try:
-                await self._deliver_each(batch, started)
-            finally:
-                place.leave()
+            await self._deliver_each(batch, started)
         else:
             batch.settle(result)
 

@@ -20,19 +20,27 @@ _STATUS = {code: SendStatus(code) for code in STORED}
 
 
 class SendFrames:
-    """Makes the requests of one producer. Of fourteen fields a plain send changes five: those fill a template."""
+    """Makes the requests of one producer. Of fourteen fields a send, of one message or of a batch, changes five: those
+    fill a template."""
 
     def __init__(self, config: ProducerConfig, signer: Signer | None) -> None:
         self._config = config
         self._signer = signer
-        self._templates: dict[MessageQueue, bytes] = {}
+        self._templates: dict[int, dict[MessageQueue, bytes]] = {SEND: {}, SEND_BATCH: {}}
 
     def frame(self, prepared: Prepared, chosen: MessageQueue, opaque: int, flag: int = 0) -> bytes:
         """The request as it leaves."""
-        if prepared.code == SEND and prepared.max_reconsume is None and self._signer is None:
-            template = self._templates.get(chosen)
+        code = prepared.code
+        templates = self._templates.get(code)
+        if (
+            templates is not None
+            and prepared.max_reconsume is None
+            and prepared.first_id_only is None
+            and self._signer is None
+        ):
+            template = templates.get(chosen)
             if template is None:
-                template = self._template(prepared, chosen)
+                template = self._template(templates, prepared, chosen)
             header = template % (
                 prepared.sys_flag,
                 prepared.born_ms,
@@ -42,18 +50,20 @@ class SendFrames:
                 flag,
                 opaque,
             )
-            return join_frame(SEND, header, prepared.body)
+            return join_frame(code, header, prepared.body)
         fields = self._fields(prepared, chosen)
-        command = RemotingCommand(prepared.code, fields, prepared.body, opaque=opaque, flag=flag)
+        command = RemotingCommand(code, fields, prepared.body, opaque=opaque, flag=flag)
         if self._signer is not None:
             self._signer.sign(command)
         return encode_frame(command)
 
-    def _template(self, prepared: Prepared, chosen: MessageQueue) -> bytes:
-        if len(self._templates) > 10_000:
-            self._templates.clear()
+    def _template(
+        self, templates: dict[MessageQueue, bytes], prepared: Prepared, chosen: MessageQueue
+    ) -> bytes:
+        if len(templates) > 10_000:
+            templates.clear()
         own = {"f": NUMBER, "g": NUMBER, "h": NUMBER, "i": TEXT, "j": NUMBER}
-        made = self._templates[chosen] = header_template(SEND, self._fields(prepared, chosen) | own)
+        made = templates[chosen] = header_template(prepared.code, self._fields(prepared, chosen) | own)
         return made
 
     def _fields(self, prepared: Prepared, chosen: MessageQueue) -> dict[str, str]:

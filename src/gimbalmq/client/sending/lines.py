@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
 
 
 class PlaceInLine:
-    """One message's place in the line of its topic."""
+    """One message's place in its line."""
 
-    __slots__ = ("_before", "_left", "_lines", "_topic")
+    __slots__ = ("_before", "_left", "_lines", "_name")
 
-    def __init__(self, lines: Lines, topic: str, before: asyncio.Future[None] | None) -> None:
+    def __init__(self, lines: Lines, name: Hashable, before: asyncio.Future[None] | None) -> None:
         self._lines = lines
-        self._topic = topic
+        self._name = name
         self._before = before
         self._left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -36,27 +37,27 @@ class PlaceInLine:
     def _go(self, _: object = None) -> None:
         if not self._left.done():
             self._left.set_result(None)
-            self._lines.ended(self._topic, self._left)
+            self._lines.ended(self._name, self._left)
 
 
 class Lines:
-    """By topic, the messages that could not leave at once: for want of a route, a connection or a turn."""
+    """By name, of a topic or a queue, those that could not leave at once: for want of a route, a connection or a turn."""
 
     def __init__(self) -> None:
-        self._last: dict[str, asyncio.Future[None]] = {}
+        self._last: dict[Hashable, asyncio.Future[None]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._last)
 
-    def __contains__(self, topic: str) -> bool:
-        return topic in self._last
+    def __contains__(self, name: Hashable) -> bool:
+        return name in self._last
 
-    def join(self, topic: str) -> PlaceInLine:
+    def join(self, name: Hashable) -> PlaceInLine:
         """A place behind all others."""
-        place = PlaceInLine(self, topic, self._last.get(topic))
-        self._last[topic] = place.left
+        place = PlaceInLine(self, name, self._last.get(name))
+        self._last[name] = place.left
         return place
 
-    def ended(self, topic: str, left: asyncio.Future[None]) -> None:
-        if self._last.get(topic) is left:
-            del self._last[topic]
+    def ended(self, name: Hashable, left: asyncio.Future[None]) -> None:
+        if self._last.get(name) is left:
+            del self._last[name]

@@ -84,8 +84,12 @@ def stamp(message: Message, next_id: Callable[[int], str], now_ms: int) -> tuple
     """The message's id, which is noted in it, and its properties as they travel."""
     known = message.system_properties
     # The id goes first, as in Java's sends: what follows repeats, and our broker reads it only once.
-    msg_id = known.pop(names.UNIQ_KEY, None) or next_id(now_ms)
-    properties = f"UNIQ_KEY\x01{msg_id}\x02{message.properties_text()}"
+    if len(known) == 1 and not message.properties:  # most messages of most producers
+        msg_id = next_id(now_ms)
+        properties = f"UNIQ_KEY\x01{msg_id}\x02WAIT\x01{known[names.WAIT]}\x02"
+    else:
+        msg_id = known.pop(names.UNIQ_KEY, None) or next_id(now_ms)
+        properties = f"UNIQ_KEY\x01{msg_id}\x02{message.properties_text()}"
     known[names.UNIQ_KEY] = msg_id
     return msg_id, properties
 
@@ -142,7 +146,7 @@ def prepare_batches(
         size += item_bytes
     wait = first.system_properties[names.WAIT]
     return [
-        _batch(first.topic, items, item_ids, wait, now_ms)
+        _batch(first.topic, items, ",".join(item_ids), wait, now_ms)
         for items, item_ids in zip(pieces, ids, strict=True)
     ]
 
@@ -150,20 +154,19 @@ def prepare_batches(
 def join(messages: list[Prepared], wait: str) -> Prepared:
     """One request of messages that were prepared one by one, of one topic and none of them compressed.
 
+    Whoever joins them knows their ids: the request's result names none.
+
     Args:
         wait: what all of them say about waiting for the flush.
     """
     items = [(message.flag, message.body, message.properties.encode()) for message in messages]
-    ids = [message.msg_id for message in messages]
-    return _batch(messages[0].topic, items, ids, wait, messages[0].born_ms)
+    return _batch(messages[0].topic, items, "", wait, messages[0].born_ms)
 
 
-def _batch(
-    topic: str, items: list[tuple[int, Body, bytes]], ids: list[str], wait: str, born_ms: int
-) -> Prepared:
+def _batch(topic: str, items: list[tuple[int, Body, bytes]], ids: str, wait: str, born_ms: int) -> Prepared:
     # No id of the batch's own: a 4.9 broker appends these properties to those of every message.
     properties = f"{names.WAIT}\x01{wait}\x02"
-    return Prepared(SEND_BATCH, topic, encode_batch(items), properties, 0, 0, ",".join(ids), born_ms)
+    return Prepared(SEND_BATCH, topic, encode_batch(items), properties, 0, 0, ids, born_ms)
 
 
 def _check_topic(topic: str) -> None:
