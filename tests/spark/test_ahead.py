@@ -7,8 +7,10 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pytest
@@ -52,6 +54,7 @@ def laying(tmp_path: Path) -> Iterator[Callable[[pa.RecordBatch, QueueRange], st
 
 
 Laying = Callable[[pa.RecordBatch, QueueRange], str]
+T = TypeVar("T")
 
 
 # --- what lies in a folder -----------------------------------------------------------------------
@@ -87,18 +90,17 @@ def test_a_range_that_turned_out_shorter_gets_what_is_in_it(tmp_path: Path, layi
 
 
 def test_a_link_to_anything_else_is_passed_over(tmp_path: Path, laying: Laying) -> None:
-    wanted = QueueRange(QUEUE, 10, 15)
+    wanted = QueueRange(QUEUE, 10, 99)
     path = laying(rows(10, 5), wanted)
     other = laying(rows(20, 5), QueueRange(QUEUE, 20, 25))
     os.replace(other, path)
     assert take(str(tmp_path), wanted) is None
-    with open(tmp_path / "file", "wb") as file:
-        file.write(b"x" * 100)
-        file.flush()
-        os.symlink(f"/proc/{os.getpid()}/fd/{file.fileno()}", path)
+    (tmp_path / "file").write_bytes(b"x" * 100)
+    os.mkfifo(tmp_path / "pipe")
+    for target in (tmp_path / "file", tmp_path / "pipe", tmp_path, "/proc/1/fd/999999"):
+        os.symlink(target, path)
         assert take(str(tmp_path), wanted) is None
-    os.symlink("/proc/1/fd/999999", path)
-    assert take(str(tmp_path), wanted) is None
+        Path(path).unlink(missing_ok=True)
 
 
 def test_the_beginning_of_a_partition_is_taken_up_to_the_first_gap(tmp_path: Path, laying: Laying) -> None:
@@ -185,20 +187,38 @@ def test_no_more_than_it_may_hold(filled: Topic, tmp_path: Path) -> None:
 def test_two_workers_pull_different_heads(filled: Topic, tmp_path: Path) -> None:
     first, second = (Pulling(filled, tmp_path, pullAheadBytes="60k") for _ in range(2))
     first.pull()
+    first.pull()  # it has no room for more, and leaves that to others
     second.pull()
     assert first.taken(0)[0] and first.taken(1)[0]
     assert not first.taken(2)[0]
 
 
+class Watched(threading.Condition):
+    """Says when the thread waits whether another task comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.resting = threading.Event()
+
+    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
+        if threading.current_thread().name == "gimbalmq-ahead":
+            self.resting.set()
+        return super().wait_for(predicate, timeout)
+
+
 def test_a_task_that_comes_at_once_is_not_disturbed(
     filled: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulled_ahead, "REST_SECONDS", 5.0)
-    pulling = Pulling(filled, tmp_path)
+    monkeypatch.setattr(pulled_ahead, "REST_SECONDS", 0.1)
+    pulling, later = Pulling(filled, tmp_path / "first"), Pulling(filled, tmp_path / "second")
+    pulling.puller._changed = watched = Watched()
     pulling.puller.task_ended(Work(pulling.settings, NAMES, pulling.ahead))
+    assert watched.resting.wait(10)
     pulling.puller.task_begins()
-    assert pulling.puller.wait_until_done(0)
+    pulling.puller.task_ended(Work(later.settings, NAMES, later.ahead))
+    assert pulling.puller.wait_until_done(10)
     assert not list(pulling.folder.iterdir())
+    assert len(later.taken(0)[0]) == 1000
 
 
 def test_a_task_that_begins_ends_it(filled: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,14 +319,27 @@ def driving(filled: Topic) -> Iterator[Callable[..., Driver]]:
         each.reader.stop()
 
 
-def planned_ahead(driver: Driver) -> Ahead | None:
+def all_planned(driver: Driver) -> list[Ahead | None]:
     driver.begin()
     found: list[Ahead | None] = []
     for part in driver.reader.partitions(driver.position, driver.latest()):
         assert isinstance(part, TopicPartition)
         found.append(part.ahead)
-    assert found and all(one == found[0] for one in found)
-    return found[0]
+    return found
+
+
+def planned_ahead(driver: Driver) -> Ahead | None:
+    return all_planned(driver)[-1]
+
+
+def test_only_those_that_end_last_pull_ahead(
+    spark_here: None, driving: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is another task of the same batch for a worker that ends an earlier one."""
+    monkeypatch.setattr("gimbalmq.spark.source.LEAST_ROWS", 100)
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    found = all_planned(driving(maxOffsetsPerTrigger=3000, minPartitions=8))
+    assert [one is not None for one in found] == [False] * 5 + [True] * 3
 
 
 def test_only_what_waits_is_expected(

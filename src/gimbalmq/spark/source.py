@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import chain
@@ -493,9 +494,17 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         laid = self._expected[1].folder if self._expected is not None and self._expected[0] == begun else None
         ahead = self._expect(reached)
         self._expected = None if ahead is None else (reached, ahead)
+        planned = self._plan(ranges)
+        # A worker that ends an earlier one has another task of this batch to do.
+        last = len(planned) - (os.cpu_count() or 1)
         return [
-            TopicPartition(part, self.cluster.addresses(wanted.queue for wanted in part), laid, ahead)
-            for part in self._plan(ranges)
+            TopicPartition(
+                part,
+                self.cluster.addresses(wanted.queue for wanted in part),
+                laid,
+                ahead if number >= last else None,
+            )
+            for number, part in enumerate(planned)
         ]
 
     def _expect(self, begin: dict[MessageQueue, int]) -> Ahead | None:
