@@ -51,7 +51,7 @@ from gimbalmq.model.message import MessageView
 from gimbalmq.model.properties import parse
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.protocol.command import RemotingCommand
-from gimbalmq.spark import sink, sink_send
+from gimbalmq.spark import sink, sink_encode, sink_send
 from gimbalmq.spark.sink_encode import Request, RowEncoder
 from gimbalmq.spark.sink_options import SinkSettings, find_roles
 from gimbalmq.sync.loop import loop_thread
@@ -422,6 +422,23 @@ def test_how_arrow_cuts_the_rows_changes_neither_queue_nor_content_nor_order(
     assert all(found == sorted(found) for found in by_queue.values())
     assert sorted(cut, key=lambda sent: sent[1]) == whole
     assert [row for _, row, *_ in whole] == list(range(rows))
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_rows_that_are_equally_long_are_put_together_as_others_are(
+    keyed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_encode, "_JOINED_ROWS", 7)
+    rows = 100
+    bodies = [b"%03d" % n for n in range(rows)]
+    keys = {"key": [f"k{n:03d}" for n in range(rows)]} if keyed else {}
+    batch = table(body=bodies, **keys).slice(3)
+    alike = messages_of(encode(batch, batchsize=9))
+    assert sorted((row, body) for _, row, body, _, _ in alike) == list(enumerate(bodies[3:]))
+    longer = table(body=[*bodies, b"another"], **({"key": [*keys["key"], "k"]} if keys else {})).slice(3)
+    monkeypatch.delattr(sink_encode, "_join_alike")
+    others = [sent for sent in messages_of(encode(longer, batchsize=9)) if sent[2] != b"another"]
+    assert alike == others
 
 
 def test_batches_of_spark_are_joined_until_they_are_many_rows_or_bytes_or_old() -> None:

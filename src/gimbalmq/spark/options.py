@@ -226,6 +226,13 @@ class SourceSettings:
         "pulls of one task under way at most; Apache's broker gives 32 messages each",
         default="32",
     )
+    pull_ahead_bytes: int = option(
+        size(0),
+        "bytes that each worker pulls ahead for the next micro-batch, if messages wait, while Spark writes its "
+        "checkpoint; only if driver and tasks are one process (`local[n]`); 0 pulls nothing ahead",
+        default="32m",
+        use="stream",
+    )
     connection: Connection = nested(Connection)
 
     @classmethod

@@ -643,6 +643,9 @@ def _joined(
         for column in columns
         if (buffer := column.buffers()[2]) is not None  # else no row has any of it
     ]
+    if all(int(lengths.min()) == int(lengths.max()) for _, _, lengths in parts):
+        _join_alike([(data, offsets) for data, offsets, lengths in parts if lengths[0]], order, made)
+        return made.data, places
     for low in range(0, len(totals), _JOINED_ROWS):
         chosen = order[low : low + _JOINED_ROWS]
         at = places[low : low + len(chosen)].copy()
@@ -651,6 +654,34 @@ def _joined(
             copy(data, offsets[chosen].astype(np.int64), sizes, made, at)
             at += sizes
     return made.data, places
+
+
+def _join_alike(
+    parts: list[tuple[NDArray[np.uint8], NDArray[np.int32]]],
+    order: NDArray[np.int64],
+    made: NDArray[np.uint8],
+) -> None:
+    """For rows that are equally long in each part: a row is put together where it comes, and goes to its place whole.
+
+    That is one jump for a row instead of one for each of its parts.
+    """
+    rows = len(order)
+    places = np.empty(rows, np.int64)
+    places[order] = np.arange(rows)
+    widths = [int(offsets[1] - offsets[0]) for _, offsets in parts]
+    columns = [
+        data[int(offsets[0]) : int(offsets[-1])].view(np.dtype((np.void, width)))
+        for (data, offsets), width in zip(parts, widths, strict=True)
+    ]
+    kind = np.dtype([(str(number), np.void, width) for number, width in enumerate(widths)])
+    some = np.empty(min(rows, _JOINED_ROWS), kind)
+    whole = np.dtype((np.void, kind.itemsize))
+    goal = made.view(whole)
+    for low in range(0, rows, _JOINED_ROWS):
+        count = min(rows - low, _JOINED_ROWS)
+        for number, column in enumerate(columns):
+            some[str(number)][:count] = column[low : low + count]
+        goal[places[low : low + count]] = some[:count].view(whole)
 
 
 def _id_of(ids: pa.Array, row: int) -> str:

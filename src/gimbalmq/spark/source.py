@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -30,13 +32,15 @@ from pyspark.sql.types import StructType
 
 from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.errors import ConfigError
+from gimbalmq.filter.tags import parse_tags
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.spark import columns, offsets
+from gimbalmq.spark.ahead import Ahead, Folders, is_of
 from gimbalmq.spark.cluster import MAX_PAUSE, Cluster
 from gimbalmq.spark.offsets import Bounds
 from gimbalmq.spark.option_values import nearest
 from gimbalmq.spark.options import Place, SourceSettings
-from gimbalmq.spark.planning import Partition, QueueRange, plan, plan_by_number, ranges_between
+from gimbalmq.spark.planning import LEAST_ROWS, Partition, QueueRange, plan, plan_by_number, ranges_between
 from gimbalmq.spark.pushdown import Limit, filters_may_be_pushed, limit_of
 from gimbalmq.spark.refusal import or_refused
 from gimbalmq.spark.wire import Wire
@@ -110,9 +114,19 @@ def checked_schema(schema: StructType) -> pa.Schema:
 class TopicPartition(InputPartition):
     """Ranges that one task reads, and where their brokers were when they were planned."""
 
-    def __init__(self, ranges: Partition, addresses: dict[str, str]) -> None:
+    def __init__(
+        self,
+        ranges: Partition,
+        addresses: dict[str, str],
+        laid: str | None = None,
+        ahead: Ahead | None = None,
+    ) -> None:
         self.ranges = ranges
         self.addresses = addresses
+        self.laid = laid
+        """The folder in which some of them may lie already."""
+        self.ahead = ahead
+        """What the next batch will begin with, if it may be pulled before."""
 
 
 class _Reading:
@@ -131,24 +145,32 @@ class _Reading:
 
         settle()
         names = self.arrow_schema.names
-        for batch in read_partition(self.settings, partition.ranges, partition.addresses, names):
+        taken: list[pa.RecordBatch] = []
+        left, ahead = partition.ranges, partition.ahead
+        if ahead is not None or partition.laid is not None:
+            from gimbalmq.spark import pulled_ahead
+
+            pulled_ahead.process_puller().task_begins()
+            if partition.laid is not None:
+                taken, left = pulled_ahead.take_head(partition.laid, left)
+        for batch in chain(taken, read_partition(self.settings, left, partition.addresses, names)):
             if batch.schema.equals(self.arrow_schema):
                 yield batch
             else:  # the same columns, some of them said never to be null
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=self.arrow_schema)
+        if ahead is not None and is_of(ahead.spark):
+            pulled_ahead.process_puller().task_ended(pulled_ahead.Work(self.settings, names, ahead))
 
-    def _partitions(self, ranges: Iterable[QueueRange], cluster: Cluster) -> list[TopicPartition]:
+    def _plan(self, ranges: Iterable[QueueRange]) -> list[Partition]:
         settings = self.settings
         if settings.drop_duplicates:
-            planned = plan_by_number(ranges)
-        else:
-            planned = plan(
-                ranges,
-                min_partitions=settings.min_partitions,
-                max_records=settings.max_records_per_partition,
-                min_records=settings.min_records_per_partition,
-            )
-        return [TopicPartition(part, cluster.addresses(wanted.queue for wanted in part)) for part in planned]
+            return plan_by_number(ranges)
+        return plan(
+            ranges,
+            min_partitions=settings.min_partitions,
+            max_records=settings.max_records_per_partition,
+            min_records=settings.min_records_per_partition,
+        )
 
 
 # --- batch ---------------------------------------------------------------------------------------
@@ -161,7 +183,10 @@ class BatchReader(_Reading, DataSourceReader):
         wire = Wire(self.settings.connection)
         try:
             cluster = Cluster(self.settings, wire)
-            return self._partitions(self._ranges(cluster), cluster)
+            planned = self._plan(self._ranges(cluster))
+            return [
+                TopicPartition(part, cluster.addresses(wanted.queue for wanted in part)) for part in planned
+            ]
         finally:
             wire.close()
 
@@ -283,6 +308,10 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._tried: dict[MessageQueue, int] = {}
         self._commit_again = float("-inf")
         self._last_batch = float("-inf")
+        self._limit: ReadLimit | None = None
+        self._folders: Folders | None = None
+        self._expected: tuple[dict[MessageQueue, int], Ahead] | None = None
+        """Where the next batch is taken to begin, and what of it may be pulled ahead."""
         self._missing: frozenset[MessageQueue] = frozenset()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -326,17 +355,16 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begun = offsets.from_json(start)
+        self._limit = limit
         self._tell_progress(begun)
         bounds = self._look(begun)
         self._bounds = bounds
         begin = self._begin(begun, bounds)
-        end = {queue: found.high for queue, found in bounds.items()}
-        if self._target is not None:
-            end = {
-                queue: max(begin[queue], min(high, self._target.get(queue, begin[queue])))
-                for queue, high in end.items()
-                if queue in begun or queue in self._target
-            }
+        end = {
+            queue: self._before_target(queue, begin[queue], found.high)
+            for queue, found in bounds.items()
+            if self._target is None or queue in begun or queue in self._target
+        }
         end = self._limited(begin, end, limit)
         # A new queue enters with its first messages: an empty one is no reason for a batch.
         end = {queue: high for queue, high in end.items() if queue in begun or high > begin[queue]}
@@ -392,6 +420,12 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         if lost:
             _say_lost(lost, self.settings)
         return {queue: found.low for queue, found in bounds.items()} | offsets.after_losses(known, bounds)
+
+    def _before_target(self, queue: MessageQueue, begin: int, high: int) -> int:
+        """How far a queue is read: to its end, or to where that was when a query of what is available began."""
+        if self._target is None:
+            return high
+        return max(begin, min(high, self._target.get(queue, begin)))
 
     def _limited(
         self, begin: Mapping[MessageQueue, int], end: dict[MessageQueue, int], limit: ReadLimit
@@ -457,9 +491,47 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         if self.settings.drop_duplicates:
             moving = {wanted.queue for wanted in ranges}
             ranges += [QueueRange(queue, at, at) for queue, at in reached.items() if queue not in moving]
-        return self._partitions(ranges, self.cluster)
+        laid = self._expected[1].folder if self._expected is not None and self._expected[0] == begun else None
+        ahead = self._expect(reached)
+        self._expected = None if ahead is None else (reached, ahead)
+        planned = self._plan(ranges)
+        # A worker that ends an earlier one has another task of this batch to do.
+        last = len(planned) - (os.cpu_count() or 1)
+        return [
+            TopicPartition(
+                part,
+                self.cluster.addresses(wanted.queue for wanted in part),
+                laid,
+                ahead if number >= last else None,
+            )
+            for number, part in enumerate(planned)
+        ]
+
+    def _expect(self, begin: dict[MessageQueue, int]) -> Ahead | None:
+        """What the next batch will begin with, by what waits now; None if it should not be pulled ahead."""
+        settings, limit = self.settings, self._limit
+        if (
+            not settings.pull_ahead_bytes
+            or limit is None
+            or isinstance(limit, ReadMaxBytes)
+            or settings.max_bytes_per_trigger is not None  # the sizes of messages would have to be asked for
+            or settings.drop_duplicates
+            or parse_tags(settings.tags).tags is not None
+        ):
+            return None
+        known = {queue: place for queue, place in begin.items() if queue in self._bounds}
+        end = {queue: self._before_target(queue, at, self._bounds[queue].high) for queue, at in known.items()}
+        if offsets.count_between(known, end) < LEAST_ROWS:
+            return None
+        ranges = ranges_between(known, self._limited(known, end, limit), {})
+        if self._folders is None:
+            self._folders = Folders()
+        planned = self._plan(ranges)
+        return self._folders.expect(planned, self.cluster.addresses(wanted.queue for wanted in ranges))
 
     def stop(self) -> None:
+        if self._folders is not None:
+            self._folders.close()
         leave_if_spark_hung_up()
         if self._wire is not None:
             self._wire.close()

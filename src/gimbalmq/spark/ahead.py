@@ -1,0 +1,104 @@
+"""What the next micro-batch will read, told to the tasks of this one, so that workers pull while Spark plans.
+
+Between two micro-batches Spark writes its checkpoint, and workers wait for tasks. If messages wait, too, a worker pulls
+what the next batch begins with (``pulled_ahead``). Nobody knows which worker gets which task then. So what was pulled
+is laid down in a folder that the planner makes for each batch, as links to memory of the worker that pulled it.
+
+That is done if driver and tasks are one JVM (``local[n]``). On a cluster a task may run on any machine: most of what
+was pulled ahead would be on another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from gimbalmq.spark.planning import Partition
+
+MOST_HEADS: Final = 32
+"""Partitions of the next batch that workers may begin with."""
+_MOST_RANGES: Final = 8
+_JVM: Final = "java"
+
+
+class Process(NamedTuple):
+    """A process of this machine; its number may come again, its start in ticks does not."""
+
+    number: int
+    started: int
+
+
+class Ahead(NamedTuple):
+    """What may be pulled ahead; travels to the tasks.
+
+    Attributes:
+        heads: what the first partitions of the next batch will read first.
+        addresses: of brokers by name.
+        spark: the JVM that the planner belongs to.
+    """
+
+    folder: str
+    heads: tuple[Partition, ...]
+    addresses: dict[str, str]
+    spark: Process
+
+
+class Folders:
+    """The planner's part: a folder for each batch, deleted when the batch behind it has been planned."""
+
+    def __init__(self) -> None:
+        self._spark = spark_above() if hasattr(os, "memfd_create") else None
+        self._root: Path | None = None
+        self._made: list[Path] = []
+        self._number = 0
+
+    def expect(self, partitions: Sequence[Partition], addresses: dict[str, str]) -> Ahead | None:
+        """A folder for what will be pulled of these; None if nothing should be."""
+        if self._spark is None:
+            return None
+        if self._root is None:
+            self._root = Path(tempfile.mkdtemp(prefix="gimbalmq-ahead-"))
+        self._number += 1
+        made = self._root / str(self._number)
+        made.mkdir(mode=0o700)
+        self._made.append(made)
+        while len(self._made) > 2:  # the tasks that are planned now look into the last but one
+            shutil.rmtree(self._made.pop(0), ignore_errors=True)
+        heads = tuple(partition[:_MOST_RANGES] for partition in partitions[:MOST_HEADS])
+        return Ahead(str(made), heads, addresses, self._spark)
+
+    def close(self) -> None:
+        if self._root is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
+            self._root, self._made = None, []
+
+
+def spark_above() -> Process | None:
+    """The JVM that started this process, or the process that started it; None if there is none to be seen."""
+    for process, name in _above():
+        if name == _JVM:
+            return process
+    return None
+
+
+def is_of(spark: Process) -> bool:
+    """Whether this process belongs to that JVM."""
+    return any(process == spark for process, _ in _above())
+
+
+def _above() -> list[tuple[Process, str]]:
+    """The processes above this one, and their names, as far as the machine tells."""
+    found: list[tuple[Process, str]] = []
+    number = os.getppid()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        while number > 1:
+            head, _, tail = Path(f"/proc/{number}/stat").read_text().rpartition(")")
+            fields = tail.split()
+            found.append((Process(number, int(fields[19])), head.partition("(")[2]))
+            number = int(fields[1])
+    return found
