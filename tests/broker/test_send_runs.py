@@ -104,7 +104,7 @@ class Bench:
         """Hashes of the keys that wait, which wait no longer then."""
         index = self.desk.broker.store._index
         assert index is not None
-        found = index._keys(index.pending) if index.pending else None
+        found = index._hashes.batch(index.pending, index.end_offset, has_runs=True) if index.pending else None
         index.build()
         return [] if found is None else found[0].tolist()
 
