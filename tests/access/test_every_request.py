@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from gimbalmq._steps import run_through
 from gimbalmq.access.needs import Level, NeedTable
 from gimbalmq.access.policies import Acl, Asked, Decision, Entry, Policy, PolicyType
 from gimbalmq.access.table import AccessTable
@@ -165,7 +166,7 @@ class Secured:
             "users": [repr(sorted(table.users().items())) for table in self.tables],
             "accounts": [repr(broker.access.accounts.accounts()), broker.access.accounts.white_texts()],
             "routes": nameserver.table.cluster_info().dump(),
-            "topics of routes": sorted(nameserver.table._topics),
+            "topics of routes": sorted(run_through(nameserver.table.all_topics())),
             "permissions": repr(nameserver.table.route(TOPIC)),
             "settings": nameserver.config,
         }
