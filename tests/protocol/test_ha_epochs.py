@@ -120,7 +120,7 @@ def test_packets_before_a_mistake_are_given() -> None:
 
 def test_packets_of_one_epoch_are_joined_as_far_as_they_follow_each_other() -> None:
     first, second = Epoch(1, 0), Epoch(2, 16)
-    packets = [
+    packets: list[MasterHandshake | Transfer] = [
         MasterHandshake(20, [first]),
         Transfer(10, first, 3, b"ab"),
         Transfer(12, first, 4, b"cd"),

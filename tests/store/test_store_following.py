@@ -112,15 +112,16 @@ def test_a_call_takes_few_records_and_the_rest_comes_again(
 def test_two_names_that_are_no_utf8_are_one_topic(tmp_path: Path) -> None:
     """A name that cannot be read is read the same way whichever bytes it had."""
     slave = follower(tmp_path / "slave")
-    data = b""
+    data, places = b"", []
     for number in range(4):
+        places.append(len(data))
         record = encode_record(
             topic="ab", body=b"x", queue_offset=number, commitlog_offset=len(data), store_timestamp=NOON
         )
         data += record.replace(b"\x02ab", b"\x02a\xff" if number % 2 else b"\x02a\xfe")
     slave.receive(0, data)
     (entries,) = [entries for _, entries in queues_of(slave).values()]
-    assert len(entries) == 4
+    assert [place for place, _, _ in entries] == places
     slave.close()
 
 

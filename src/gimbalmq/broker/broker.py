@@ -46,7 +46,9 @@ from gimbalmq.broker.registration import Registrar
 from gimbalmq.broker.replication.acknowledging import Acknowledging
 from gimbalmq.broker.replication.acting import ActingMode
 from gimbalmq.broker.replication.controller_mode import ControllerMode
+from gimbalmq.broker.replication.copying import CopiedMaster
 from gimbalmq.broker.replication.escape import Escape
+from gimbalmq.broker.replication.follower import Follower
 from gimbalmq.broker.replication.heard import HeardOfMaster
 from gimbalmq.broker.replication.progress import CopiedProgress
 from gimbalmq.broker.replication.reading import ReadRules
@@ -220,6 +222,10 @@ class Broker:
             self.transactions = Transactions(
                 self.store, self.writer, self.producers, self.offsets, self._turns, live, store_host, clock
             )
+            self.access = self._shared_access or self._own_access(config, folder)
+            inner = self.access.inner
+            signer = None if inner is None else Signer(inner.name, inner.secret)
+            self._pool = ChannelPool(network=self._network, tls=self._tls.client, signer=signer)
             services = MasterServices(
                 self.store,
                 self.topics,
@@ -229,6 +235,8 @@ class Broker:
                 self.delays,
                 self.timers,
                 self.transactions,
+                self.groups,
+                Escape(live, self._pool, clock),
             )
             for part in (
                 self.topics,
@@ -243,7 +251,6 @@ class Broker:
                 run_through(services.go_on())
             else:
                 self.store.follow()
-            self.access = self._shared_access or self._own_access(config, folder)
             needs = NeedTable.of_broker(Rules(config.authorization_rules), config.broker_cluster_name)
             needs.topic_at = partial(stored_topic, self.store)
             gate = self.access.gate(needs, config)
@@ -253,36 +260,35 @@ class Broker:
         except BaseException:
             self.store.close()
             raise
-        inner = self.access.inner
-        signer = None if inner is None else Signer(inner.name, inner.secret)
-        self._pool = ChannelPool(network=self._network, tls=self._tls.client, signer=signer)
         self._registration = Registrar(self._pool, self.topics, live, self._tasks, self.roles)
         progress = CopiedProgress(self.store, self.offsets, self.delays, self.timers)
-        escape = Escape(live, self._pool, clock)
         store = self.store
         heard = HeardOfMaster(
             folder, self._files, self._tables, self._pool, clock, lambda: store.received_offset
         )
         heard.load()
-        self.replication = Replication(
+        follower = Follower(
             self.store,
             live,
             self._network,
             self._pool,
             clock,
+            self.writer.arrived,
+            lambda: self._pool.tls if live.now.ha_tls_enable else None,
+        )
+        self.replication = Replication(
+            self.store,
+            live,
+            self._pool,
             self._turns,
             self.roles,
             role_file,
             self._registration,
             services,
-            progress,
-            self.topics,
-            self.groups,
             self.long_poll,
             self.source,
+            CopiedMaster(live, self._pool, self.roles, self._registration, progress, follower),
             heard,
-            escape,
-            self.writer.arrived,
         )
         self.copies = TableCopies(
             self.store,
@@ -298,7 +304,7 @@ class Broker:
             live,
             clock,
         )
-        self.replication.on_copying.append(self.copies.aim)
+        self.replication.master.on_copying.append(self.copies.aim)
         self.replication.table_trouble = lambda: self.copies.trouble
         self.controller_mode: ControllerMode | None = None
         if config.enable_controller_mode:
@@ -453,7 +459,7 @@ class Broker:
             MemberHandlers(self.acting_mode),
         ):
             family.register(self.handlers)
-        SlaveRefusals(self.roles, live, lambda: self.replication.master_address).install(self.handlers)
+        SlaveRefusals(self.roles, live, lambda: self.replication.master.address).install(self.handlers)
         self.access.guard(
             self.handlers,
             gate,

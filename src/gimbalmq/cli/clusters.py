@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from gimbalmq.admin.texts import moment, pairs
 from gimbalmq.cli import local_cluster
 from gimbalmq.cli.asking import BROKER, FAILED, REFUSED, Parser, Parsers, Shown, Verb, add_noun
+from gimbalmq.cli.settings import (
+    changed_settings,
+    setting_flags,
+    settings_argument,
+    settings_of,
+    shown_settings,
+)
 from gimbalmq.cli.terminal import confirmed, table
-from gimbalmq.errors import ConfigError, ResponseError
+from gimbalmq.errors import ResponseError
 
 if TYPE_CHECKING:
     from gimbalmq.admin.admin import Admin
@@ -174,47 +181,28 @@ async def _get(admin: Admin, args: argparse.Namespace) -> Shown:
     else:
         broker = BROKER.of(args)
         found = {broker: await admin.clusters.config(broker)}
-    for settings in found.values():
-        for key in keys:
-            if key not in settings:
-                raise ConfigError("KEY", key, "there is no such setting; leave KEY out to see all")
-    kept = {
-        owner: {key: value for key, value in sorted(settings.items()) if not keys or key in keys}
-        for owner, settings in found.items()
-    }
-    texts = [
-        (f"# {owner}\n" if len(kept) > 1 else "")
-        + "\n".join(f"{key}={value}" for key, value in kept[owner].items())
-        for owner in kept
-    ]
-    return Shown("\n\n".join(texts), kept if args.of_namesrv else next(iter(kept.values())))
+    shown = shown_settings(found, keys)
+    return shown if args.of_namesrv else replace(shown, data=next(iter(shown.data.values())))
 
 
 def _set_options(parser: Parser) -> None:
     add = parser.add_argument
     add("broker", metavar="BROKER|all", help="name or address of a broker, or all")
-    add("settings", nargs="+", metavar="KEY=VALUE", help="RocketMQ's keys")
+    settings_argument(parser)
     add("-c", "--cluster", metavar="NAME", help="with all: of this cluster only")
     add("--of-namesrv", action="store_true", help="of the name servers instead (BROKER is all)")
-    parser.set_defaults(key=None, value=None)
 
 
 def _update_options(parser: Parser) -> None:
     add = parser.add_argument
     add("-b", "--broker", default="all", metavar="BROKER", help="name or address of a broker")
     add("-c", "--cluster", metavar="NAME", help="all brokers of this cluster")
-    add("-k", "--key", required=True, metavar="KEY", help="RocketMQ's key")
-    add("-v", "--value", required=True, metavar="VALUE", help="its new value")
-    parser.set_defaults(settings=(), of_namesrv=False)
+    setting_flags(parser)
+    parser.set_defaults(of_namesrv=False)
 
 
 async def _set(admin: Admin, args: argparse.Namespace) -> Shown:
-    settings = {} if args.key is None else {args.key: args.value}
-    for text in args.settings:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError("KEY=VALUE", text, "write a key, = and its value")
-        settings[key.strip()] = value.strip()
+    settings = settings_of(args)
     try:
         if args.of_namesrv:
             changed = await admin.clusters.set_nameserver_config(settings)
@@ -225,5 +213,4 @@ async def _set(admin: Admin, args: argparse.Namespace) -> Shown:
         where = "--of-namesrv" if args.of_namesrv else "BROKER"
         told = f"{error.remark}; gimbalmq config get {where} shows keys and values"
         raise ResponseError(told, code=error.code, address=error.address) from error
-    lines = [f"{owner}: {', '.join(f'{k}={v}' for k, v in settings.items())}" for owner in changed]
-    return Shown("\n".join(lines), {"changed": changed, "settings": settings})
+    return changed_settings(changed, settings)

@@ -18,6 +18,13 @@ from gimbalmq.cli.asking import (
     asked_first,
     whole_number,
 )
+from gimbalmq.cli.settings import (
+    changed_settings,
+    setting_flags,
+    settings_argument,
+    settings_of,
+    shown_settings,
+)
 from gimbalmq.cli.terminal import confirmed, table
 from gimbalmq.errors import ConfigError, ResponseError
 from gimbalmq.protocol.codes import ResponseCode
@@ -232,48 +239,23 @@ def _config_options(parser: Parser) -> None:
 
 
 async def _config(admin: Admin, args: argparse.Namespace) -> Shown:
-    found = await admin.controllers.config(await _controllers(admin, args))
-    for settings in found.values():
-        for key in args.keys:
-            if key not in settings:
-                raise ConfigError("KEY", key, "there is no such setting; leave KEY out to see all")
-    kept = {
-        address: {key: value for key, value in sorted(settings.items()) if not args.keys or key in args.keys}
-        for address, settings in found.items()
-    }
-    texts = [
-        (f"# {address}\n" if len(kept) > 1 else "")
-        + "\n".join(f"{key}={value}" for key, value in kept[address].items())
-        for address in kept
-    ]
-    return Shown("\n\n".join(texts), kept)
+    return shown_settings(await admin.controllers.config(await _controllers(admin, args)), args.keys)
 
 
 def _set_options(parser: Parser) -> None:
-    parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="RocketMQ's keys")
-    parser.set_defaults(key=None, value=None)
+    settings_argument(parser)
     _controller_option(parser)
 
 
 def _update_options(parser: Parser) -> None:
-    parser.add_argument("-k", "--key", required=True, metavar="KEY", help="RocketMQ's key")
-    parser.add_argument("-v", "--value", required=True, metavar="VALUE", help="its new value")
-    parser.set_defaults(settings=())
+    setting_flags(parser)
     _controller_option(parser)
 
 
 async def _set(admin: Admin, args: argparse.Namespace) -> Shown:
-    settings = {} if args.key is None else {args.key: args.value}
-    for text in args.settings:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError("KEY=VALUE", text, "write a key, = and its value")
-        settings[key.strip()] = value.strip()
+    settings = settings_of(args)
     changed = await admin.controllers.set_config(await _controllers(admin, args), settings)
-    told = ", ".join(f"{key}={value}" for key, value in settings.items())
-    return Shown(
-        "\n".join(f"{address}: {told}" for address in changed), {"changed": changed, "settings": settings}
-    )
+    return changed_settings(changed, settings)
 
 
 def _clean_options(parser: Parser, ask: bool) -> None:

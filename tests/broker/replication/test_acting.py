@@ -70,7 +70,7 @@ def test_the_slave_stands_in_read_only_until_the_master_is_back(compatible: bool
         assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
         await commit(pair, 1, 8)
         # Whoever says now that it is the master: its tables may be older than ours.
-        slave.replication.aim(Master("10.0.0.77:1", "10.0.0.77:2"))
+        slave.replication.master.aim(Master("10.0.0.77:1", "10.0.0.77:2"))
         assert slave.copies.master is None
         # The master comes back with what it had saved, and takes back what the slave has learned.
         master = await pair.cluster.start_broker(0)

@@ -340,9 +340,9 @@ def test_a_slave_keeps_files_that_its_master_still_has() -> None:
         await pair.send(*(f"{number:04} " * 100 for number in range(200)))
         await pair.copied()
         slave = pair.slave
-        await pair.until(lambda: slave.replication._master_begin is not None)
+        await pair.until(lambda: slave.replication.master.begin is not None)
         assert slave.replication.keep(2 * FILE) == 0
-        slave.replication._master_begin = FILE
+        slave.replication.master.begin = FILE
         assert slave.replication.keep(2 * FILE) == FILE
         assert pair.master.replication.keep(2 * FILE) == 2 * FILE
 

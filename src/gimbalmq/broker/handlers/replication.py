@@ -75,7 +75,7 @@ class ReplicationHandlers:
             except ConfigError as error:
                 raise InvalidParameterError(f"{text[:100]!r} is no address: use host:port") from error
         # An address of the configuration counts before what anybody says.
-        self._replication.aim(Master(address, self._live.now.ha_master_address or ha_address))
+        self._replication.master.aim(Master(address, self._live.now.ha_master_address or ha_address))
 
     def status(self, channel: Channel, request: RemotingCommand) -> Answer:
         now = self._replication.status()

@@ -189,8 +189,8 @@ class ControllerMode:
         self._step_down()
         before = self.elections.standing
         if before is None or before.master_address != standing.master_address or replication.roles.is_master:
-            replication.forget_master()
-        replication.only_master = standing.master_address
+            replication.master.forget()
+        replication.master.only = standing.master_address
         await replication.become_slave(self.elections.own_id, epoch=standing.master_epoch)
         self._tasks.spawn(self._find_master(standing.master_address), "the master's replication port")
 
@@ -217,7 +217,7 @@ class ControllerMode:
     async def _find_master(self, address: str) -> None:
         """Asks a new master where its log can be copied, until it says so or there is another one."""
         tries = 0
-        while self._replication.only_master == address and not self._replication.roles.is_master:
+        while self._replication.master.only == address and not self._replication.roles.is_master:
             try:
                 answer = await ask(
                     self._caller, address, RequestCode.EXCHANGE_BROKER_HA_INFO, ExchangeHaInfo(), timeout=1.0
@@ -225,10 +225,10 @@ class ControllerMode:
                 told = ExchangeHaInfo.from_ext(answer.ext_fields).master_ha_address
             except RocketMQError:
                 told = None  # it is not up yet, or gone again; the controller will say
-            if self._replication.only_master != address or self._replication.roles.is_master:
+            if self._replication.master.only != address or self._replication.roles.is_master:
                 return
             if told:
-                self._replication.aim(Master(address, told))
+                self._replication.master.aim(Master(address, told))
                 return
             if self._replication.follower.target is not None:
                 return  # a name server has told
@@ -254,7 +254,7 @@ class ControllerMode:
             self.elections.own_id,
             self._live,
             self._caller,
-            lambda: self._replication.master_address,
+            lambda: self._replication.master.address,
             settled=self._settled,
             cut=self._cut,
             last_common=self._replication.last_common,

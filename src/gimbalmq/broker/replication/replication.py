@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-from gimbalmq._clock import Clock
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
-from gimbalmq.broker.groups import Groups
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.registration import Registrar
-from gimbalmq.broker.replication import agreement
 from gimbalmq.broker.replication.config import ASYNC_MASTER, MASTER_ID, SLAVE, SYNC_MASTER
-from gimbalmq.broker.replication.escape import Escape
-from gimbalmq.broker.replication.follower import Follower, State
+from gimbalmq.broker.replication.copying import CopiedMaster
+from gimbalmq.broker.replication.follower import State
 from gimbalmq.broker.replication.heard import HeardOfMaster
-from gimbalmq.broker.replication.masters import Master, NamedMasters, other_master, require_no_other
-from gimbalmq.broker.replication.progress import CopiedProgress
+from gimbalmq.broker.replication.masters import Master, other_master, require_no_other
 from gimbalmq.broker.replication.rejoining import last_common
 from gimbalmq.broker.replication.replica import Replica
 from gimbalmq.broker.replication.role import Kind, Role, Roles
@@ -26,13 +22,9 @@ from gimbalmq.broker.replication.role_file import RoleFile
 from gimbalmq.broker.replication.services import MasterServices
 from gimbalmq.broker.replication.source import HaSource
 from gimbalmq.broker.replication.status import ReplicationStatus, slave_status
-from gimbalmq.broker.topics import Topics
 from gimbalmq.errors import CopyRefusedError, ListenError, RocketMQError, StateError, StoreError
-from gimbalmq.protocol.headers.nameserver import RegisterBrokerReply
-from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.cutting import CutReport
 from gimbalmq.store.message_store import MessageStore
-from gimbalmq.transport.network import Network
 from gimbalmq.transport.pool import ChannelPool
 from gimbalmq.transport.tasks import Tasks
 from gimbalmq.transport.turns import Turns
@@ -51,74 +43,55 @@ class Replication:
     Attributes:
         roles: the role in force.
         source: where slaves copy this broker's log.
-        follower: copies the master's log while this broker is a slave.
-        only_master: with a controller, the ordinary address of the master that it has named; no other one is copied.
+        master: whom this broker copies while it is a slave.
+        follower: copies the master's log.
         in_set: with a controller, whether a slave is in its set of replicas in sync.
         unconfirmed: with a controller, how many sends wait until all of the set have what they stored.
         election_trouble: with a controller, why this broker has no part in elections just now, if it has none.
         heard: what this broker last heard of its master.
         table_trouble: at a slave, why a table of its master is not copied, if one is not.
         on_cut: told of the offset at which our log has been cut.
-        on_copying: told when this broker begins to copy a master (its ordinary address), and with None when it stops.
     """
 
     def __init__(
         self,
         store: MessageStore,
         live: LiveConfig,
-        network: Network,
         pool: ChannelPool,
-        clock: Clock,
         turns: Turns,
         roles: Roles,
         role_file: RoleFile,
         registration: Registrar,
         services: MasterServices,
-        progress: CopiedProgress,
-        topics: Topics,
-        groups: Groups,
         long_poll: LongPoll,
         source: HaSource,
+        master: CopiedMaster,
         heard: HeardOfMaster,
-        escape: Escape,
-        arrived: Callable[[Sequence[QueueLog]], None],
     ) -> None:
         self._store = store
         self._live = live
         self._pool = pool
-        self._clock = clock
         self._turns = turns
         self._role_file = role_file
         self._registration = registration
         self._services = services
-        self._progress = progress
-        self._topics = topics
-        self._groups = groups
         self._long_poll = long_poll
-        self._named = NamedMasters()
         self._tasks = Tasks("replication")
         self._changing = asyncio.Lock()
-        self._master_begin: int | None = None
-        """Where the master's log begins; None if it has not been asked, or this broker is the master."""
         self._listens = False
         self.roles = roles
         self.source = source
+        self.master = master
+        self.follower = master.follower
         self.heard = heard
-        self._escape = escape
-        self.follower = Follower(
-            store, live, network, pool, clock, arrived, lambda: pool.tls if live.now.ha_tls_enable else None
-        )
-        self.only_master: str | None = None
         self.in_set: Callable[[Replica], bool] | None = None
         self.unconfirmed: Callable[[], int] = lambda: 0
         self.election_trouble: Callable[[], str | None] = lambda: None
         self.table_trouble: Callable[[], str | None] = lambda: None
         self.on_cut: list[Callable[[int], None]] = []
-        self.on_copying: list[Callable[[str | None], None]] = []
         if not live.now.enable_controller_mode:  # a controller knows who is in sync
-            self.on_copying.append(heard.aim)
+            master.on_copying.append(heard.aim)
         roles.watch(heard.role_changed)
-        registration.answered = self._answered
 
     # -- life --------------------------------------------------------------------------------
 
@@ -171,7 +144,7 @@ class Replication:
     async def copy(self, master: Master) -> None:
         """Begins to copy that master, before this slave is online."""
         async with self._changing:
-            self.aim(master)
+            self.master.aim(master)
             await self._copy()
 
     async def act(self, acting: bool) -> None:
@@ -183,70 +156,28 @@ class Replication:
             self.roles.change(replace(role, acting=acting))
             if acting:
                 log.warning("the master is gone: this slave stands in for it, read only")
-                self._tell(None)  # a master that comes back may know less than we have learned meanwhile
-                self._progress.settle()
-                self._progress.forget()
+                self.master.tell(
+                    None
+                )  # a master that comes back may know less than we have learned meanwhile
+                self.master.progress.settle()
+                self.master.progress.forget()
                 if self._live.now.enable_remote_escape:
-                    await self._turns.run(self._services.stand_in(self._escape))
+                    await self._turns.run(self._services.stand_in())
             else:
                 log.warning("the master is back: this slave stands in for it no more")
-                await self._stop_standing_in()
+                await self._services.stop_standing_in()
                 self._services.forget_locks()
                 self._long_poll.wake_all()
-                self._tell(self.master_address or None)
-
-    async def _stop_standing_in(self) -> None:
-        self._services.stop_standing_in()
-        await self._escape.close()
+                self.master.tell(self.master.address or None)
 
     async def close(self) -> None:
         await self._tasks.close()
         await self.heard.close()
-        await self._escape.close()
+        await self._services.close()
         await self.follower.close()
         await self.source.close()
 
     # -- the master --------------------------------------------------------------------------
-
-    @property
-    def master_address(self) -> str:
-        """Where clients reach the master; empty if that is not known, or this broker is it."""
-        target = self.follower.target
-        return target.master_address if target is not None and not self.roles.is_master else ""
-
-    def _answered(self, name_server: str, answer: RegisterBrokerReply) -> None:
-        self._named.heard(name_server, answer, self._registration.address)
-        if not self.roles.is_master:
-            self._aim()
-
-    def _aim(self) -> None:
-        """Copies the master that is known; one that is not named any more is still tried."""
-        config = self._live.now
-        master = self._named.best(config.namesrv_addresses)
-        if config.ha_master_address and not config.enable_controller_mode:
-            self.aim(Master(master.address if master is not None else "", config.ha_master_address))
-        elif master is not None and self.only_master in (None, master.address):
-            self.aim(master)
-
-    def aim(self, master: Master) -> None:
-        """Has this slave copy that master."""
-        before = self.follower.target
-        self.follower.aim(master.ha_address, master.address or None)
-        if self.follower.target != before:
-            self._master_begin = None
-            self._progress.forget()
-            self._tell(self.master_address)
-
-    def forget_master(self) -> None:
-        """Nothing is copied until somebody says whom."""
-        self._named.forget()
-        self.follower.aim(None, None)
-
-    def _tell(self, master: str | None) -> None:
-        if self.roles.now.acting:
-            master = None
-        for hear in self.on_copying:
-            hear(master)
 
     async def _seek(self) -> None:
         """What a slave does every second."""
@@ -256,21 +187,9 @@ class Replication:
             await self._registration.ask_for_master()
         if self.follower.state is State.REFUSED and self._live.now.ha_cut_tail_from >= 0:
             await self._cut_tail()
-        await self._look_at_master()
+        await self.master.look()
         if not self.roles.is_master:
-            self._progress.settle()
-
-    async def _look_at_master(self) -> None:
-        """Which files the master has deleted, and so may we."""
-        target = self.follower.target
-        if target is None or not self.follower.is_connected:
-            return
-        try:
-            begin, _ = await agreement.bounds(self._pool, target.master_address)
-        except RocketMQError:
-            return  # the stream shows whether it lives
-        if target == self.follower.target and not self.roles.is_master:
-            self._master_begin = begin
+            self.master.progress.settle()
 
     def keep(self, limit: int) -> int:
         """Asked before the log's files below ``limit`` go: a slave deletes what its master has deleted.
@@ -279,9 +198,9 @@ class Replication:
         """
         if self.roles.is_master:
             return limit
-        if self._master_begin is None or self._changing.locked():
+        if self.master.begin is None or self._changing.locked():
             return self._store.min_commitlog_offset
-        return min(limit, self._master_begin)
+        return min(limit, self.master.begin)
 
     # -- changes of the role -----------------------------------------------------------------
 
@@ -348,7 +267,7 @@ class Replication:
                 await self._take_over()
             self._swap(MASTER_ID, self._master_role(wait))
             self.follower.aim(None, None)
-            self._topics.new_term(epoch or self._topics.version.state_version + 1)
+            self._services.new_term(epoch)
             self.roles.change(role)
             log.warning("this broker is the %s from now on", role)
             await self._keep_role()
@@ -360,14 +279,14 @@ class Replication:
         return SYNC_MASTER if wait else ASYNC_MASTER
 
     async def _take_over(self) -> None:
-        self._tell(None)
-        await self._stop_standing_in()
+        self.master.tell(None)
+        await self._services.stop_standing_in()
         await self.follower.close()
-        self._progress.settle()
-        self._progress.forget()
+        self.master.progress.settle()
+        self.master.progress.forget()
         try:
             self._store.lead()
-            self._topics.is_copy = self._groups.is_copy = False
+            self._services.work_on_copies(False)
             await self._turns.run(self._services.go_on(promoted=True))
         except BaseException:
             self._services.rest()
@@ -375,7 +294,7 @@ class Replication:
             await self._copy()
             raise
         self.source.drop_all()
-        self._master_begin = None
+        self.master.begin = None
 
     async def become_slave(self, broker_id: int, *, epoch: int = 0) -> None:
         """Makes this broker a slave; from the first moment on it takes nothing but what its master has.
@@ -396,7 +315,7 @@ class Replication:
                 self.source.drop_all()
                 # What waits may be cut away, and then others have other bytes up to the same offset.
                 self.source.acks.give_up()
-                self._named.forget()
+                self.master.forget_named()
                 self._long_poll.wake_all()
                 log.warning("this broker is a %s from now on", role)
             await self._copy()
@@ -404,10 +323,10 @@ class Replication:
 
     async def _copy(self) -> None:
         """What a slave does: its log and its tables are copies."""
-        self._topics.is_copy = self._groups.is_copy = True
-        self._aim()
+        self._services.work_on_copies(True)
+        self.master.aim_at_named()
         await self.follower.start()
-        self._tell(self.master_address or None)
+        self.master.tell(self.master.address or None)
 
     def _swap(self, broker_id: int, role: str) -> None:
         self._live.swap(replace(self._live.now, broker_id=broker_id, broker_role=role))
@@ -481,7 +400,7 @@ class Replication:
             report.records,
             lost,
         )
-        self._progress.forget()
+        self.master.progress.forget()
         self._services.distrust()
         for hear in self.on_cut:
             hear(offset)
@@ -495,8 +414,8 @@ class Replication:
     # -- for tools ---------------------------------------------------------------------------
 
     def status(self) -> ReplicationStatus:
-        store, follower, now = self._store, self.follower, self._clock.monotonic()
-        slaves = tuple(slave_status(slave, now, self.in_set) for slave in self.source.replicas)
+        store, follower = self._store, self.follower
+        slaves = tuple(slave_status(slave, self.source.now, self.in_set) for slave in self.source.replicas)
         if self.roles.is_master:
             return ReplicationStatus(
                 self.roles.now,
@@ -508,7 +427,7 @@ class Replication:
         return ReplicationStatus(
             self.roles.now,
             store.received_offset,
-            master=self.master_address,
+            master=self.master.address,
             master_ha="" if target is None else target.ha_address,
             state=str(follower.state),
             trouble=follower.trouble or self.election_trouble() or self.table_trouble(),

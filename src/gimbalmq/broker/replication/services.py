@@ -11,6 +11,7 @@ import logging
 from gimbalmq._steps import Steps
 from gimbalmq.broker.consumer_offsets import ConsumerOffsets
 from gimbalmq.broker.delay_levels import DelayLevels
+from gimbalmq.broker.groups import Groups
 from gimbalmq.broker.locks import QueueLocks
 from gimbalmq.broker.redelivery import Deliverer
 from gimbalmq.broker.replication.escape import Escape
@@ -48,9 +49,13 @@ class MasterServices:
         delays: DelayLevels,
         timers: Timers,
         transactions: Transactions,
+        groups: Groups,
+        escape: Escape,
     ) -> None:
         self._store = store
         self._topics = topics
+        self._groups = groups
+        self._escape = escape
         self._offsets = offsets
         self._locks = locks
         self._deliverer = deliverer
@@ -73,21 +78,36 @@ class MasterServices:
 
     def rest(self) -> None:
         """Somebody else is the master from now on."""
-        self.stop_standing_in()
+        self._rest()
         self._locks.forget_all()
 
-    def stand_in(self, escape: Escape) -> Steps[None]:
+    def stand_in(self) -> Steps[None]:
         """For a slave that stands in: messages that fall due, and open transactions, go to other brokers."""
-        self._deliverer.elsewhere = escape.put
+        self._deliverer.elsewhere = self._escape.put
         yield from self._delays.go_on(promoted=True)
         yield from self._timers.go_on(promoted=True)
-        yield from self._transactions.go_on(escape.move)
+        yield from self._transactions.go_on(self._escape.move)
 
-    def stop_standing_in(self) -> None:
+    async def stop_standing_in(self) -> None:
+        self._rest()
+        await self._escape.close()
+
+    def _rest(self) -> None:
         self._delays.rest()
         self._timers.rest()
         self._transactions.rest()
         self._deliverer.elsewhere = None
+
+    async def close(self) -> None:
+        await self._escape.close()
+
+    def work_on_copies(self, copies: bool) -> None:
+        """Whether the tables of topics and groups are copies of a master's, which nobody changes here."""
+        self._topics.is_copy = self._groups.is_copy = copies
+
+    def new_term(self, epoch: int) -> None:
+        """Another master's term begins with us; ``epoch`` is 0 if nobody counts the terms."""
+        self._topics.new_term(epoch or self._topics.version.state_version + 1)
 
     def forget_locks(self) -> None:
         """Somebody else gives locks from now on."""

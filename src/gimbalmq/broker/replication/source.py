@@ -64,6 +64,11 @@ class HaSource:
         assert self._listener is not None, "the replication port is not open"
         return self._listener.port
 
+    @property
+    def now(self) -> float:
+        """The clock's seconds, by which replicas note when something happened."""
+        return self._clock.monotonic()
+
     async def start(self, host: str, port: int) -> None:
         """Raises ListenError."""
         self._listener = await self._network.listen(self._accept, host, port)

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import msgspec
 
@@ -96,6 +97,36 @@ class _Seen:
     listed: set[str] = field(default_factory=set)
     timers: deque[tuple[float, TimerCheck]] = field(default_factory=deque)
     asked: dict[str, float] = field(default_factory=dict)
+
+
+class _Pages(NamedTuple):
+    """How a table is asked for that comes in pages.
+
+    Attributes:
+        header: of the question for the rows from one on: that one's number, the version we have, and whether what has
+            changed since is enough.
+        totals: of an answer: how many rows there are, and whether only those came that have changed.
+    """
+
+    code: RequestCode
+    header: Callable[[int, str, bool | None], Header]
+    totals: Callable[[Mapping[str, str] | None], tuple[int | None, bool | None]]
+
+
+_TOPIC_PAGES = _Pages(
+    RequestCode.GET_ALL_TOPIC_CONFIG,
+    lambda start, version, changes: GetTopicTable(
+        topic_seq=start, max_topic_num=_PAGE_ROWS, data_version=version, changes_only=changes
+    ),
+    lambda fields: ((reply := TopicTableReply.from_ext(fields)).total_topic_num, reply.changes_only),
+)
+_GROUP_PAGES = _Pages(
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+    lambda start, version, changes: GetGroupTable(
+        group_seq=start, max_group_num=_PAGE_ROWS, data_version=version, changes_only=changes
+    ),
+    lambda fields: ((reply := GroupTableReply.from_ext(fields)).total_group_num, reply.changes_only),
+)
 
 
 class TableCopies:
@@ -238,20 +269,6 @@ class TableCopies:
 
     async def _copy_topics(self, master: str, seen: _Seen) -> None:
         had = self._topics.version
-        known = had if had == seen.topics else None
-
-        async def page(start: int, version: DataVersion | None) -> tuple[Parts, int | None, bool | None]:
-            header = GetTopicTable(
-                topic_seq=start,
-                max_topic_num=_PAGE_ROWS,
-                data_version=_text(version),
-                changes_only=None if start else True,
-            )
-            answer = await self._ask(master, RequestCode.GET_ALL_TOPIC_CONFIG, header)
-            reply = TopicTableReply.from_ext(answer.ext_fields)
-            parts = await parts_of(answer.body, self._turns)
-            return parts, reply.total_topic_num, reply.changes_only
-
         table: dict[str, TopicConfig] = {}
 
         async def take(parts: Parts) -> int:
@@ -260,7 +277,8 @@ class TableCopies:
             table.update(rows)
             return len(rows)
 
-        found = await self._pages(page, take, table.clear, known, seen)
+        known = had if had == seen.topics else None
+        found = await self._pages(master, _TOPIC_PAGES, take, table.clear, known, seen)
         if found is None:
             return
         version, removed = found
@@ -306,20 +324,6 @@ class TableCopies:
 
     async def _copy_groups(self, master: str, seen: _Seen) -> None:
         had = self._groups.version
-        known = had if had == seen.groups else None
-
-        async def page(start: int, version: DataVersion | None) -> tuple[Parts, int | None, bool | None]:
-            header = GetGroupTable(
-                group_seq=start,
-                max_group_num=_PAGE_ROWS,
-                data_version=_text(version),
-                changes_only=None if start else True,
-            )
-            answer = await self._ask(master, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, header)
-            reply = GroupTableReply.from_ext(answer.ext_fields)
-            parts = await parts_of(answer.body, self._turns)
-            return parts, reply.total_group_num, reply.changes_only
-
         table: dict[str, GroupConfig] = {}
         forbidden: dict[str, dict[str, int]] = {}
 
@@ -334,7 +338,8 @@ class TableCopies:
             table.clear()
             forbidden.clear()
 
-        found = await self._pages(page, take, clear, known, seen)
+        known = had if had == seen.groups else None
+        found = await self._pages(master, _GROUP_PAGES, take, clear, known, seen)
         if found is None:
             return
         version, removed = found
@@ -348,7 +353,8 @@ class TableCopies:
 
     async def _pages(
         self,
-        page: Callable[[int, DataVersion | None], Awaitable[tuple[Parts, int | None, bool | None]]],
+        master: str,
+        pages: _Pages,
         take: Callable[[Parts], Awaitable[int]],
         clear: Callable[[], None],
         known: DataVersion | None,
@@ -359,6 +365,12 @@ class TableCopies:
         Returns:
             The version, and the names that are gone if only changes came. None if nothing has changed.
         """
+
+        async def page(start: int, version: DataVersion | None) -> tuple[Parts, int | None, bool | None]:
+            header = pages.header(start, _text(version), None if start else True)
+            answer = await self._ask(master, pages.code, header)
+            return (await parts_of(answer.body, self._turns), *pages.totals(answer.ext_fields))
+
         for _ in range(_ATTEMPTS):
             clear()
             parts, total, changes_only = await page(0, known)
