@@ -13,6 +13,7 @@ from gimbalmq.model.flags import TRANSACTION_PREPARED
 from gimbalmq.model.record import decode_record
 from gimbalmq.store import MessageStore
 from gimbalmq.store.checkpoint import Checkpoint
+from gimbalmq.testing import RecordedDisk
 from tests.store.helpers import (
     LOG_FILE,
     NOON,
@@ -375,3 +376,19 @@ def test_an_empty_group_and_an_aborted_roll(tmp_path: Path) -> None:
     group.abort()
     assert not list((tmp_path / "commitlog").iterdir())
     store.close()
+
+
+def test_a_log_that_nobody_flushed_begins_at_its_beginning_after_a_loss_of_power(tmp_path: Path) -> None:
+    """The name of its second file may be on the disk and that of its first not: the log seemed to begin there."""
+    disk = RecordedDisk(tmp_path / "live")
+    store = open_store(tmp_path / "live", files=disk, commitlog_file_bytes=1024)
+    fill(store, 12)
+    assert len(store.log.segments) > 1
+    moment = disk.now
+    store.abandon()
+    for seed in range(20):
+        disk.power_lost(moment, tmp_path / str(seed), seed)
+        opened = open_store(tmp_path / str(seed), commitlog_file_bytes=1024)
+        assert opened.min_commitlog_offset == 0
+        fill(opened, 3)
+        opened.close()

@@ -178,6 +178,9 @@ class Segments:
         fd = self._files.open(path, create=True)
         try:
             self._files.truncate(fd, self.size)
+            if not self._list:
+                # If the power took this name and left the next one, the log would seem to begin there.
+                self._files.sync_folder(self.folder)
         except OSError:
             self._files.close(fd)
             self._files.remove(path)
