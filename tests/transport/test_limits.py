@@ -616,7 +616,7 @@ def test_a_crowd_that_speaks_at_once_is_served_in_several_turns_of_the_loop() ->
 
         def slow(_channel: Channel, request: RemotingCommand) -> RemotingCommand:
             clock.advance(0.001)
-            handled.append(request.body)
+            handled.append(bytes(request.body))
             return request.reply(0, None, None, request.body)
 
         handlers = Handlers()
@@ -641,7 +641,9 @@ def test_a_crowd_that_speaks_at_once_is_served_in_several_turns_of_the_loop() ->
             count()
             await until(lambda: len(handled) == 2 * crowd)
             assert turns[0] < 20  # 8 without a look at the clock, and 5 ms
-            assert max(after - before for before, after in pairwise(turns)) < 30  # those have both their words
+            assert (
+                max(after - before for before, after in pairwise(turns)) < 30
+            )  # those have both their words
             for channel in channels:  # each in its order
                 mine = [body for body in handled if body.startswith(f"{channel.address} ".encode())]
                 assert [body.split()[-1] for body in mine] == [b"first", b"second"]

@@ -1,9 +1,9 @@
 """Room on the disk for what the log will hold next, reserved ahead of its end.
 
 The log's files are sparse. ext4 looks for the blocks of new bytes only when it writes them out, and keeps the file's
-block map locked meanwhile. If its journal is busy, as it is while thousands of queue files are synced, that takes
-long, and a write that meets a page without a block waits for the lock: the event loop stands still in ``pwrite``. A
-page whose block is reserved asks for no lock. So another thread reserves blocks before the writes come to them.
+block map locked meanwhile. A write that meets a page without a block waits for the lock: for milliseconds while queue
+files are written out, too, and as long as the disk pleases if it is slow. That is the event loop, standing still in
+``pwrite``. A page whose block is reserved asks for no lock. So another thread reserves blocks before the writes come.
 
 Whatever goes wrong here does no harm: the log is sparse then, as it was.
 """
