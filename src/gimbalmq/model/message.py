@@ -467,7 +467,9 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
             end = record.find(b"\x02", id_at)
             if end > id_at:
                 try:
-                    self._id = record[id_at:end].decode()  # quicker than with "replace", which hardly any id needs
+                    self._id = record[
+                        id_at:end
+                    ].decode()  # quicker than with "replace", which hardly any id needs
                 except UnicodeDecodeError:
                     self._id = record[id_at:end].decode("utf-8", "replace")
                 start = end + 1

@@ -54,6 +54,8 @@ def test_a_templates_frames_are_those_of_the_long_way(flag: int) -> None:
             (SEND, QUEUE, 0, None, None),
         ]
     ):
-        prepared = Prepared(code, "T%d", b"body%d", 'a\x01"%d\n\x02é\x011\x02', sys_flag, 7, "id", 1790 + opaque)
+        prepared = Prepared(
+            code, "T%d", b"body%d", 'a\x01"%d\n\x02é\x011\x02', sys_flag, 7, "id", 1790 + opaque
+        )
         prepared.max_reconsume, prepared.first_id_only, prepared.reconsume = most, first_only, opaque
         assert frames.frame(prepared, queue, opaque, flag) == encoded(prepared, queue, opaque, flag)

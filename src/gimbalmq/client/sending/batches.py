@@ -4,8 +4,8 @@ Each message keeps what it would have had alone: its id, its own result, its err
 sent before it to the same queue. Messages that no queue was chosen for share a batch if they agree in topic, in waiting
 for the flush, and in the rules for further attempts; the batch goes to the next queue. Those that are bound to a
 queue have one batch for each queue, which leaves when the one before has its answer: Apache's brokers work on several
-requests of a connection at once, and store them in any order. What cannot be in a batch leaves by itself; if it is bound,
-it leaves behind the batch of its queue.
+requests of a connection at once, and store them in any order. What cannot be in a batch leaves by itself; if it is
+bound, it leaves behind the batch of its queue.
 """
 
 from __future__ import annotations

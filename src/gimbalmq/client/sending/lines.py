@@ -41,7 +41,7 @@ class PlaceInLine:
 
 
 class Lines:
-    """By name, of a topic or a queue, those that could not leave at once: for want of a route, a connection or a turn."""
+    """By topic or queue, what could not leave at once: for want of a route, a connection, a turn or an answer."""
 
     def __init__(self) -> None:
         self._last: dict[Hashable, asyncio.Future[None]] = {}

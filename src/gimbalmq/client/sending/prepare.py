@@ -88,7 +88,7 @@ def stamp(message: Message, next_id: Callable[[int], str], now_ms: int) -> tuple
         msg_id = next_id(now_ms)
         properties = f"UNIQ_KEY\x01{msg_id}\x02WAIT\x01{known[names.WAIT]}\x02"
     else:
-        msg_id = known.pop(names.UNIQ_KEY, None) or next_id(now_ms)
+        msg_id = known.pop(names.UNIQ_KEY, "") or next_id(now_ms)
         properties = f"UNIQ_KEY\x01{msg_id}\x02{message.properties_text()}"
     known[names.UNIQ_KEY] = msg_id
     return msg_id, properties
