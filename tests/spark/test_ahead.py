@@ -6,7 +6,6 @@ import os
 import pickle
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.spark import ahead, pulled_ahead
-from gimbalmq.spark.ahead import Ahead, Folders, is_of
+from gimbalmq.spark.ahead import Ahead, Expectations, is_of
 from gimbalmq.spark.options import SourceSettings
 from gimbalmq.spark.planning import Partition, QueueRange
 from gimbalmq.spark.pulled_ahead import Puller, Work, lay, take, take_head
@@ -113,7 +112,8 @@ def test_the_beginning_of_a_partition_is_taken_up_to_the_first_gap(tmp_path: Pat
     taken, left = take_head(str(tmp_path), partition)
     assert [batch.num_rows for batch in taken] == [3, 1, 2]
     assert left == (QueueRange(second, 9, 20),)
-    assert take_head(str(tmp_path / "nowhere"), partition) == ([], partition)
+    assert take_head(str(tmp_path / "later"), partition) == ([], partition)
+    assert take_head("/proc/nowhere", partition) == ([], partition)
 
 
 # --- a worker that pulls -------------------------------------------------------------------------
@@ -289,21 +289,34 @@ def test_processes_are_told_from_later_ones_of_their_number() -> None:
 
 
 def test_a_planner_of_no_spark_expects_nothing() -> None:
-    assert Folders().expect([(QueueRange(QUEUE, 0, 10),)], {}) is None
+    assert Expectations().expect([(QueueRange(QUEUE, 0, 10),)], {}) is None
 
 
 @pytest.fixture
 def spark_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ahead, "spark_above", lambda: ABOVE)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
 
 
-def test_folders_go_when_their_batch_has_been_read(spark_here: None, tmp_path: Path) -> None:
-    folders = Folders()
-    made = [folders.expect([(QueueRange(QUEUE, 0, 10),)], {}) for _ in range(3)]
-    assert [one is not None and Path(one.folder).exists() for one in made] == [False, True, True]
-    folders.close()
-    assert not list(tmp_path.iterdir())
+def test_a_folder_is_below_the_first_of_spark_s_and_only_in_its_own_workers(
+    spark_here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Expectations().expect([(QueueRange(QUEUE, 0, 10),)], {})
+    assert told is not None
+    found = pulled_ahead.here(told)
+    assert found is not None and found.folder == f"{tmp_path}/{told.folder}"
+    assert pulled_ahead.here(told._replace(spark=ABOVE._replace(started=1))) is None
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")
+    assert pulled_ahead.here(told) is None
+
+
+def test_folders_go_when_their_batch_has_been_read(filled: Topic, tmp_path: Path) -> None:
+    pulling = Pulling(filled, tmp_path)
+    for number in (1, 2, 3):
+        pulling.folder = tmp_path / "query" / str(number)
+        pulling.ahead = pulling.ahead._replace(folder=str(pulling.folder))
+        pulling.pull()
+    assert sorted(path.name for path in (tmp_path / "query").iterdir()) == ["2", "3"]
 
 
 @pytest.fixture

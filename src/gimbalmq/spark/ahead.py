@@ -2,7 +2,7 @@
 
 Between two micro-batches Spark writes its checkpoint, and workers wait for tasks. If messages wait, too, a worker pulls
 what the next batch begins with (``pulled_ahead``). Nobody knows which worker gets which task then. So what was pulled
-is laid down in a folder that the planner makes for each batch, as links to memory of the worker that pulled it.
+is laid down in a folder that all workers see, as links to memory of the worker that pulled it.
 
 That is done if driver and tasks are one JVM (``local[n]``). On a cluster a task may run on any machine: most of what
 was pulled ahead would be on another one.
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
+import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -37,6 +37,7 @@ class Ahead(NamedTuple):
     """What may be pulled ahead; travels to the tasks.
 
     Attributes:
+        folder: where it is laid down, below a folder that Spark deletes when it ends.
         heads: what the first partitions of the next batch will read first.
         addresses: of brokers by name.
         spark: the JVM that the planner belongs to.
@@ -48,34 +49,21 @@ class Ahead(NamedTuple):
     spark: Process
 
 
-class Folders:
-    """The planner's part: a folder for each batch, deleted when the batch behind it has been planned."""
+class Expectations:
+    """The planner's part: a folder for each batch of one query."""
 
     def __init__(self) -> None:
         self._spark = spark_above() if hasattr(os, "memfd_create") else None
-        self._root: Path | None = None
-        self._made: list[Path] = []
+        self._query = f"gimbalmq-ahead-{secrets.token_hex(8)}"
         self._number = 0
 
     def expect(self, partitions: Sequence[Partition], addresses: dict[str, str]) -> Ahead | None:
-        """A folder for what will be pulled of these; None if nothing should be."""
+        """What may be pulled of these; None if nothing should be."""
         if self._spark is None:
             return None
-        if self._root is None:
-            self._root = Path(tempfile.mkdtemp(prefix="gimbalmq-ahead-"))
         self._number += 1
-        made = self._root / str(self._number)
-        made.mkdir(mode=0o700)
-        self._made.append(made)
-        while len(self._made) > 2:  # the tasks that are planned now look into the last but one
-            shutil.rmtree(self._made.pop(0), ignore_errors=True)
         heads = tuple(partition[:_MOST_RANGES] for partition in partitions[:MOST_HEADS])
-        return Ahead(str(made), heads, addresses, self._spark)
-
-    def close(self) -> None:
-        if self._root is not None:
-            shutil.rmtree(self._root, ignore_errors=True)
-            self._root, self._made = None, []
+        return Ahead(f"{self._query}/{self._number}", heads, addresses, self._spark)
 
 
 def spark_above() -> Process | None:
@@ -88,6 +76,11 @@ def spark_above() -> Process | None:
 
 def is_of(spark: Process) -> bool:
     """Whether this process belongs to that JVM."""
+    return _is_of(os.getpid(), spark)
+
+
+@lru_cache(maxsize=16)
+def _is_of(_number: int, spark: Process) -> bool:
     return any(process == spark for process, _ in _above())
 
 

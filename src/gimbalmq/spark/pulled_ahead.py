@@ -1,8 +1,9 @@
 """What a worker does while it has no task: it pulls what the next micro-batch begins with, and keeps it for its task.
 
-A batch of rows is written into memory that other processes can open (memfd), and a link to it is laid into the folder
-that the planner named. The task whose range begins there takes the link away and maps the memory: who takes it away has
-it, and nobody else. Whatever goes wrong on the way is no error. The task then pulls itself, and says what is wrong.
+A batch of rows is written into memory that other processes can open (memfd), and a link to it is laid into a folder of
+Spark's that all its workers have. The task whose range begins there takes the link away and maps the memory: who takes
+it away has it, and nobody else. Whatever goes wrong on the way is no error. The task then pulls itself, and says what
+is wrong.
 
 What lies there is bounded for each worker (``pullAheadBytes``) and is given up after some seconds. If the worker ends,
 the kernel frees it.
@@ -15,6 +16,7 @@ import hashlib
 import logging
 import mmap
 import os
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,7 +26,7 @@ import pyarrow as pa
 
 from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.model.queues import MessageQueue
-from gimbalmq.spark.ahead import Ahead
+from gimbalmq.spark.ahead import Ahead, is_of
 from gimbalmq.spark.fetch import PartitionReader
 from gimbalmq.spark.options import SourceSettings
 from gimbalmq.spark.planning import Partition, QueueRange
@@ -45,6 +47,14 @@ _STOP: Final = b"stop"
 # --- the folder ----------------------------------------------------------------------------------
 
 
+def here(ahead: Ahead | None) -> Ahead | None:
+    """The same with its folder as it is called here; None if this process is not one of that Spark's workers."""
+    local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    if ahead is None or not local or not is_of(ahead.spark):
+        return None
+    return ahead._replace(folder=os.path.join(local, ahead.folder))
+
+
 def _place(queue: MessageQueue, start: int) -> bytes:
     return repr((tuple(queue), start)).encode()
 
@@ -56,6 +66,15 @@ def _path(folder: str, queue: MessageQueue, start: int) -> str:
 def _query(folder: str) -> str:
     """The folder of a query, which has one for each batch in it."""
     return os.path.dirname(folder)
+
+
+def _make_folder(folder: str) -> None:
+    """Makes the folder of a batch, and removes those of batches that have been read."""
+    query, number = os.path.split(folder)
+    os.makedirs(folder, 0o700, exist_ok=True)
+    for other in os.listdir(query):
+        if int(other) < int(number) - 1:  # tasks that run now look into the last one
+            shutil.rmtree(os.path.join(query, other), ignore_errors=True)
 
 
 def _begun(folder: str, head: Partition) -> str:
@@ -110,9 +129,8 @@ def take(folder: str, wanted: QueueRange) -> tuple[pa.RecordBatch, int] | None:
 
 def take_head(folder: str, partition: Partition) -> tuple[list[pa.RecordBatch], Partition]:
     """All that was laid down for the beginning of a partition, and what is left of the partition."""
-    if not os.path.isdir(folder):
-        return [], partition
     with contextlib.suppress(OSError):
+        os.makedirs(folder, 0o700, exist_ok=True)
         os.close(os.open(_begun(folder, partition), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     taken: list[pa.RecordBatch] = []
     for number, wanted in enumerate(partition):
@@ -231,6 +249,7 @@ class Puller:
     def _pull(self, work: Work, over: Callable[[], bool]) -> None:
         if _query(work.ahead.folder) in self._in_vain:
             return
+        _make_folder(work.ahead.folder)
         wire = Wire(work.settings.connection)
         # One attempt, and every doubt ends it: the task knows what to do about it, and whom to tell.
         settings = replace(work.settings, fetch_retries=0, fail_on_data_loss=True)

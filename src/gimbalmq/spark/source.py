@@ -35,7 +35,7 @@ from gimbalmq.errors import ConfigError
 from gimbalmq.filter.tags import parse_tags
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.spark import columns, offsets
-from gimbalmq.spark.ahead import Ahead, Folders, is_of
+from gimbalmq.spark.ahead import Ahead, Expectations
 from gimbalmq.spark.cluster import MAX_PAUSE, Cluster
 from gimbalmq.spark.offsets import Bounds
 from gimbalmq.spark.option_values import nearest
@@ -118,13 +118,13 @@ class TopicPartition(InputPartition):
         self,
         ranges: Partition,
         addresses: dict[str, str],
-        laid: str | None = None,
+        laid: Ahead | None = None,
         ahead: Ahead | None = None,
     ) -> None:
         self.ranges = ranges
         self.addresses = addresses
         self.laid = laid
-        """The folder in which some of them may lie already."""
+        """Where some of them may lie already."""
         self.ahead = ahead
         """What the next batch will begin with, if it may be pulled before."""
 
@@ -150,15 +150,16 @@ class _Reading:
         if ahead is not None or partition.laid is not None:
             from gimbalmq.spark import pulled_ahead
 
+            laid, ahead = pulled_ahead.here(partition.laid), pulled_ahead.here(ahead)
             pulled_ahead.process_puller().task_begins()
-            if partition.laid is not None:
-                taken, left = pulled_ahead.take_head(partition.laid, left)
+            if laid is not None:
+                taken, left = pulled_ahead.take_head(laid.folder, left)
         for batch in chain(taken, read_partition(self.settings, left, partition.addresses, names)):
             if batch.schema.equals(self.arrow_schema):
                 yield batch
             else:  # the same columns, some of them said never to be null
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=self.arrow_schema)
-        if ahead is not None and is_of(ahead.spark):
+        if ahead is not None:
             pulled_ahead.process_puller().task_ended(pulled_ahead.Work(self.settings, names, ahead))
 
     def _plan(self, ranges: Iterable[QueueRange]) -> list[Partition]:
@@ -309,7 +310,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._commit_again = float("-inf")
         self._last_batch = float("-inf")
         self._limit: ReadLimit | None = None
-        self._folders: Folders | None = None
+        self._expectations: Expectations | None = None
         self._expected: tuple[dict[MessageQueue, int], Ahead] | None = None
         """Where the next batch is taken to begin, and what of it may be pulled ahead."""
         self._missing: frozenset[MessageQueue] = frozenset()
@@ -491,7 +492,9 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         if self.settings.drop_duplicates:
             moving = {wanted.queue for wanted in ranges}
             ranges += [QueueRange(queue, at, at) for queue, at in reached.items() if queue not in moving]
-        laid = self._expected[1].folder if self._expected is not None and self._expected[0] == begun else None
+        laid = None
+        if self._expected is not None and self._expected[0] == begun:
+            laid = self._expected[1]._replace(heads=())
         ahead = self._expect(reached)
         self._expected = None if ahead is None else (reached, ahead)
         planned = self._plan(ranges)
@@ -524,14 +527,12 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         if offsets.count_between(known, end) < LEAST_ROWS:
             return None
         ranges = ranges_between(known, self._limited(known, end, limit), {})
-        if self._folders is None:
-            self._folders = Folders()
+        if self._expectations is None:
+            self._expectations = Expectations()
         planned = self._plan(ranges)
-        return self._folders.expect(planned, self.cluster.addresses(wanted.queue for wanted in ranges))
+        return self._expectations.expect(planned, self.cluster.addresses(wanted.queue for wanted in ranges))
 
     def stop(self) -> None:
-        if self._folders is not None:
-            self._folders.close()
         leave_if_spark_hung_up()
         if self._wire is not None:
             self._wire.close()
