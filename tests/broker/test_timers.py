@@ -340,7 +340,10 @@ def test_disk_that_is_too_full_for_clients_takes_what_makes_room(
     run(work())
 
 
-def test_kill_in_the_middle_of_putting_again_repeats_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("then", ["killed", "due", "finished and saved"])
+def test_timers_that_were_put_again_come_once(tmp_path: Path, then: str) -> None:
+    """Each has two places then: marks tell it after a kill, memory before the move is over, one offset after that."""
+
     async def work() -> None:
         clock = SlowClock()
         async with open_desk(tmp_path, clock, mappedFileSizeCommitLog=65_536) as desk:
@@ -357,7 +360,18 @@ def test_kill_in_the_middle_of_putting_again_repeats_none(tmp_path: Path) -> Non
             assert queue is not None and queue.max_offset == 150
             assert timers.keep(65_536) == 0
             assert timers._moves.move_on() and 150 < queue.max_offset < 300
-            await _kill(desk)
+            if then == "killed":
+                await _kill(desk)
+            elif then == "due":
+                clock.advance(101)
+                while timers._enter_new() or timers._delivery.deliver_due():
+                    pass
+            elif then == "finished and saved":
+                _tick(desk)
+                await timers.save(desk.broker.commit.flush)
+                clock.advance(50)
+                _tick(desk)
+                assert not timers._progress.known and timers._progress.moved_below == 65_536
             clock.advance(100)
             _tick(desk)
             assert sorted(desk.bodies("T"), key=int) == [b"%d" % number for number in range(150)]
