@@ -34,8 +34,9 @@ TURN_SECONDS = 0.005
 """Requests of one connection are handled for so long, then it is the others' turn; and if many connections have some
 at once, those of all together, then it is the turn of everything else."""
 
-_CROWD = 8
-"""So many connections are served without a look at the clock."""
+_CROWD = 2
+"""From this connection of a turn on the clock is looked at: a lone one must not pay for it. The first, those that the
+clock allows and the last one take at most three times TURN_SECONDS together."""
 
 SLOWEST_BYTES_PER_SECOND = 65_536
 """A large frame may take so much longer than a small one."""
