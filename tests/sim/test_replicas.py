@@ -88,3 +88,11 @@ def test_what_a_machine_without_power_had_alone_is_noticed() -> None:
         assert "nobody but 1, which loses power, has 1" in checks.problems[0]
 
     run(work())
+
+
+# --- found by seeds ----------------------------------------------------------------------------------
+
+
+def test_a_term_that_a_new_master_only_heard_of_does_not_get_its_bytes() -> None:
+    """Two replicas had different bytes in one epoch, and the slave could not be cut to where they part."""
+    kept(run_replicas(60199, REPLICATED["two of three"]))

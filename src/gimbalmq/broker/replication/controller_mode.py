@@ -162,7 +162,8 @@ class ControllerMode:
         await self._settled()
         # Nothing comes any more; what is not a whole record the store gives up when it leads.
         end = store.max_commitlog_offset
-        self.epochs.cut(end + 1)
+        # A term that we only heard of has bytes at another master, perhaps: ours must not count to it.
+        self.epochs.cut(end)
         self.epochs.append(Epoch(epoch, end))
         await self._save_epochs()
         assert self.elections.own_id is not None
