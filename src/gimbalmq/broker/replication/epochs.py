@@ -75,6 +75,10 @@ class Epochs:
         """The log now ends at ``offset``: epochs that begin there or later are gone."""
         self._entries = [entry for entry in self._entries if entry.start < offset]
 
+    def drop_empty(self, end: int) -> None:
+        """The log ends at ``end``: terms without bytes are gone, except the oldest, which others may share."""
+        self._entries = [*self._entries[:1], *(entry for entry in self._entries[1:] if entry.start < end)]
+
     def trim(self, offset: int) -> None:
         """The log now begins at ``offset``: epochs that ended before are gone."""
         while len(self._entries) > 1 and self._entries[1].start <= offset:
