@@ -96,3 +96,8 @@ def test_what_a_machine_without_power_had_alone_is_noticed() -> None:
 def test_a_term_that_a_new_master_only_heard_of_does_not_get_its_bytes() -> None:
     """Two replicas had different bytes in one epoch, and the slave could not be cut to where they part."""
     kept(run_replicas(60199, REPLICATED["two of three"]))
+
+
+def test_the_oldest_term_stays_if_it_has_no_bytes() -> None:
+    """A new master with an empty log shared no term with a slave that had bytes of the first one."""
+    kept(run_replicas(95107, REPLICATED["all of three, dark"]))

@@ -163,7 +163,8 @@ class ControllerMode:
         # Nothing comes any more; what is not a whole record the store gives up when it leads.
         end = store.max_commitlog_offset
         # A term that we only heard of has bytes at another master, perhaps: ours must not count to it.
-        self.epochs.cut(end)
+        self.epochs.cut(end + 1)
+        self.epochs.drop_empty(end)
         self.epochs.append(Epoch(epoch, end))
         await self._save_epochs()
         assert self.elections.own_id is not None

@@ -3,9 +3,10 @@
 The file is text, and Apache 5.x reads and writes the same: the number of entries, a check sum, then lines of
 ``epoch-start``. What it said before is in ``.bak``.
 
-An entry counts only if both its epoch and its start are greater than those of the last one, as at Apache's. So a term
-in which nothing was written leaves no entry, and the next term's data count to the older epoch. Two replicas can then
-agree in their epochs and differ in bytes, which is why a slave also compares its last record (see ``switching``).
+An entry counts only if both its epoch and its start are greater than those of the last one, as at Apache's. There, data
+that follow a term in which nothing was written count to that term. Two replicas can then agree in their epochs and
+differ in bytes, which is why a slave also compares its last record (see ``switching``). Ours drops the entry of a term
+without bytes when it becomes the master, or has agreed with one.
 
 A file that lags behind the log is safe: bytes of a newer epoch then count to an older one, whose end at the master is
 where the newer one begins; a slave cuts them off and copies them again.
@@ -73,6 +74,10 @@ class Epochs:
     def cut(self, offset: int) -> None:
         """The log now ends at ``offset``: epochs that begin there or later are gone."""
         self._entries = [entry for entry in self._entries if entry.start < offset]
+
+    def drop_empty(self, end: int) -> None:
+        """The log ends at ``end``: terms without bytes are gone, except the oldest, which others may share."""
+        self._entries = [*self._entries[:1], *(entry for entry in self._entries[1:] if entry.start < end)]
 
     def trim(self, offset: int) -> None:
         """The log now begins at ``offset``: epochs that ended before are gone."""

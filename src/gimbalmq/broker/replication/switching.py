@@ -244,7 +244,8 @@ class EpochCopy:
             raise CopyRefusedError(problem)
         # A term of which we have no bytes may have no bytes at the master, either, and another one may begin there. The
         # next packet says which.
-        epochs.cut(store.max_commitlog_offset)
+        epochs.cut(store.max_commitlog_offset + 1)
+        epochs.drop_empty(store.max_commitlog_offset)
 
     def _nothing_in_common(self, answer: MasterHandshake) -> str:
         ours, theirs = _listed(self._epochs.entries), _listed(answer.epochs)
