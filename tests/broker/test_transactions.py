@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -947,5 +948,51 @@ def test_a_slave_that_passes_many_halves_lets_others_have_their_turn(monkeypatch
             turns += 1
             await asyncio.sleep(0)
         assert ledger.walked_to == 2_000 and turns > 5
+
+    run(work())
+
+
+def test_a_slave_passes_more_ended_halves_than_it_may_give_away_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The ends of the master's last half minute filled the table, and nothing was given away ever after."""
+    monkeypatch.setattr("gimbalmq.broker.half_check.ENDED_KEPT", 4)
+    looked_at: list[int] = []
+
+    async def elsewhere(drafts: list[Draft]) -> int:
+        raise AssertionError("there is nothing to give away")
+
+    async def work() -> None:
+        check, ledger = HalfCheck.__new__(HalfCheck), HalfLedger.__new__(HalfLedger)
+        check._ledger, check.elsewhere, check._turns = ledger, elsewhere, Turns(SYSTEM_CLOCK)
+        ledger.settled, ledger.ended, ledger.walked_to, ledger.is_resting = set(range(1, 8)), {}, 0, False
+        monkeypatch.setattr(ledger, "record", lambda topic, offset: looked_at.append(offset))
+        monkeypatch.setattr(ledger, "note_progress", lambda: None)
+        await check._move_open(10, 0, elsewhere)
+        assert (ledger.walked_to, looked_at, ledger.settled) == (10, [0, 8, 9], set())
+
+    run(work())
+
+
+def test_a_slave_gives_away_only_so_many_ahead_of_a_half_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gimbalmq.broker.half_check.ENDED_KEPT", 4)
+    given: list[str] = []
+
+    async def elsewhere(drafts: list[Draft]) -> int:
+        given.append(drafts[0].topic)
+        return drafts[0].topic != "Nobody"
+
+    async def work() -> None:
+        check, ledger = HalfCheck.__new__(HalfCheck), HalfLedger.__new__(HalfLedger)
+        check._ledger, check.elsewhere, check._turns = ledger, elsewhere, Turns(SYSTEM_CLOCK)
+        ledger.settled, ledger.ended, ledger.newest = set(), {}, {}
+        ledger.walked_to, ledger.is_resting = 0, False
+        monkeypatch.setattr(check, "_is_young", lambda half, now: False)
+        monkeypatch.setattr(ledger, "record", lambda topic, offset: "Nobody" if offset == 0 else "Taken")
+        monkeypatch.setattr(ledger, "note_progress", lambda: None)
+        monkeypatch.setattr("gimbalmq.broker.half_check.origin_of", lambda half: -1)
+        monkeypatch.setattr("gimbalmq.broker.half_check._as_half", lambda half: SimpleNamespace(topic=half))
+        await check._move_open(10, 0, elsewhere)
+        assert (given, ledger.walked_to, ledger.settled) == (["Nobody", *["Taken"] * 3], 0, {1, 2, 3})
 
     run(work())

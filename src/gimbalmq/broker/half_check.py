@@ -103,7 +103,8 @@ class HalfCheck:
         ledger = self._ledger
         refused: set[str] = set()
         offset = ledger.walked_to
-        while offset < end and len(ledger.settled) < ENDED_KEPT:
+        # Only so far ahead of one that stays: what is behind it is remembered. Ends of the master's time may be more.
+        while offset < min(end, ledger.walked_to + ENDED_KEPT):
             if offset not in ledger.settled:
                 half = ledger.record(topics.HALF_TOPIC, offset)
                 draft = None

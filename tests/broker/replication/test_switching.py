@@ -136,8 +136,15 @@ def test_a_term_without_bytes_gives_way_to_the_masters(
                 return Agreement(Verdict.CONTINUES, end, 0, end)
 
             monkeypatch.setattr(agreement, "compare", compare)
+            epochs.save()
             copy = copy_of(store, epochs, [])
+            copy._noted = epochs.save
             await copy._agree(MasterHandshake(end, [Epoch(1, 0), Epoch(3, end)]))
+            after_crash = Epochs(epochs.path)
+            after_crash.load(
+                end + 100
+            )  # bytes of the master's term are on the disk, and that term is not noted yet
+            assert list(after_crash.entries) == [(1, 0)]
             copy._is_open = True
             list(copy.feed(Transfer(end, Epoch(3, end), 0).encode()))
             assert list(epochs.entries) == [(1, 0), (3, end)]

@@ -243,9 +243,11 @@ class EpochCopy:
         if problem is not None:
             raise CopyRefusedError(problem)
         # A term of which we have no bytes may have no bytes at the master, either, and another one may begin there. The
-        # next packet says which.
+        # next packet says which. The file must not name it, either: after a crash what comes now would count to it.
         epochs.cut(store.max_commitlog_offset + 1)
         epochs.drop_empty(store.max_commitlog_offset)
+        if epochs.entries != known:
+            self._noted()
 
     def _nothing_in_common(self, answer: MasterHandshake) -> str:
         ours, theirs = _listed(self._epochs.entries), _listed(answer.epochs)
