@@ -75,13 +75,13 @@ class Run(NamedTuple):
         """Where in the log the last one begins."""
         return int(self.places[-1])
 
-    def keys(self, without: set[str]) -> KeyRun | None:
-        """What the index is to know of them, except those of some topics; None if that is nothing."""
+    def keys(self, without: list[int]) -> KeyRun | None:
+        """What the index is to know of them, except of those that lie at some places; None if that is nothing."""
         keys = self.texts.keys()
         prefixes = np.array([key_prefix(topic) for topic in self.topics], np.int64)
         hashes, records = self.texts.hashes(keys, prefixes[self.topic_numbers]), keys.records
         if without:
-            kept = np.array([topic not in without for topic in self.topics])[self.topic_numbers][records]
+            kept = ~np.isin(self.places[records], without)
             hashes, records = hashes[kept], records[kept]
         return KeyRun(hashes, self.places[records], self.times[records]) if len(records) else None
 
