@@ -949,3 +949,19 @@ def test_a_slave_that_passes_many_halves_lets_others_have_their_turn(monkeypatch
         assert ledger.walked_to == 2_000 and turns > 5
 
     run(work())
+
+
+def test_a_slave_passes_as_many_halves_as_ended_before_it_stood_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def elsewhere(drafts: list[Draft]) -> int:
+        raise AssertionError("there is nothing to give away")
+
+    async def work() -> None:
+        check, ledger = HalfCheck.__new__(HalfCheck), HalfLedger.__new__(HalfLedger)
+        check._ledger, check.elsewhere, check._turns = ledger, elsewhere, Turns(SYSTEM_CLOCK)
+        ledger.settled, ledger.ended, ledger.walked_to, ledger.is_resting = set(range(100)), {}, 0, False
+        monkeypatch.setattr("gimbalmq.broker.half_check.ENDED_KEPT", 30)
+        monkeypatch.setattr(ledger, "note_progress", lambda: None)
+        await check._move_open(100, 0, elsewhere)
+        assert ledger.walked_to == 100 and not ledger.settled
+
+    run(work())

@@ -103,7 +103,8 @@ class HalfCheck:
         ledger = self._ledger
         refused: set[str] = set()
         offset = ledger.walked_to
-        while offset < end and len(ledger.settled) < ENDED_KEPT:
+        # Not by how many are settled: after a start all are that have ended since the last round of the master.
+        while offset < min(end, ledger.walked_to + ENDED_KEPT):
             if offset not in ledger.settled:
                 half = ledger.record(topics.HALF_TOPIC, offset)
                 draft = None
