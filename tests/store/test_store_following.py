@@ -627,6 +627,27 @@ def test_records_of_two_kinds_are_not_read_again_and_again(
     slave.close()
 
 
+def test_a_call_takes_few_large_properties(tmp_path: Path) -> None:
+    """A megabyte of them may be half a million keys, which takes a tenth of a second."""
+    data = b""
+    for number in range(100):
+        data += encode_record(
+            topic="A",
+            body=b"b",
+            properties=b"KEYS\x01" + b"k " * 5000,
+            queue_offset=number,
+            commitlog_offset=len(data),
+            store_timestamp=NOON,
+        )
+    slave = follower(tmp_path / "slave", commitlog_file_bytes=2 << 20, message_index_enable=False)
+    slave.receive(0, data)
+    assert 0 < slave.received_offset <= 600_000
+    while (at := slave.received_offset) < len(data):
+        slave.receive(at, data[at:])
+    assert slave.queue("A", 0).max_offset == 100
+    slave.close()
+
+
 @both_ways
 @pytest.mark.parametrize("crash", [False, True])
 def test_a_topic_that_counts_anew(tmp_path: Path, crash: bool) -> None:

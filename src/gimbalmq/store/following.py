@@ -266,7 +266,8 @@ class Following:
                 most = min(most, _MOST_STEPS - steps)
                 run = receive_vectors.read_run(block, position, offset, file_end, most)
                 count = 0 if run is None else len(run.places)
-                steps += _RUN_STEPS + count
+                large = 0 if run is None else run.texts.units.size // receive_vectors.STEP_BYTES
+                steps += _RUN_STEPS + max(count, large)
                 # If another kind has ended this run, another one may end the next: all behind it is read in vain.
                 most = max(_RUN_STEPS, 2 * count)
                 if run is not None:

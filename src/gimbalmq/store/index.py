@@ -154,7 +154,7 @@ class KeyIndex:
         room = _BYTES_AT_ONCE
         for item in self.pending:
             taken.append(item)
-            if type(item) is KeyRun:
+            if isinstance(item, KeyRun):
                 limit -= len(item)
             else:
                 limit -= 1

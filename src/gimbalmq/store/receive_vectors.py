@@ -43,6 +43,8 @@ from gimbalmq.store.vectors import Numbers, crcs, equal_sizes, leading, overlapp
 
 _SHORT_RUN = 16
 _SINGLES = 64
+STEP_BYTES = 256
+"""So many bytes of properties cost as much as a record with few of them."""
 
 
 class Run(NamedTuple):
@@ -142,6 +144,8 @@ def read_run(data: bytes, position: int, offset: int, file_end: int, most: int) 
     ends = (starts + sizes)[:count]
     fits = topic_ends + 2 + _unsigned(data, 2)[topic_ends] == ends
     count = leading(fits)
+    # Properties are looked at byte by byte: of large ones fewer records are enough.
+    count = min(count, 1 + leading(np.cumsum(ends[:count] - topic_ends[:count]) < most * STEP_BYTES))
     if not count:
         return None
     bodies = starts[:count] + kind.itemsize
