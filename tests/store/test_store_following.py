@@ -25,11 +25,13 @@ from gimbalmq.errors import (
 )
 from gimbalmq.model.flags import INNER_BATCH, TRANSACTION_PREPARED
 from gimbalmq.model.queue_entry import FILLER_SIZE
-from gimbalmq.model.record import BLANK_BYTES, encode_properties, encode_record
-from gimbalmq.store import GetStatus, MessageStore, following
+from gimbalmq.model.record import BLANK_BYTES, encode_properties, encode_record, iter_records
+from gimbalmq.store import GetStatus, MessageStore, following, receive_vectors
 from gimbalmq.store.checkpoint import Checkpoint
+from gimbalmq.store.receive_vectors import Run
 from gimbalmq.testing import RecordedDisk
 from tests.store.following_helpers import (
+    ALWAYS,
     always,
     assert_same,
     fill_all_kinds,
@@ -570,6 +572,79 @@ def test_topics_that_cannot_be_folders_are_told_of(tmp_path: Path, caplog: pytes
     with caplog.at_level(logging.WARNING):
         assert slave.receive(0, encode_record(topic="a/b", body=b"b", store_timestamp=NOON)) == []
     assert "cannot name a folder" in caplog.text
+    slave.close()
+
+
+@both_ways
+def test_a_queue_that_cannot_be_costs_its_topic_no_other_key(tmp_path: Path) -> None:
+    slave = follower(tmp_path / "slave")
+    data = b""
+    for queue_id, flag in ((0, 0), (-1, 0), (-1, TRANSACTION_PREPARED), (1, 0)):
+        data += encode_record(
+            topic="A",
+            body=b"b",
+            properties=b"KEYS\x01k1\x02",
+            queue_id=queue_id,
+            sys_flag=flag,
+            commitlog_offset=len(data),
+            store_timestamp=NOON,
+        )
+    slave.receive(0, data)
+    found = slave.query_by_key("A", "k1", 64, 0, ALWAYS).records
+    places = [(record.queue_id, record.sys_flag) for raw in found for record in iter_records(raw)]
+    assert sorted(places) == [(-1, TRANSACTION_PREPARED), (0, 0), (1, 0)]
+    slave.close()
+
+
+def test_records_of_two_kinds_are_not_read_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run ends with its kind: if each one looked at all that follows, a call would take as long as many calls."""
+    looked_at, read_run = 0, receive_vectors.read_run
+
+    def counted(data: bytes, position: int, offset: int, file_end: int, most: int) -> Run | None:
+        nonlocal looked_at
+        looked_at += most
+        return read_run(data, position, offset, file_end, most)
+
+    monkeypatch.setattr(receive_vectors, "read_run", counted)
+    data = b""
+    for number in range(2000):
+        data += encode_record(
+            topic="A",
+            body=b"b",
+            queue_offset=number,
+            commitlog_offset=len(data),
+            store_timestamp=NOON,
+            born_host=("2001:db8::17", 1) if number % 100 == 99 else ("10.1.1.1", 1),
+        )
+    slave = follower(tmp_path / "slave", commitlog_file_bytes=1 << 20, queue_file_bytes=200_000)
+    slave.receive(0, data)
+    assert following._MOST_STEPS < looked_at < 3 * following._MOST_STEPS
+    while (at := slave.received_offset) < len(data):
+        slave.receive(at, data[at:])
+    assert slave.queue("A", 0).max_offset == 2000
+    slave.close()
+
+
+def test_a_call_takes_few_large_properties(tmp_path: Path) -> None:
+    """A megabyte of them may be half a million keys, which takes a tenth of a second."""
+    data = b""
+    for number in range(100):
+        data += encode_record(
+            topic="A",
+            body=b"b",
+            properties=b"KEYS\x01" + b"k " * 5000,
+            queue_offset=number,
+            commitlog_offset=len(data),
+            store_timestamp=NOON,
+        )
+    slave = follower(tmp_path / "slave", commitlog_file_bytes=2 << 20, message_index_enable=False)
+    slave.receive(0, data)
+    assert 0 < slave.received_offset <= 600_000
+    while (at := slave.received_offset) < len(data):
+        slave.receive(at, data[at:])
+    assert slave.queue("A", 0).max_offset == 100
     slave.close()
 
 

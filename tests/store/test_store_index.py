@@ -313,6 +313,18 @@ def test_runs_give_the_same_files_as_items(tmp_path: Path, limit: int | None) ->
     assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
 
 
+def test_a_step_takes_few_large_properties(tmp_path: Path) -> None:
+    """They are looked at byte by byte: hundreds of megabytes and a second for the properties of 512 messages."""
+    index = KeyIndex(tmp_path, 800, 2000, Files(), lambda: NOON)
+    index.load([])
+    large = b"KEYS\x01k\x02X\x01" + b" " * 32_000
+    index.add([("T", large, place, NOON) for place in range(20)])
+    done = [index.build(512), index.build(512)]
+    assert done[0] == done[1] < 10
+    assert index.build() == 20 - sum(done) and index.files[0].count == 21
+    index.close()
+
+
 def test_a_step_takes_few_runs(tmp_path: Path) -> None:
     index = KeyIndex(tmp_path, 800, 2000, Files(), lambda: NOON)
     index.load([])

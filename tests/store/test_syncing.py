@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -47,6 +48,48 @@ def test_a_process_that_cannot_be_had_or_ends_early_has_synced_nothing(
     for program in ("", str(tmp_path / "none"), "/bin/false"):
         monkeypatch.setattr(sys, "executable", program)
         assert not sync_elsewhere([f"{tmp_path}/"])
+
+
+@pytest.mark.parametrize("how", ["kills", "loses a thread", "another program"])
+def test_only_what_the_process_says_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """If SIGCHLD is ignored, every process seems to have ended well; and one thread that ends does not end it."""
+    program = tmp_path / "syncing.py"
+    text = Path(syncing.__file__).read_text()
+    if how == "kills":
+        text = text.replace("os.nice(_NICENESS)", "os.kill(os.getpid(), signal.SIGKILL)")
+    elif how == "loses a thread":
+        text = text.replace("is_folder = path", "if b'lost' in path: raise MemoryError\n    is_folder = path")
+    else:
+        text = "print('hello')"
+    assert text != Path(syncing.__file__).read_text()
+    program.write_text(text)
+    monkeypatch.setattr(syncing, "__file__", str(program))
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert not sync_elsewhere([f"{tmp_path}/", str(tmp_path / "lost")])
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_failure_is_heard_of_a_process_that_is_killed_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells a failed sync once: a second one of the same file would succeed."""
+    os.mkfifo(tmp_path / "pipe")
+    program = tmp_path / "syncing.py"
+    text = Path(syncing.__file__).read_text()
+    killed = "    for thread in threads:\n        thread.join()\n"
+    assert killed in text
+    program.write_text(text.replace(killed, f"{killed}    os.kill(os.getpid(), signal.SIGKILL)\n"))
+    monkeypatch.setattr(syncing, "__file__", str(program))
+    with pytest.raises(SyncFailed):
+        sync_elsewhere([str(tmp_path / "pipe")])
+
+
+def test_a_frozen_program_is_not_started_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("started"))
+    assert not sync_elsewhere([f"{tmp_path}/"])
 
 
 def many_queues(root: Path, files: Files) -> tuple[MessageStore, set[str]]:

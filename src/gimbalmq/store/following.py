@@ -43,6 +43,8 @@ _VECTORS_FROM = 64
 _SINGLES = 32
 _MOST_STEPS = 2048
 """So much is taken in at once, which is a few milliseconds."""
+_RUN_STEPS = 128
+"""What a run costs beside its records, in records."""
 _SINGLE_STEPS = 4
 """What a record costs that is looked at alone, in records of a run."""
 _SIZES_DIFFER = (
@@ -101,14 +103,14 @@ class LiveDispatcher(Dispatcher):
         from gimbalmq.store import receive_vectors
 
         self.last_timestamp = int(run.times[-1])
-        without: set[str] = set()
+        without: list[int] = []
         for part in receive_vectors.by_queue(run, self._levels):
             try:
                 queue = self._queue(part.topic, part.queue_id)
             except StoreError as error:
                 for place, _, _ in ENTRY.iter_unpack(part.entries):
                     self._note(place, str(error))
-                without.add(part.topic)
+                    without.append(place)
                 continue
             if part.follow and part.first == queue.next_offset and not self._parked and not self._anew:
                 queue.tail += part.entries
@@ -224,7 +226,7 @@ class Following:
         found: list[Found | Run] = []
         end = len(block)
         singly = steps = 0
-        patience = _SINGLES
+        patience, most = _SINGLES, _MOST_STEPS
         file_end = log.file_end(start)
         why: str | None = None
         while end - position >= BLANK_BYTES and steps < _MOST_STEPS:
@@ -261,13 +263,18 @@ class Following:
             elif end - position >= _VECTORS_FROM * total:
                 from gimbalmq.store import receive_vectors
 
-                run = receive_vectors.read_run(block, position, offset, file_end, _MOST_STEPS - steps)
+                most = min(most, _MOST_STEPS - steps)
+                run = receive_vectors.read_run(block, position, offset, file_end, most)
+                count = 0 if run is None else len(run.places)
+                large = 0 if run is None else run.texts.units.size // receive_vectors.STEP_BYTES
+                steps += _RUN_STEPS + max(count, large)
+                # If another kind has ended this run, another one may end the next: all behind it is read in vain.
+                most = max(_RUN_STEPS, 2 * count)
                 if run is not None:
                     found.append(run)
                     position += run.size
                     last = run.last
-                    steps += len(run.places)
-                if run is not None and len(run.places) >= _SINGLES:
+                if count >= _SINGLES:
                     patience = _SINGLES
                 else:  # records of all kinds: for a while one by one is quicker
                     singly, patience = patience, patience * 2

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_BYTES_AT_ONCE = 256 * 1024
+"""Of properties: so many are looked at together. Those of usual messages are a tenth of it."""
+
+
 class KeyIndex:
     """All index files of a store, and the records that wait to be indexed.
 
@@ -113,6 +117,8 @@ class KeyIndex:
     def build(self, limit: int | None = None) -> int:
         """Indexes waiting records, oldest first; how many, counted as ``waiting`` does.
 
+        With a limit it stops early if their properties are large: it is to take a few milliseconds.
+
         Raises:
             OSError: what was not indexed still waits.
         """
@@ -121,8 +127,8 @@ class KeyIndex:
             self.files[-1].mend()
             self.unsynced.append(self.files[-1])
             self._pass_mark()
-        while self.pending and (limit is None or done < limit):
-            items = self.pending if limit is None else self._first_of(limit - done)
+        while self.pending:
+            items = self._first_of(limit if limit is not None else len(self.pending))
             # A mark is where a group ended, so no run lies on both sides of it.
             if self._mark is not None and _place(items[-1]) >= self._mark:
                 items = items[: bisect_left(items, self._mark, key=_place)]
@@ -138,17 +144,22 @@ class KeyIndex:
             else:
                 del self.pending[: len(items)]
             self._pass_mark()
+            if limit is not None:
+                break
         return done
 
     def _first_of(self, limit: int) -> list[IndexItem | KeyRun]:
-        """The first that wait, so many of them; a run is taken as a whole."""
-        if not self._runs:
-            return self.pending[:limit]
+        """The first that wait, so many of them, or fewer if their properties are large; a run is taken as a whole."""
         taken: list[IndexItem | KeyRun] = []
+        room = _BYTES_AT_ONCE
         for item in self.pending:
             taken.append(item)
-            limit -= len(item) if type(item) is KeyRun else 1
-            if limit <= 0:
+            if isinstance(item, KeyRun):
+                limit -= len(item)
+            else:
+                limit -= 1
+                room -= len(item[1])
+            if limit <= 0 or room <= 0:
                 break
         return taken
 

@@ -77,9 +77,10 @@ class Texts(NamedTuple):
         if not len(values.records):
             return values
         ends = values.starts + values.sizes
-        spaces = np.flatnonzero(self.units == _SPACE)
-        inside = spaces[spaces < ends[np.searchsorted(values.starts, spaces, "right") - 1]]
-        inside = inside[inside >= values.starts[0]]
+        # Only inside the values: other properties may be large, and all spaces.
+        before = np.cumsum(values.sizes) - values.sizes
+        places = np.arange(int(values.sizes.sum())) + np.repeat(values.starts - before, values.sizes)
+        inside = places[self.units[places] == _SPACE]
         if not len(inside):
             return values
         starts = np.sort(np.concatenate((values.starts, inside + 1)))

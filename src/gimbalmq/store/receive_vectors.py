@@ -43,6 +43,8 @@ from gimbalmq.store.vectors import Numbers, crcs, equal_sizes, leading, overlapp
 
 _SHORT_RUN = 16
 _SINGLES = 64
+STEP_BYTES = 256
+"""So many bytes of properties cost as much as a record with few of them."""
 
 
 class Run(NamedTuple):
@@ -75,13 +77,13 @@ class Run(NamedTuple):
         """Where in the log the last one begins."""
         return int(self.places[-1])
 
-    def keys(self, without: set[str]) -> KeyRun | None:
-        """What the index is to know of them, except those of some topics; None if that is nothing."""
+    def keys(self, without: list[int]) -> KeyRun | None:
+        """What the index is to know of them, except of those that lie at some places; None if that is nothing."""
         keys = self.texts.keys()
         prefixes = np.array([key_prefix(topic) for topic in self.topics], np.int64)
         hashes, records = self.texts.hashes(keys, prefixes[self.topic_numbers]), keys.records
         if without:
-            kept = np.array([topic not in without for topic in self.topics])[self.topic_numbers][records]
+            kept = ~np.isin(self.places[records], without)
             hashes, records = hashes[kept], records[kept]
         return KeyRun(hashes, self.places[records], self.times[records]) if len(records) else None
 
@@ -142,6 +144,8 @@ def read_run(data: bytes, position: int, offset: int, file_end: int, most: int) 
     ends = (starts + sizes)[:count]
     fits = topic_ends + 2 + _unsigned(data, 2)[topic_ends] == ends
     count = leading(fits)
+    # Properties are looked at byte by byte: of large ones fewer records are enough.
+    count = min(count, 1 + leading(np.cumsum(ends[:count] - topic_ends[:count]) < most * STEP_BYTES))
     if not count:
         return None
     bodies = starts[:count] + kind.itemsize

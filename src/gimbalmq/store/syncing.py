@@ -21,7 +21,7 @@ from collections.abc import Iterable
 _THREADS = 4
 """Files synced at once: the file system writes its journal once for all that wait."""
 _NICENESS = 5
-_OPEN, _SYNC = "open", "sync"
+_OPEN, _SYNC, _DONE = b"open", b"sync", b"done"
 
 # macOS: fsync hands the data to the drive, whose cache loses it with the power; this waits for the platters.
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
@@ -67,26 +67,30 @@ def sync_elsewhere(paths: Iterable[str]) -> bool:
     """
     import subprocess  # here: few stores have so many queues
 
-    if not sys.executable:
+    if not sys.executable or getattr(sys, "frozen", False):  # a frozen program would start itself once more
         return False
+    names = [os.fsencode(path) for path in paths]
     try:
         # Descriptors need not be closed: none of ours is inheritable, and there may be thousands.
-        done = subprocess.run(
+        told = subprocess.run(
             (sys.executable, "-I", "-S", os.path.abspath(__file__)),
-            input=b"\0".join(map(os.fsencode, paths)),
+            input=b"\0".join(names),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             close_fds=False,
             check=False,
-        )
+        ).stdout
     except (OSError, MemoryError):
         return False
-    if done.returncode:
-        return False
-    if done.stdout:
-        step, number, path = done.stdout.split(b"\0", 2)
-        raise SyncFailed(os.fsdecode(path), int(number), opened=step == _SYNC.encode())
-    return True
+    # Only what it says counts. Its exit code is 0 also if SIGCHLD is ignored, as some who start us leave it, and it was
+    # killed; and a failure it has told of must be heard even then: the kernel reports it once.
+    step, _, rest = told.partition(b"\0")
+    if step == _DONE:
+        return rest == b"%d" % len(names)
+    number, _, path = rest.partition(b"\0")
+    if step in (_OPEN, _SYNC) and number.isdigit():
+        raise SyncFailed(os.fsdecode(path), int(number), opened=step == _SYNC)
+    return False
 
 
 # --- the process -------------------------------------------------------------------------------
@@ -112,31 +116,35 @@ def _sync_path(path: bytes) -> None:
 
 
 def main() -> None:
-    """Syncs the paths that come in, and tells the first failure."""
+    """Syncs the paths that come in; tells the first failure at once, or how many are done if all are."""
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the one who waits for us
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICENESS)
-    paths = iter(sys.stdin.buffer.read().split(b"\0"))
-    failures: list[SyncFailed] = []
+    paths = sys.stdin.buffer.read().split(b"\0")
+    left = iter(paths)
+    done: list[bytes] = []
+    first = threading.Lock()
 
     def sync_some() -> None:
-        for path in paths:
-            if failures:
+        for path in left:
+            if first.locked():
                 return
             try:
                 _sync_path(path)
             except SyncFailed as failure:
-                failures.append(failure)
+                if first.acquire(blocking=False):
+                    step = _SYNC if failure.opened else _OPEN
+                    os.write(1, b"%b\0%d\0%b" % (step, failure.error.errno or 0, path))
+                return
+            done.append(path)
 
     threads = [threading.Thread(target=sync_some) for _ in range(_THREADS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if failures:
-        first = failures[0]
-        told = (_SYNC if first.opened else _OPEN, str(first.error.errno), first.error.filename)
-        sys.stdout.buffer.write(b"\0".join(map(os.fsencode, told)))
+    if len(done) == len(paths):  # else one has failed, or its thread: that of lacking memory, say
+        os.write(1, b"%b\0%d" % (_DONE, len(done)))
 
 
 if __name__ == "__main__":
