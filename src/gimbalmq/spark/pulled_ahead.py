@@ -40,6 +40,7 @@ KEPT_SECONDS: Final = 10.0
 """How long what was pulled waits for its task."""
 _LOOK_SECONDS: Final = 1.0
 _WAIT_SECONDS: Final = 0.2
+_MEMORY: Final = "gimbalmq-ahead"
 _PLACE: Final = b"place"
 _STOP: Final = b"stop"
 
@@ -55,12 +56,12 @@ def here(ahead: Ahead | None) -> Ahead | None:
     return ahead._replace(folder=os.path.join(local, ahead.folder))
 
 
-def _place(queue: MessageQueue, start: int) -> bytes:
-    return repr((tuple(queue), start)).encode()
+def _place(folder: str, queue: MessageQueue, start: int) -> bytes:
+    return repr((folder, tuple(queue), start)).encode()
 
 
 def _path(folder: str, queue: MessageQueue, start: int) -> str:
-    return os.path.join(folder, hashlib.blake2b(_place(queue, start), digest_size=12).hexdigest())
+    return os.path.join(folder, hashlib.blake2b(_place(folder, queue, start), digest_size=12).hexdigest())
 
 
 def _query(folder: str) -> str:
@@ -69,9 +70,14 @@ def _query(folder: str) -> str:
 
 
 def _make_folder(folder: str) -> None:
-    """Makes the folder of a batch, and removes those of batches that have been read."""
+    """Makes the folder of a batch, and removes those of batches that have been read.
+
+    Spark's own folder is not made: if it is gone, Spark has ended, and nobody would remove it again.
+    """
     query, number = os.path.split(folder)
-    os.makedirs(folder, 0o700, exist_ok=True)
+    for each in (query, folder):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(each, 0o700)
     for other in os.listdir(query):
         if int(other) < int(number) - 1:  # tasks that run now look into the last one
             shutil.rmtree(os.path.join(query, other), ignore_errors=True)
@@ -84,8 +90,8 @@ def _begun(folder: str, head: Partition) -> str:
 
 def lay(folder: str, batch: pa.RecordBatch, wanted: QueueRange) -> tuple[str, int]:
     """Lays a batch down that covers a range; its link, and what holds its memory."""
-    metadata = {_PLACE: _place(wanted.queue, wanted.start), _STOP: str(wanted.end).encode()}
-    held = os.memfd_create("gimbalmq-ahead", os.MFD_CLOEXEC)
+    metadata = {_PLACE: _place(folder, wanted.queue, wanted.start), _STOP: str(wanted.end).encode()}
+    held = os.memfd_create(_MEMORY, os.MFD_CLOEXEC)
     try:
         with (
             open(held, "wb", closefd=False) as file,
@@ -104,7 +110,9 @@ def take(folder: str, wanted: QueueRange) -> tuple[pa.RecordBatch, int] | None:
     """What was laid down for the beginning of a range, and where that ends; None if there is nothing."""
     path = _path(folder, wanted.queue, wanted.start)
     try:
-        # A link may outlive what it leads to, and its number may be anything's by then: one end of a pipe, say.
+        # A link may outlive what it leads to, and its number may be anything's by then: a terminal's, a large file's.
+        if not os.readlink(os.readlink(path)).startswith(f"/memfd:{_MEMORY}"):
+            return None
         held = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
@@ -113,8 +121,8 @@ def take(folder: str, wanted: QueueRange) -> tuple[pa.RecordBatch, int] | None:
         mapped = mmap.mmap(held, 0, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
         reader = pa.ipc.open_stream(pa.py_buffer(mapped))
         told = reader.schema.metadata or {}
-        if told.get(_PLACE) != _place(wanted.queue, wanted.start):
-            return None
+        if told.get(_PLACE) != _place(folder, wanted.queue, wanted.start):
+            return None  # it may be that of another query, with other columns
         batch, stop = reader.read_next_batch(), int(told[_STOP])
     except (OSError, ValueError, KeyError, pa.ArrowException):
         return None
@@ -129,8 +137,8 @@ def take(folder: str, wanted: QueueRange) -> tuple[pa.RecordBatch, int] | None:
 
 def take_head(folder: str, partition: Partition) -> tuple[list[pa.RecordBatch], Partition]:
     """All that was laid down for the beginning of a partition, and what is left of the partition."""
-    with contextlib.suppress(OSError):
-        os.makedirs(folder, 0o700, exist_ok=True)
+    with contextlib.suppress(OSError, ValueError):
+        _make_folder(folder)
         os.close(os.open(_begun(folder, partition), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     taken: list[pa.RecordBatch] = []
     for number, wanted in enumerate(partition):
