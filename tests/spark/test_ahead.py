@@ -224,6 +224,35 @@ def test_no_more_than_it_may_hold(filled: Topic, tmp_path: Path) -> None:
     assert pulling.taken(1)[0][:3] == [0, 1, 2]
 
 
+def test_descriptors_are_left_for_the_tasks(filled: Topic, tmp_path: Path) -> None:
+    pulling = Pulling(filled, tmp_path, pullBytes="1k")
+    pulling.pull()
+    assert len(pulling.puller._held) == pulled_ahead.MOST_HELD
+
+
+def test_pulls_larger_than_what_may_be_held_are_made_smaller(filled: Topic, tmp_path: Path) -> None:
+    pulling = Pulling(filled, tmp_path, pullBytes="8m", pullAheadBytes="100k")
+    pulling.pull()
+    assert 50_000 < pulling.puller.held_bytes <= 100 << 10
+    assert pulling.taken(0)[0][:3] == [0, 1, 2]
+
+
+def test_a_machine_without_threads_pulls_nothing_ahead(
+    filled: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulling = Pulling(filled, tmp_path)
+
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as now:
+        now.setattr(threading.Thread, "start", no_thread)
+        pulling.pull()
+    assert not list(pulling.folder.iterdir())
+    pulling.pull()  # there is one again
+    assert len(pulling.taken(0)[0]) == 1000
+
+
 def test_two_workers_pull_different_heads(filled: Topic, tmp_path: Path) -> None:
     first, second = (Pulling(filled, tmp_path, pullAheadBytes="60k") for _ in range(2))
     first.pull()

@@ -18,6 +18,7 @@ import mmap
 import os
 import shutil
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -28,7 +29,7 @@ from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.spark.ahead import Ahead, is_of
 from gimbalmq.spark.fetch import PartitionReader
-from gimbalmq.spark.options import SourceSettings
+from gimbalmq.spark.options import LEAST_PULL_BYTES, SourceSettings
 from gimbalmq.spark.planning import Partition, QueueRange
 from gimbalmq.spark.wire import Wire
 
@@ -38,6 +39,9 @@ REST_SECONDS: Final = 0.01
 """A worker that has had no task for so long is taken to have none of this batch any more."""
 KEPT_SECONDS: Final = 10.0
 """How long what was pulled waits for its task."""
+MOST_HELD: Final = 256
+"""Batches that wait for their tasks in one worker: each has a descriptor, which its tasks need, too."""
+_MOST_IN_VAIN: Final = 64
 _LOOK_SECONDS: Final = 1.0
 _WAIT_SECONDS: Final = 0.2
 _MEMORY: Final = "gimbalmq-ahead"
@@ -183,7 +187,7 @@ class Puller:
         self._pulling = False
         self._thread: threading.Thread | None = None
         self._held: list[_Held] = []
-        self._in_vain: set[str] = set()
+        self._in_vain: deque[str] = deque(maxlen=_MOST_IN_VAIN)
         """Folders of queries whose batches are so far apart that what was pulled had to be given up."""
 
     def task_begins(self) -> None:
@@ -200,8 +204,14 @@ class Puller:
             self._work = work
             self._changed.notify_all()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="gimbalmq-ahead", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="gimbalmq-ahead", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the machine has no thread to give: the task has done its work
+                    self._work = None
+                    log.debug("nothing is pulled ahead: %s", error)
+                    return
+                self._thread = thread
 
     def wait_until_done(self, seconds: float) -> bool:
         """Whether all that it was told has been pulled or given up within that time."""
@@ -227,11 +237,10 @@ class Puller:
                 elif not self._held:
                     self._thread = None
                     return
-            self._let_go()
-            if work is None:
-                continue
             try:
-                self._pull(work, lambda: self._turn != turn)  # noqa: B023
+                self._let_go()
+                if work is not None:
+                    self._pull(work, lambda: self._turn != turn)  # noqa: B023
             except Exception as error:
                 log.debug("pulling ahead ended: %s", error)
             finally:
@@ -247,11 +256,14 @@ class Puller:
             if held.since <= latest:
                 with contextlib.suppress(OSError):
                     os.unlink(held.path)
-                    self._in_vain.add(_query(os.path.dirname(held.path)))
+                    query = _query(os.path.dirname(held.path))
+                    if query not in self._in_vain:
+                        self._in_vain.append(query)
             elif os.path.lexists(held.path):
                 kept.append(held)
                 continue
-            os.close(held.memory)
+            with contextlib.suppress(OSError):
+                os.close(held.memory)
         self._held = kept
 
     def _pull(self, work: Work, over: Callable[[], bool]) -> None:
@@ -260,7 +272,9 @@ class Puller:
         _make_folder(work.ahead.folder)
         wire = Wire(work.settings.connection)
         # One attempt, and every doubt ends it: the task knows what to do about it, and whom to tell.
-        settings = replace(work.settings, fetch_retries=0, fail_on_data_loss=True)
+        # Several batches must fit, or what was pulled would be more than may be held.
+        some = min(work.settings.pull_bytes, max(LEAST_PULL_BYTES, work.settings.pull_ahead_bytes // 8))
+        settings = replace(work.settings, fetch_retries=0, fail_on_data_loss=True, pull_bytes=some)
         try:
             for head in work.ahead.heads:
                 claim = _path(work.ahead.folder, head[0].queue, head[0].start) + ".claim"
@@ -287,7 +301,7 @@ class Puller:
         for wanted in head:
             at = wanted.start
             for batch, stop in reader.placed((wanted,), work.names):
-                if self.held_bytes + batch.nbytes > most:
+                if self.held_bytes + batch.nbytes > most or len(self._held) >= MOST_HELD:
                     return laid, False
                 if os.path.exists(begun):
                     return laid, True
