@@ -116,6 +116,46 @@ def test_the_beginning_of_a_partition_is_taken_up_to_the_first_gap(tmp_path: Pat
     assert take_head("/proc/nowhere", partition) == ([], partition)
 
 
+def test_memory_of_another_query_is_passed_over(tmp_path: Path) -> None:
+    """Which a link leads to if its process has gone, and a later one has its number."""
+    wanted = QueueRange(QUEUE, 10, 15)
+    mine, others = tmp_path / "mine", tmp_path / "others"
+    mine.mkdir()
+    others.mkdir()
+    _, memory = lay(str(others), rows(10, 5), wanted)
+    try:
+        os.symlink(f"/proc/{os.getpid()}/fd/{memory}", pulled_ahead._path(str(mine), QUEUE, 10))
+        assert take(str(mine), wanted) is None
+        assert take(str(others), wanted) == (rows(10, 5), 15)
+    finally:
+        os.close(memory)
+
+
+def test_a_link_that_leads_to_no_memory_of_ours_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 100)
+    with open(tmp_path / "file", "rb") as file:
+        os.symlink(f"/proc/{os.getpid()}/fd/{file.fileno()}", pulled_ahead._path(str(tmp_path), QUEUE, 10))
+        opened: list[object] = []
+        monkeypatch.setattr("os.open", lambda *told: opened.append(told))
+        assert take(str(tmp_path), QueueRange(QUEUE, 10, 15)) is None
+    assert not opened
+
+
+def test_folders_do_not_gather_if_nobody_pulls(tmp_path: Path) -> None:
+    for number in range(1, 6):
+        take_head(str(tmp_path / "query" / str(number)), (QueueRange(QUEUE, 0, 4),))
+    assert sorted(path.name for path in (tmp_path / "query").iterdir()) == ["4", "5"]
+    assert (tmp_path / "query").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_spark_has_removed_stays_away(tmp_path: Path) -> None:
+    partition = (QueueRange(QUEUE, 0, 4),)
+    assert take_head(str(tmp_path / "gone" / "query" / "1"), partition) == ([], partition)
+    assert not list(tmp_path.iterdir())
+
+
 # --- a worker that pulls -------------------------------------------------------------------------
 
 
@@ -182,6 +222,35 @@ def test_no_more_than_it_may_hold(filled: Topic, tmp_path: Path) -> None:
     pulling.pull()  # what was taken makes room, but the first head is in work
     assert pulling.taken(0)[0] == []
     assert pulling.taken(1)[0][:3] == [0, 1, 2]
+
+
+def test_descriptors_are_left_for_the_tasks(filled: Topic, tmp_path: Path) -> None:
+    pulling = Pulling(filled, tmp_path, pullBytes="1k")
+    pulling.pull()
+    assert len(pulling.puller._held) == pulled_ahead.MOST_HELD
+
+
+def test_pulls_larger_than_what_may_be_held_are_made_smaller(filled: Topic, tmp_path: Path) -> None:
+    pulling = Pulling(filled, tmp_path, pullBytes="8m", pullAheadBytes="100k")
+    pulling.pull()
+    assert 50_000 < pulling.puller.held_bytes <= 100 << 10
+    assert pulling.taken(0)[0][:3] == [0, 1, 2]
+
+
+def test_a_machine_without_threads_pulls_nothing_ahead(
+    filled: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulling = Pulling(filled, tmp_path)
+
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as now:
+        now.setattr(threading.Thread, "start", no_thread)
+        pulling.pull()
+    assert not list(pulling.folder.iterdir())
+    pulling.pull()  # there is one again
+    assert len(pulling.taken(0)[0]) == 1000
 
 
 def test_two_workers_pull_different_heads(filled: Topic, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import random
 import re
 import threading
 import time
+import tracemalloc
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -439,6 +441,19 @@ def test_rows_that_are_equally_long_are_put_together_as_others_are(
     monkeypatch.delattr(sink_encode, "_join_alike")
     others = [sent for sent in messages_of(encode(longer, batchsize=9)) if sent[2] != b"another"]
     assert alike == others
+
+
+def test_long_rows_are_not_copied_all_at_once() -> None:
+    long = pa.array([bytes([n]) * (1 << 19) for n in range(16)], pa.binary())
+    totals = np.full(16, 1 << 19)
+    tracemalloc.start()
+    try:
+        data, _ = sink_encode._joined([long], totals, np.arange(16)[::-1])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert bytes(data[:: 1 << 19]) == bytes(range(16))[::-1]
+    assert peak < (8 << 20) + (2 << 20)
 
 
 def test_batches_of_spark_are_joined_until_they_are_many_rows_or_bytes_or_old() -> None:

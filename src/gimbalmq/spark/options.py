@@ -36,6 +36,7 @@ from gimbalmq.spark.planning import ENOUGH_TASKS, FULL_ROWS, LEAST_ROWS
 if TYPE_CHECKING:
     from gimbalmq.spark.decode import OnError  # only tasks load what decodes
 
+LEAST_PULL_BYTES: Final = 1024
 MAX_PULL_BYTES: Final = 8 << 20
 
 ON_ERROR: Final[Kind[OnError]] = choice({"fail": "fail", "skip": "skip", "keep": "keep"})
@@ -217,7 +218,7 @@ class SourceSettings:
         use="stream",
     )
     pull_bytes: int = option(
-        size(1024, MAX_PULL_BYTES),
+        size(LEAST_PULL_BYTES, MAX_PULL_BYTES),
         "bytes asked for with one pull, and about the size of an Arrow batch",
         default="2m",
     )

@@ -18,6 +18,7 @@ import mmap
 import os
 import shutil
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -28,7 +29,7 @@ from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.spark.ahead import Ahead, is_of
 from gimbalmq.spark.fetch import PartitionReader
-from gimbalmq.spark.options import SourceSettings
+from gimbalmq.spark.options import LEAST_PULL_BYTES, SourceSettings
 from gimbalmq.spark.planning import Partition, QueueRange
 from gimbalmq.spark.wire import Wire
 
@@ -38,8 +39,12 @@ REST_SECONDS: Final = 0.01
 """A worker that has had no task for so long is taken to have none of this batch any more."""
 KEPT_SECONDS: Final = 10.0
 """How long what was pulled waits for its task."""
+MOST_HELD: Final = 256
+"""Batches that wait for their tasks in one worker: each has a descriptor, which its tasks need, too."""
+_MOST_IN_VAIN: Final = 64
 _LOOK_SECONDS: Final = 1.0
 _WAIT_SECONDS: Final = 0.2
+_MEMORY: Final = "gimbalmq-ahead"
 _PLACE: Final = b"place"
 _STOP: Final = b"stop"
 
@@ -55,12 +60,12 @@ def here(ahead: Ahead | None) -> Ahead | None:
     return ahead._replace(folder=os.path.join(local, ahead.folder))
 
 
-def _place(queue: MessageQueue, start: int) -> bytes:
-    return repr((tuple(queue), start)).encode()
+def _place(folder: str, queue: MessageQueue, start: int) -> bytes:
+    return repr((folder, tuple(queue), start)).encode()
 
 
 def _path(folder: str, queue: MessageQueue, start: int) -> str:
-    return os.path.join(folder, hashlib.blake2b(_place(queue, start), digest_size=12).hexdigest())
+    return os.path.join(folder, hashlib.blake2b(_place(folder, queue, start), digest_size=12).hexdigest())
 
 
 def _query(folder: str) -> str:
@@ -69,9 +74,14 @@ def _query(folder: str) -> str:
 
 
 def _make_folder(folder: str) -> None:
-    """Makes the folder of a batch, and removes those of batches that have been read."""
+    """Makes the folder of a batch, and removes those of batches that have been read.
+
+    Spark's own folder is not made: if it is gone, Spark has ended, and nobody would remove it again.
+    """
     query, number = os.path.split(folder)
-    os.makedirs(folder, 0o700, exist_ok=True)
+    for each in (query, folder):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(each, 0o700)
     for other in os.listdir(query):
         if int(other) < int(number) - 1:  # tasks that run now look into the last one
             shutil.rmtree(os.path.join(query, other), ignore_errors=True)
@@ -84,8 +94,8 @@ def _begun(folder: str, head: Partition) -> str:
 
 def lay(folder: str, batch: pa.RecordBatch, wanted: QueueRange) -> tuple[str, int]:
     """Lays a batch down that covers a range; its link, and what holds its memory."""
-    metadata = {_PLACE: _place(wanted.queue, wanted.start), _STOP: str(wanted.end).encode()}
-    held = os.memfd_create("gimbalmq-ahead", os.MFD_CLOEXEC)
+    metadata = {_PLACE: _place(folder, wanted.queue, wanted.start), _STOP: str(wanted.end).encode()}
+    held = os.memfd_create(_MEMORY, os.MFD_CLOEXEC)
     try:
         with (
             open(held, "wb", closefd=False) as file,
@@ -104,7 +114,9 @@ def take(folder: str, wanted: QueueRange) -> tuple[pa.RecordBatch, int] | None:
     """What was laid down for the beginning of a range, and where that ends; None if there is nothing."""
     path = _path(folder, wanted.queue, wanted.start)
     try:
-        # A link may outlive what it leads to, and its number may be anything's by then: one end of a pipe, say.
+        # A link may outlive what it leads to, and its number may be anything's by then: a terminal's, a large file's.
+        if not os.readlink(os.readlink(path)).startswith(f"/memfd:{_MEMORY}"):
+            return None
         held = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
@@ -113,8 +125,8 @@ def take(folder: str, wanted: QueueRange) -> tuple[pa.RecordBatch, int] | None:
         mapped = mmap.mmap(held, 0, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
         reader = pa.ipc.open_stream(pa.py_buffer(mapped))
         told = reader.schema.metadata or {}
-        if told.get(_PLACE) != _place(wanted.queue, wanted.start):
-            return None
+        if told.get(_PLACE) != _place(folder, wanted.queue, wanted.start):
+            return None  # it may be that of another query, with other columns
         batch, stop = reader.read_next_batch(), int(told[_STOP])
     except (OSError, ValueError, KeyError, pa.ArrowException):
         return None
@@ -129,8 +141,8 @@ def take(folder: str, wanted: QueueRange) -> tuple[pa.RecordBatch, int] | None:
 
 def take_head(folder: str, partition: Partition) -> tuple[list[pa.RecordBatch], Partition]:
     """All that was laid down for the beginning of a partition, and what is left of the partition."""
-    with contextlib.suppress(OSError):
-        os.makedirs(folder, 0o700, exist_ok=True)
+    with contextlib.suppress(OSError, ValueError):
+        _make_folder(folder)
         os.close(os.open(_begun(folder, partition), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     taken: list[pa.RecordBatch] = []
     for number, wanted in enumerate(partition):
@@ -175,7 +187,7 @@ class Puller:
         self._pulling = False
         self._thread: threading.Thread | None = None
         self._held: list[_Held] = []
-        self._in_vain: set[str] = set()
+        self._in_vain: deque[str] = deque(maxlen=_MOST_IN_VAIN)
         """Folders of queries whose batches are so far apart that what was pulled had to be given up."""
 
     def task_begins(self) -> None:
@@ -192,8 +204,14 @@ class Puller:
             self._work = work
             self._changed.notify_all()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="gimbalmq-ahead", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="gimbalmq-ahead", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the machine has no thread to give: the task has done its work
+                    self._work = None
+                    log.debug("nothing is pulled ahead: %s", error)
+                    return
+                self._thread = thread
 
     def wait_until_done(self, seconds: float) -> bool:
         """Whether all that it was told has been pulled or given up within that time."""
@@ -219,11 +237,10 @@ class Puller:
                 elif not self._held:
                     self._thread = None
                     return
-            self._let_go()
-            if work is None:
-                continue
             try:
-                self._pull(work, lambda: self._turn != turn)  # noqa: B023
+                self._let_go()
+                if work is not None:
+                    self._pull(work, lambda: self._turn != turn)  # noqa: B023
             except Exception as error:
                 log.debug("pulling ahead ended: %s", error)
             finally:
@@ -239,11 +256,14 @@ class Puller:
             if held.since <= latest:
                 with contextlib.suppress(OSError):
                     os.unlink(held.path)
-                    self._in_vain.add(_query(os.path.dirname(held.path)))
+                    query = _query(os.path.dirname(held.path))
+                    if query not in self._in_vain:
+                        self._in_vain.append(query)
             elif os.path.lexists(held.path):
                 kept.append(held)
                 continue
-            os.close(held.memory)
+            with contextlib.suppress(OSError):
+                os.close(held.memory)
         self._held = kept
 
     def _pull(self, work: Work, over: Callable[[], bool]) -> None:
@@ -252,7 +272,9 @@ class Puller:
         _make_folder(work.ahead.folder)
         wire = Wire(work.settings.connection)
         # One attempt, and every doubt ends it: the task knows what to do about it, and whom to tell.
-        settings = replace(work.settings, fetch_retries=0, fail_on_data_loss=True)
+        # Several batches must fit, or what was pulled would be more than may be held.
+        some = min(work.settings.pull_bytes, max(LEAST_PULL_BYTES, work.settings.pull_ahead_bytes // 8))
+        settings = replace(work.settings, fetch_retries=0, fail_on_data_loss=True, pull_bytes=some)
         try:
             for head in work.ahead.heads:
                 claim = _path(work.ahead.folder, head[0].queue, head[0].start) + ".claim"
@@ -279,7 +301,7 @@ class Puller:
         for wanted in head:
             at = wanted.start
             for batch, stop in reader.placed((wanted,), work.names):
-                if self.held_bytes + batch.nbytes > most:
+                if self.held_bytes + batch.nbytes > most or len(self._held) >= MOST_HELD:
                     return laid, False
                 if os.path.exists(begun):
                     return laid, True

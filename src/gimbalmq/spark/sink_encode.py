@@ -52,7 +52,8 @@ _NOTHING_TOLD: Final = pa.array([b""], pa.binary())
 _ID_NAME: Final = f"{ROW_ID_PROPERTY}\x01".encode()
 _NAMED_ROWS: Final = 10
 _JOINED_ROWS: Final = 4096
-"""So many rows are put together at a time: they stay in the processor's cache."""
+_JOINED_BYTES: Final = 1 << 20
+"""So many rows, or bytes of them, are put together at a time: they stay in the processor's cache."""
 
 _COMPRESSED_KIND: Final = 1
 _ALONE_KIND: Final = 2
@@ -674,11 +675,12 @@ def _join_alike(
         for (data, offsets), width in zip(parts, widths, strict=True)
     ]
     kind = np.dtype([(str(number), np.void, width) for number, width in enumerate(widths)])
-    some = np.empty(min(rows, _JOINED_ROWS), kind)
+    most = max(1, min(rows, _JOINED_ROWS, _JOINED_BYTES // kind.itemsize))
+    some = np.empty(most, kind)
     whole = np.dtype((np.void, kind.itemsize))
     goal = made.view(whole)
-    for low in range(0, rows, _JOINED_ROWS):
-        count = min(rows - low, _JOINED_ROWS)
+    for low in range(0, rows, most):
+        count = min(rows - low, most)
         for number, column in enumerate(columns):
             some[str(number)][:count] = column[low : low + count]
         goal[places[low : low + count]] = some[:count].view(whole)
