@@ -626,8 +626,13 @@ class Channel(asyncio.Protocol):
                 self._secured.set_result(None)
         if pipe.ended:
             # After the answers to what came with the goodbye.
-            self._loop.call_soon(self.close)
+            self._loop.call_soon(self._part)
         return plain
+
+    def _part(self) -> None:
+        """The peer has said goodbye. If some of its requests have to wait, the last turn of them closes."""
+        if not self._held:
+            self.close()
 
     def _refuse(self, error: RemoteProtocolError) -> None:
         """Closes because of what the peer did, and tells a TLS peer why."""
@@ -780,7 +785,10 @@ class Channel(asyncio.Protocol):
             except RemoteProtocolError as error:
                 self._refuse(error)
         if not self._held and not self._stalled():
-            self._resume_reading()
+            if self._tls is not None and self._tls.ended:
+                self.close()
+            else:
+                self._resume_reading()
 
     def _pause_reading(self) -> None:
         if self._reading and self._transport is not None and not self._transport.is_closing():
