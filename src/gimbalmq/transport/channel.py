@@ -237,6 +237,8 @@ class Channel(asyncio.Protocol):
         self._left_alone = False
         """The last write was a single frame."""
         self._held: list[Frame] = []
+        self._held_bytes = 0
+        """Of these, if they only wait for a turn of the loop."""
         self._turn_scheduled = False
         self._in_flight = 0
         self._in_flight_bytes = 0
@@ -308,13 +310,14 @@ class Channel(asyncio.Protocol):
                 data = self._decrypt(self._tls, data)
                 if not data:
                     return
+            before = self._reader.held_bytes
             frames = self._reader.feed(data)
             if self.load is not None and (self._frame_since is not None or self._reader.held_bytes):
                 self._note_partial(bool(frames))
             if self._held:
                 self._held += frames
             elif frames:
-                self._handle(frames)
+                self._handle(frames, before + len(data))
         except RemoteProtocolError as error:
             self._refuse(error)
 
@@ -344,6 +347,7 @@ class Channel(asyncio.Protocol):
         self._when_writable.clear()
         if self.load is not None:
             self.load.forget(self)
+            self._note_held(self.load, 0)
         if self._lost is not None and not self._lost.done():
             self._lost.set_result(None)
         if self._handlers.closed is not None:
@@ -652,12 +656,17 @@ class Channel(asyncio.Protocol):
             if last:
                 self._transport.write(last)
 
-    def _handle(self, frames: list[Frame]) -> None:
+    def _handle(self, frames: list[Frame], size: int) -> None:
+        """Frames that were read, and so many bytes with them."""
         load = self.load
-        if load is not None and load.turn_is_over():
-            self._held = frames
-            self._rest()
-            return
+        if load is not None:
+            if load.turn_is_over():
+                self._held = frames
+                self._note_held(load, size)
+                self._rest()
+                return
+            if self._held_bytes:
+                self._note_held(load, 0)
         handlers = self._handlers
         batches = handlers.batches if handlers.gate is None else handlers.checking
         singles = handlers.singles
@@ -703,6 +712,10 @@ class Channel(asyncio.Protocol):
             self._flush()
             if load is not None and (self._held or self._in_flight or self._write_paused):
                 self._rest()
+
+    def _note_held(self, load: Load, size: int) -> None:
+        load.held_bytes += size - self._held_bytes
+        self._held_bytes = size
 
     def _note_partial(self, completed: bool) -> None:
         """Keeps the count of unfinished bytes, and since when they are."""
@@ -781,7 +794,7 @@ class Channel(asyncio.Protocol):
             return
         if self._held and not self._stalled():
             try:
-                self._handle(self._held)
+                self._handle(self._held, self._held_bytes)
             except RemoteProtocolError as error:
                 self._refuse(error)
         if not self._held and not self._stalled():
