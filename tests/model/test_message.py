@@ -156,6 +156,18 @@ def test_damaged_records_are_found_or_read_as_they_are_whatever_came_before() ->
     assert 100 < refused < 300  # sizes, magic number, flags of hosts
 
 
+def test_a_record_is_not_taken_for_one_with_the_lengths_of_two_before_it() -> None:
+    """Its size is that of the first, what it says of its properties is what the second, of an IPv6 host, says."""
+    first = encode_record(topic="T", body=b"xx", properties=b"a\x011\x02")
+    second = encode_record(topic="T", body=b"xx", properties=b"a\x0122222\x02", born_host=("::1", 5))
+    damaged = bytearray(first)
+    assert damaged[-5] == 4
+    damaged[-5] = 8
+    assert len(decode_views(first + second + first, QUEUE)) == 3
+    with pytest.raises(CorruptRecordError, match=f"byte {len(first + second)}"):
+        decode_views(first + second + damaged, QUEUE)
+
+
 @given(
     st.lists(
         st.tuples(

@@ -26,7 +26,7 @@ from gimbalmq.errors import (
     TransportError,
 )
 from gimbalmq.nameserver.config import NameServerConfig
-from gimbalmq.protocol.command import RemotingCommand
+from gimbalmq.protocol.command import ONEWAY_FLAG, RemotingCommand
 from gimbalmq.protocol.serializers import encode_frame
 from gimbalmq.transport import channel as channel_module
 from gimbalmq.transport import tls as tls_module
@@ -544,6 +544,34 @@ def test_a_goodbye_is_answered_and_the_connection_closed(certificate: Certificat
             await peer.receive()
             peer.writer.close()
             await until(lambda: not line.server.channels)
+
+    run(work())
+
+
+def test_requests_that_came_with_a_goodbye_and_have_to_wait_are_handled_before_the_end(
+    certificate: Certificate,
+) -> None:
+    """A crowd that leaves at once is served in several turns of the loop, and its last words count."""
+
+    async def work() -> None:
+        handled: list[int] = []
+        handlers = Handlers()
+        handlers.add(ECHO, lambda _channel, request: handled.append(request.opaque))
+        async with (
+            wire(handlers, tls=server_tls("enforcing", certificate)) as line,
+            raw_peer(line.server.port, client_tls(verify=False)) as peer,
+        ):
+            await until(lambda: any(channel._tls is not None for channel in line.server.channels))
+            (channel,) = line.server.channels
+            load = channel.load
+            assert load is not None
+            over = iter([True, True, True])
+            load.turn_is_over = lambda: next(over, False)  # type: ignore[method-assign]
+            for opaque in (1, 2):
+                peer.send(RemotingCommand(ECHO, opaque=opaque, flag=ONEWAY_FLAG))
+            peer.writer.close()
+            await until(lambda: not line.server.channels)
+            assert handled == [1, 2] and next(over, None) is None
 
     run(work())
 

@@ -595,6 +595,7 @@ def decode_views(data: bytes, queue: MessageQueue | None = None, broker_name: st
                 properties_size = data[name_end] << 8 | data[name_end + 1]
                 tail = data[topic_at:properties_at] if magic == MAGIC_V1 else b""
                 tail_size = len(tail)
+                last_size = -1  # this tail is not that one's
             stop = properties_at + properties_size
         except (struct.error, IndexError):
             stop = end + 1

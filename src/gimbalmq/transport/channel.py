@@ -237,6 +237,8 @@ class Channel(asyncio.Protocol):
         self._left_alone = False
         """The last write was a single frame."""
         self._held: list[Frame] = []
+        self._held_bytes = 0
+        """Of these, if they only wait for a turn of the loop."""
         self._turn_scheduled = False
         self._in_flight = 0
         self._in_flight_bytes = 0
@@ -308,13 +310,14 @@ class Channel(asyncio.Protocol):
                 data = self._decrypt(self._tls, data)
                 if not data:
                     return
+            before = self._reader.held_bytes
             frames = self._reader.feed(data)
             if self.load is not None and (self._frame_since is not None or self._reader.held_bytes):
                 self._note_partial(bool(frames))
             if self._held:
                 self._held += frames
             elif frames:
-                self._handle(frames)
+                self._handle(frames, before + len(data))
         except RemoteProtocolError as error:
             self._refuse(error)
 
@@ -344,6 +347,7 @@ class Channel(asyncio.Protocol):
         self._when_writable.clear()
         if self.load is not None:
             self.load.forget(self)
+            self._note_held(self.load, 0)
         if self._lost is not None and not self._lost.done():
             self._lost.set_result(None)
         if self._handlers.closed is not None:
@@ -626,8 +630,13 @@ class Channel(asyncio.Protocol):
                 self._secured.set_result(None)
         if pipe.ended:
             # After the answers to what came with the goodbye.
-            self._loop.call_soon(self.close)
+            self._loop.call_soon(self._part)
         return plain
+
+    def _part(self) -> None:
+        """The peer has said goodbye. If some of its requests have to wait, the last turn of them closes."""
+        if not self._held:
+            self.close()
 
     def _refuse(self, error: RemoteProtocolError) -> None:
         """Closes because of what the peer did, and tells a TLS peer why."""
@@ -647,12 +656,17 @@ class Channel(asyncio.Protocol):
             if last:
                 self._transport.write(last)
 
-    def _handle(self, frames: list[Frame]) -> None:
+    def _handle(self, frames: list[Frame], size: int) -> None:
+        """Frames that were read, and so many bytes with them."""
         load = self.load
-        if load is not None and load.turn_is_over():
-            self._held = frames
-            self._rest()
-            return
+        if load is not None:
+            if load.turn_is_over():
+                self._held = frames
+                self._note_held(load, size)
+                self._rest()
+                return
+            if self._held_bytes:
+                self._note_held(load, 0)
         handlers = self._handlers
         batches = handlers.batches if handlers.gate is None else handlers.checking
         singles = handlers.singles
@@ -698,6 +712,10 @@ class Channel(asyncio.Protocol):
             self._flush()
             if load is not None and (self._held or self._in_flight or self._write_paused):
                 self._rest()
+
+    def _note_held(self, load: Load, size: int) -> None:
+        load.held_bytes += size - self._held_bytes
+        self._held_bytes = size
 
     def _note_partial(self, completed: bool) -> None:
         """Keeps the count of unfinished bytes, and since when they are."""
@@ -776,11 +794,14 @@ class Channel(asyncio.Protocol):
             return
         if self._held and not self._stalled():
             try:
-                self._handle(self._held)
+                self._handle(self._held, self._held_bytes)
             except RemoteProtocolError as error:
                 self._refuse(error)
         if not self._held and not self._stalled():
-            self._resume_reading()
+            if self._tls is not None and self._tls.ended:
+                self.close()
+            else:
+                self._resume_reading()
 
     def _pause_reading(self) -> None:
         if self._reading and self._transport is not None and not self._transport.is_closing():

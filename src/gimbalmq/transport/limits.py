@@ -146,6 +146,7 @@ class Load:
         waiting_bytes: not yet taken by slow readers; never below the truth.
         in_flight: requests that are being worked on.
         in_flight_bytes: what they keep of what came.
+        held_bytes: what was read of requests that wait for a turn of the loop.
         large: whoever makes a large answer holds it.
     """
 
@@ -169,6 +170,7 @@ class Load:
         self.waiting_bytes = 0
         self.in_flight = 0
         self.in_flight_bytes = 0
+        self.held_bytes = 0
         self.large = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._by_address: dict[str, int] = {}
         self._partial: dict[Channel, int] = {}
@@ -204,7 +206,8 @@ class Load:
         if self._served < _CROWD:
             return False
         if self._turn_ends:
-            return self.now() > self._turn_ends
+            # If those that wait keep too much already, a long turn is the lesser evil.
+            return self.now() > self._turn_ends and self.held_bytes < self.limits.max_partial_frame_bytes
         self._turn_ends = self.now() + TURN_SECONDS
         asyncio.get_running_loop().call_soon(self._next_turn)
         return False
@@ -425,6 +428,7 @@ class Load:
             + len(self._slow)
             + len(self._need_room)
             + self.in_flight
+            + self.held_bytes
         )
 
 

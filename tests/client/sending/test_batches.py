@@ -394,6 +394,75 @@ def test_the_next_batch_of_a_queue_leaves_when_the_one_before_has_its_answer() -
     with_producer(work)
 
 
+def slow(broker: ScriptedBroker, seconds: float) -> None:
+    """Each answer takes so long."""
+
+    async def answer(channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        await asyncio.sleep(seconds)
+        return broker.stored(request)
+
+    broker.on_send = answer
+
+
+def test_a_queue_of_a_broker_far_away_gets_few_large_batches_and_nothing_is_late() -> None:
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        slow(cluster.broker, 0.1)
+        queue = MessageQueue("T", "broker-a", 0)
+        sent: list[asyncio.Future[SendResult]] = []
+        for n in range(100):
+            sent += soon(producer, f"{n}", queue=queue)
+            await asyncio.sleep(0.01)
+        assert (await asyncio.gather(*sent))[-1].queue_offset == 99
+        arrived = received(cluster.broker)
+        assert [body for batch in arrived for body in batch] == [f"{n}".encode() for n in range(100)]
+        assert len(arrived) < 15, "what waits for an answer gathers meanwhile"
+        assert producer._batches is not None and not producer._batches._stored
+
+    with_producer(work, batch_max_delay=0.01, send_timeout=0.3)
+
+
+def test_whoever_waits_in_a_line_that_gets_on_is_not_late() -> None:
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        slow(cluster.broker, 0.1)
+        queue = MessageQueue("T", "broker-a", 0)
+        sent: list[asyncio.Future[SendResult]] = []
+        for n in range(10):
+            sent += soon(producer, f"{n}", queue=queue)
+            flush(producer)
+        assert [result.queue_offset for result in await asyncio.gather(*sent)] == [*range(10)]
+
+    with_producer(work, send_timeout=0.3)
+
+
+@pytest.mark.parametrize("delay", [0.01, LONG])
+def test_the_time_limit_holds_behind_one_with_a_longer_limit(delay: float) -> None:
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        slow(cluster.broker, 60)
+        queue = MessageQueue("T", "broker-a", 0)
+        first = producer.send_soon(Message("T", "first"), queue=queue, timeout=20)
+        (second,) = soon(producer, "second", queue=queue)
+        if delay == LONG:
+            flush(producer)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        with pytest.raises(RequestTimeoutError, match="was not sent"):
+            await second
+        assert loop.time() - started < 4
+        slow(cluster.broker, 0)
+        (third,) = soon(producer, "third", queue=queue)
+        flush(producer)
+        with pytest.raises(RequestTimeoutError, match="was not sent"):
+            await third  # one that gave up lets nobody overtake the first
+        with pytest.raises(RequestTimeoutError, match="unknown"):
+            await first
+        (fourth,) = soon(producer, "fourth", queue=queue)
+        flush(producer)
+        await fourth
+        assert received(cluster.broker) == [[b"first"], [b"fourth"]]
+
+    with_producer(work, batch_max_delay=delay)
+
+
 def test_good_ones_of_a_refused_batch_arrive_before_later_ones_of_their_queue() -> None:
     async def work(cluster: ScriptedCluster, producer: Producer) -> None:
         picky(cluster.broker)

@@ -4,7 +4,8 @@ Each message keeps what it would have had alone: its id, its own result, its err
 sent before it to the same queue. Messages that no queue was chosen for share a batch if they agree in topic, in waiting
 for the flush, and in the rules for further attempts; the batch goes to the next queue. Those that are bound to a
 queue have one batch for each queue, which leaves when the one before has its answer: Apache's brokers work on several
-requests of a connection at once, and store them in any order. What cannot be in a batch leaves by itself; if it is
+requests of a connection at once, and store them in any order. Meanwhile it stays open for others, so that a broker that
+is far away gets few large batches and not a line of small ones. What cannot be in a batch leaves by itself; if it is
 bound, it leaves behind the batch of its queue.
 """
 
@@ -52,9 +53,11 @@ class Batch(msgspec.Struct, eq=False):
 
     Attributes:
         queue: the queue that all of them are bound to; None is any.
-        limit: seconds to send it in, counted from when it is closed.
+        limit: seconds to send it in, counted from when it has waited for company, and anew from when the one before it
+            was stored.
         size: bytes, as in the request.
-        timer: sends it at the latest; None if it waits for nothing any more.
+        timer: sends it at the latest; None if it is closed.
+        ready: when it would have left if its queue had been free; 0.0 if it has not come to that.
     """
 
     kind: Kind
@@ -65,6 +68,7 @@ class Batch(msgspec.Struct, eq=False):
     messages: list[Prepared] = []
     futures: list[asyncio.Future[SendResult]] = []
     timer: asyncio.TimerHandle | None = None
+    ready: float = 0.0
 
     def settle(self, result: SendResult) -> None:
         """A broker has stored it: its messages lie one behind the other."""
@@ -133,6 +137,8 @@ class Batches:
         self._bound: dict[MessageQueue, Batch] = {}
         self._lines = Lines()
         """Bound batches without an answer, by queue. Each leaves when the one before has one."""
+        self._stored: dict[MessageQueue, float] = {}
+        """Of the queues with such a line, when it last got on."""
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._closing = False
@@ -272,7 +278,7 @@ class Batches:
     def _begin(self, kind: Kind, queue: MessageQueue | None) -> Batch:
         rules = ONCE if queue is not None else self._awaited if kind[2] else self._soon
         batch = Batch(kind, queue, rules, self._limit)
-        batch.timer = self._loop.call_later(self._delay, self._send, batch)
+        batch.timer = self._loop.call_later(self._delay, self._gathered, batch)
         if queue is None:
             self._open[kind] = batch
         else:
@@ -317,6 +323,14 @@ class Batches:
         while self._unfinished and (left := ends - self._loop.time()) > 0:
             await asyncio.wait(self._unfinished, timeout=left)
 
+    def _gathered(self, batch: Batch) -> None:
+        """The batch has waited long enough for company."""
+        if batch.queue is None or batch.queue not in self._lines:
+            self._send(batch)
+            return
+        batch.ready = self._loop.time()
+        batch.timer = self._loop.call_later(batch.limit, self._send, batch)
+
     def _send(self, batch: Batch) -> None:
         """The batch is closed and on its way."""
         if batch.timer is not None:
@@ -338,17 +352,54 @@ class Batches:
         """The batch has its answer, or none will come."""
         if place is not None:
             place.leave()
+            if place.left.done():
+                self._got_on(batch.queue)
+            else:  # it has given up, and is not the first
+                place.left.add_done_callback(lambda _: self._got_on(batch.queue))
         if task.cancelled():
             batch.fail(StateError(f"producer {self._group} was closed before the answer came"))
         self.held -= size
         self._attempts.landed(messages)
         self._let_in()
 
+    def _got_on(self, queue: MessageQueue | None) -> None:
+        """A line is shorter by one; if it is empty, what has waited for that leaves."""
+        if queue is None or queue in self._lines:
+            return
+        batch = self._bound.get(queue)
+        if batch is not None and batch.ready:
+            self._send(batch)
+        else:
+            self._stored.pop(queue, None)
+
+    async def _come_first(
+        self, queue: MessageQueue, place: PlaceInLine, limit: float, started: float
+    ) -> float:
+        """Waits for the answers to what was bound to the queue before.
+
+        Returns:
+            From when on the time limit counts: as long as the queue's line gets on, waiting in it is no reason to fail.
+
+        Raises:
+            RequestTimeoutError: it has not got on for so long.
+        """
+        while True:
+            started = max(started, self._stored.get(queue, 0.0))
+            left = started + limit - self._loop.time()
+            if await place.come_first(max(0.0, left)):
+                return max(started, self._stored.get(queue, 0.0))
+            if left <= 0:
+                raise RequestTimeoutError(
+                    f"what was sent before to queue {queue.queue_id} of {queue.topic} at {queue.broker_name} has had "
+                    f"no answer for {limit:g} s; this message was not sent"
+                )
+
     async def _deliver(self, batch: Batch, place: PlaceInLine | None) -> None:
-        started = self._loop.time()
+        started = batch.ready or self._loop.time()
         try:
             if place is not None:
-                await place.come_first()
+                assert batch.queue is not None, "only what is bound stands in a line"
+                started = await self._come_first(batch.queue, place, batch.limit, started)
             batch.drop_cancelled()
             if len(batch.messages) > 1:
                 await self._deliver_together(batch, started)
@@ -367,6 +418,7 @@ class Batches:
             # Nothing is stored. What the broker does not like may be one of them, and only that one shall fail.
             await self._deliver_each(batch, started)
         else:
+            self._note_stored(batch)
             batch.settle(result)
 
     async def _deliver_each(self, batch: Batch, started: float) -> None:
@@ -381,8 +433,13 @@ class Batches:
                 if not future.done():
                     future.set_exception(error)
             else:
+                self._note_stored(batch)
                 if not future.done():
                     future.set_result(result)
+
+    def _note_stored(self, batch: Batch) -> None:
+        if batch.queue is not None:
+            self._stored[batch.queue] = self._loop.time()
 
 
 def item_bytes(prepared: Prepared) -> tuple[int, bool]:

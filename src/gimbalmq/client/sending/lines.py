@@ -21,10 +21,12 @@ class PlaceInLine:
     def left(self) -> asyncio.Future[None]:
         return self._left
 
-    async def come_first(self) -> None:
-        """Returns when all that were sent before have left."""
-        if self._before is not None and not self._before.done():
-            await asyncio.wait((self._before,))
+    async def come_first(self, timeout: float | None = None) -> bool:
+        """Returns when all that were sent before have left, or after so many seconds; whether they have."""
+        if self._before is None or self._before.done():
+            return True
+        await asyncio.wait((self._before,), timeout=timeout)
+        return self._before.done()
 
     def leave(self, _: object = None) -> None:
         """The message is on its way in this turn of the loop, or never will be; a second call does nothing."""
