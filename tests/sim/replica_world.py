@@ -433,11 +433,12 @@ class ReplicaWorld:
             leader = self.leader
             if leader is not None and rng.random() < 0.4:
                 machine = leader  # the one that matters most
-            # Power is lost by one machine at a time: the others are there and have everything.
+            # Power is lost by one machine at a time: the others are there, have everything, and reach the controller.
+            # If they did not, it would elect the one in the dark as long as it takes that one for alive.
             if kind == "replica in the dark" and machine is leader and not self.settings.controller:
                 # Started again it might lack what its slaves have; an operator promotes one of them.
                 self.spawn(self._promoted(seconds, rng, kind))
-            elif machine.is_up and (kind != "replica in the dark" or self.is_well()):
+            elif machine.is_up and (kind != "replica in the dark" or (self.is_well() and not self._cuts)):
                 self.spawn(self._away(machine, kind, seconds))
         elif kind == "replica paused":
             if machine.runs:

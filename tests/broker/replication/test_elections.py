@@ -332,6 +332,29 @@ def test_after_a_crash_a_master_does_not_come_back_by_a_controller_that_forgot_w
     run(work())
 
 
+def test_after_a_crash_a_slave_is_not_elected_by_a_controller_that_has_not_heard_of_its_master(
+    tmp_path: Path,
+) -> None:
+    """It told its master to have what a power cut may have taken from it."""
+
+    async def work() -> None:
+        async with ControllerDouble() as double:
+            async with broker(1, tmp_path, double.address), broker(2, tmp_path, double.address):
+                pass
+            await until(lambda: not double.alive[NAME])
+            double.replicas[NAME].in_sync = {1, 2}
+            again = Broker(2, tmp_path / "2", [double.address], was_closed=False)
+            await again.elections.start()
+            await until(lambda: "has not noticed" in (again.elections.trouble or ""))
+            assert not again.roles and not double.alive[NAME]
+            async with broker(1, tmp_path, double.address) as first:
+                await again.elections.joined()
+                assert (first.role, again.role) == ("master", "slave")
+            await again.close()
+
+    run(work())
+
+
 def test_after_a_crash_the_time_without_a_controller_is_no_time_in_which_another_was_elected(
     tmp_path: Path,
 ) -> None:

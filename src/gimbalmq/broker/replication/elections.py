@@ -187,11 +187,13 @@ class Elections:
             self.own_id = await self._identify()
         standing = await self._register()
         if not self._is_beating and not self._was_closed and await self._is_missed(standing):
-            # The controller takes us for the process before the crash. That one may have answered what a power cut has
-            # taken from us; a slave has it, and is elected as soon as the controller misses the heartbeats.
+            # The controller takes us for the process before the crash. That one may have answered, or told its master
+            # to have, what a power cut has taken from us; another has it, and is elected as soon as the controller
+            # misses our heartbeats or hears those of the other.
             raise StateError(
-                "the controller has not noticed yet that this broker was down while it was the master; it waits for "
-                f"that ({self._live.now.controller_heart_beat_timeout_mills} ms without heartbeats)"
+                "the controller has not noticed yet that this broker was down, and could make it the master before "
+                "others that may have more; it waits for that "
+                f"({self._live.now.controller_heart_beat_timeout_mills} ms without heartbeats)"
             )
         if not self._is_beating:
             # An election needs brokers that live, and the first heartbeat must come before it.
@@ -205,11 +207,11 @@ class Elections:
         await self._take(standing)
 
     async def _is_missed(self, standing: Standing) -> bool:
-        """Whether this broker is the master for the controller, and another may be elected if it stays away."""
+        """Whether the controller has or would make this broker the master, and another may be if it stays away."""
         if standing.master_id is not None:
             return standing.master_id == self.own_id
         # It names no master that does not live. One that was started again does not know who lives until it has heard
-        # of them; a heartbeat of ours would make us the master again.
+        # of them; a heartbeat of ours would make us the master, were we in the set, without what the cut has taken.
         now = self._clock.monotonic()
         if self._heard_since is None:
             self._heard_since = now
@@ -217,7 +219,7 @@ class Elections:
             return False  # there is nobody else
         name = self._live.now.broker_name
         known = await self._controllers.ask(lambda on, at: controller.replica_info(on, at, name))
-        return known.master_id == self.own_id
+        return known.master_id == self.own_id or (self.own_id in known.in_sync and len(known.in_sync) > 1)
 
     async def _identify(self) -> int:
         """Gets an id. What is asked for is in a file before, so that a crash cannot cost one."""
