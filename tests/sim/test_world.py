@@ -111,7 +111,7 @@ def test_a_promise_that_is_broken_is_noticed() -> None:
 AWAY_FOR_LONG = [Fault(5.0, "partition", 0.6, 30.0), Fault(50.0, "clock", 0.99, 1.0)]
 """A member reaches nobody for so long that another takes its queues. Worlds heal after their last fault."""
 ASLEEP = [Fault(5.0, "sleep", 0.2, 30.0), Fault(50.0, "clock", 0.99, 1.0)]
-RESTART = [Fault(5.0, "broker restart", 0.2, 0.05), Fault(5.03, "join", 0.2), Fault(20.0, "clock", 0.99, 1.0)]
+RESTART = [Fault(5.0, "broker restart", 0.2, 0.05), Fault(5.2, "join", 0.2), Fault(20.0, "clock", 0.99, 1.0)]
 JOINS = [Fault(5.0, "join", 0.5), Fault(10.0, "join", 0.5)]
 BUSY = replace(small(WORLDS["leases, pauses"]), pause=(0.1, 0.2))
 
@@ -136,9 +136,9 @@ def test_the_check_notices_locks_that_are_taken_right_after_a_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow = replace(BUSY, work=(1.0, 1.9))
-    kept(run_world(3, slow, RESTART))
+    kept(run_world(4, slow, RESTART))
     monkeypatch.setattr(Locks, "withheld", lambda locks, queue: None)
-    found = broken(run_world(3, slow, RESTART))
+    found = broken(run_world(4, slow, RESTART))
     assert any("two handlers were at work" in problem for problem in found)
 
 
