@@ -356,6 +356,13 @@ class Routes(ABC):
         replicas = self.rng.choice(able).broker_addrs
         return replicas.get(MASTER_ID) or self.rng.choice(sorted(replicas.values()))
 
+    def replicas_beside(self, address: str) -> list[str]:
+        """Addresses of the other replicas of the broker at this one."""
+        for replicas in self._brokers.values():
+            if address in replicas.values():
+                return sorted(other for other in replicas.values() if other != address)
+        return []
+
     def fast_address(self, address: str) -> str:
         """The address for calls that may use the fast port, by the ``vip_channel`` option."""
         if not self.config.vip_channel:

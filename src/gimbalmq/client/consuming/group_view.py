@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 PRESENT_SECONDS = 0.15
 """How long a broker's list of members serves for all queues that wait for somebody's lock."""
+ABSENT_SECONDS = 60.0
+"""Members find a broker that was restarted within the 30 s between two looks at routes, and say so within 30 more."""
 _HISTORY = 16
 
 
@@ -39,6 +41,8 @@ class GroupView:
         self.queues: dict[str, tuple[MessageQueue, ...]] = {}
         self._former: deque[tuple[list[str], dict[str, tuple[MessageQueue, ...]]]] = deque(maxlen=_HISTORY)
         self._vanished: dict[str, float] = {}
+        self._absent: dict[str, float] = {}
+        """Since when members are missing at a master that a slave of it still lists."""
         self._twins_seen = False
         self._present: dict[str, tuple[float, list[str] | None]] = {}
         self._asking = asyncio.Lock()
@@ -58,7 +62,7 @@ class GroupView:
             return None
         if not found:
             return None
-        found = self._with_vanished(found)
+        found = self._with_vanished(await self._with_absent(address, found))
         self._look_for_twins(found)
         ordered = sort_client_ids(found)
         if ordered != self.members:
@@ -79,6 +83,27 @@ class GroupView:
         """Keeps the group and its queues as they are, before one of them changes."""
         if self.members and self.queues:
             self._former.append((self.members, dict(self.queues)))
+
+    async def _with_absent(self, address: str, found: list[str]) -> list[str]:
+        """Adds members that have yet to find a master which was restarted: its slaves have known them all the time.
+
+        Without them, whoever finds it first would take the queues of the others, who still read them.
+        """
+        missing = set(self.members).difference(found)
+        now = self._instance.clock.monotonic()
+        self._absent = {client_id: self._absent.get(client_id, now) for client_id in missing}
+        waited_for = {client_id for client_id in missing if now - self._absent[client_id] < ABSENT_SECONDS}
+        for replica in self._instance.replicas_beside(address) if waited_for else ():
+            try:
+                listed = await group_calls.member_ids(
+                    self._instance, replica, self._config.group, timeout=self._config.api_timeout
+                )
+            except RocketMQError as error:
+                log.debug("members of %s at a slave: %s", self._config.group, error)
+                continue
+            if here := waited_for.intersection(listed or ()):
+                return [*found, *here]
+        return found
 
     def _with_vanished(self, found: list[str]) -> list[str]:
         """Adds members with a fixed name that are gone for less than the grace time: they are restarting."""
