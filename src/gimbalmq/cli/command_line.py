@@ -9,7 +9,7 @@ from gimbalmq import __version__
 from gimbalmq.cli import nouns
 from gimbalmq.cli.many_brokers import broker_count
 from gimbalmq.cli.output import LEVELS
-from gimbalmq.cli.parsing import CommandParser
+from gimbalmq.cli.parsing import CommandParser, set_option
 
 _ABOUT = """\
 RocketMQ for Python: a name server and a broker that speak Apache RocketMQ's wire and disk formats,
@@ -99,14 +99,6 @@ def _slave_id(text: str) -> str:
     if not text.isdecimal() or not 0 < int(text) < 1 << 63:
         raise argparse.ArgumentTypeError(f"{text!r} is not the id of a slave; use 1, 2, ...")
     return text
-
-
-def pair(text: str) -> tuple[str, str]:
-    """``KEY=VALUE`` as both."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
-    return key.strip(), value.strip()
 
 
 def _addresses(text: str) -> str:
@@ -220,14 +212,7 @@ def _role_options(parser: argparse.ArgumentParser) -> None:
 def _common_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-c", "--config", type=Path, metavar="FILE", help="configuration file, .properties or .toml")
-    add(
-        "--set",
-        type=pair,
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="any key of the file; repeatable",
-    )
+    set_option(parser, "any key of the file; repeatable")
     add(
         "--log-level",
         choices=LEVELS,

@@ -19,6 +19,7 @@ from gimbalmq.cli.asking import FAILED, OK, Parser, Parsers, whole_number
 from gimbalmq.cli.children import end_child, end_with_parent, how_it_ended, start_child
 from gimbalmq.cli.many_brokers import PORT_STEP, nth_name
 from gimbalmq.cli.output import announce, complain
+from gimbalmq.cli.parsing import set_option
 from gimbalmq.cli.terminal import table
 from gimbalmq.errors import ConfigError
 
@@ -57,16 +58,7 @@ def add_command(commands: Parsers[Parser]) -> None:
     add("--store", type=Path, metavar="DIR", help="keep everything here (default: a folder that is deleted)")
     add("--port", type=whole_number(3, 65000), default=10911, metavar="N", help="of the first broker (10911)")
     add("--namesrv-port", type=whole_number(1, 65535), default=9876, metavar="N", help="(9876)")
-    from gimbalmq.cli.command_line import pair
-
-    add(
-        "--set",
-        type=pair,
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="any key of brokers; repeatable",
-    )
+    set_option(parser, "any key of brokers; repeatable")
     add("--debug", action="store_true", help="log everything, show tracebacks")
     parser.set_defaults(run=_run, log_level="warning", log_file=None)
 

@@ -102,3 +102,16 @@ def command_first(
         parser.error(f"{' '.join(front)} is followed by no command")
     command = 2 if rest[0] in nouns and len(rest) > 1 and not rest[1].startswith("-") else 1
     return [*rest[:command], *front, *rest[command:]]
+
+
+def pair(text: str) -> tuple[str, str]:
+    """``KEY=VALUE`` as both."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE: write a key, = and its value")
+    return key.strip(), value.strip()
+
+
+def set_option(parser: argparse.ArgumentParser, about: str) -> None:
+    """``--set KEY=VALUE``, as often as wanted: settings before those of a file."""
+    parser.add_argument("--set", type=pair, action="append", default=[], metavar="KEY=VALUE", help=about)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.cli.asking import FAILED, OK, REFUSED, Parser, Shown, Verb, namesrv_of, whole_number
+from gimbalmq.cli.parsing import set_option
 from gimbalmq.cli.terminal import confirmed, table
 from gimbalmq.errors import ConfigError
 
@@ -41,8 +42,6 @@ def rejoin_verb() -> Verb:
 
 
 def _options(parser: Parser) -> None:
-    from gimbalmq.cli.command_line import pair
-
     add = parser.add_argument
     add("broker", nargs="?", metavar="ADDRESS", help="of a broker that runs; or --store of one that does not")
     add("--store", type=Path, metavar="DIR", help="folder of a broker that is stopped")
@@ -51,14 +50,7 @@ def _options(parser: Parser) -> None:
     add("--master", metavar="HOST:PORT", help="the new master (default: what the name servers say)")
     add("--cut", action="store_true", help="cut what the new master does not have, for good")
     add("-c", "--config", type=Path, metavar="FILE", help="the broker's own configuration file")
-    add(
-        "--set",
-        type=pair,
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="any key of the file; repeatable",
-    )
+    set_option(parser, "any key of the file; repeatable")
     add("-y", "--yes", action="store_true", help="do not ask")
 
 

@@ -6,12 +6,13 @@ import argparse
 from collections.abc import Mapping, Sequence
 
 from gimbalmq.cli.asking import Parser, Shown
+from gimbalmq.cli.parsing import pair
 from gimbalmq.errors import ConfigError
 
 
 def settings_argument(parser: Parser) -> None:
     """KEY=VALUE, as often as wanted."""
-    parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="RocketMQ's keys")
+    parser.add_argument("settings", nargs="+", type=pair, metavar="KEY=VALUE", help="RocketMQ's keys")
     parser.set_defaults(key=None, value=None)
 
 
@@ -23,14 +24,8 @@ def setting_flags(parser: Parser) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, str]:
-    """What is to be set, whichever way it was written; raises ConfigError."""
-    settings = {} if args.key is None else {args.key: args.value}
-    for text in args.settings:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError("KEY=VALUE", text, "write a key, = and its value")
-        settings[key.strip()] = value.strip()
-    return settings
+    """What is to be set, whichever way it was written."""
+    return dict(args.settings) if args.key is None else {args.key: args.value}
 
 
 def shown_settings(found: Mapping[str, Mapping[str, str]], keys: Sequence[str]) -> Shown:

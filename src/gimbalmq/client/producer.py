@@ -169,12 +169,7 @@ class Producer:
         """
         batches = self._batches
         if batches is not None:
-            gathered = None
-            unbound = queue is None and selector is None and message.sharding_key is None
-            if unbound and timeout is None and self._tracer is None:
-                gathered = batches.take(message, awaited=True)
-            if gathered is None:
-                gathered = self._gather(batches, message, queue, selector, argument, timeout, awaited=True)
+            gathered = self._gather(batches, message, queue, selector, argument, timeout, awaited=True)
             if gathered is not None:
                 return await gathered
         prepared = prepare(message, self._instance or self.instance, self.config, self._publish)
@@ -251,12 +246,7 @@ class Producer:
         """
         batches = self._batches
         if batches is not None:
-            gathered = None
-            unbound = queue is None and selector is None and message.sharding_key is None
-            if unbound and timeout is None and self._tracer is None:
-                gathered = batches.take(message, awaited=False)
-            if gathered is None:
-                gathered = self._gather(batches, message, queue, selector, argument, timeout, awaited=False)
+            gathered = self._gather(batches, message, queue, selector, argument, timeout, awaited=False)
             if gathered is not None:
                 return gathered
         instance = self._instance or self.instance
@@ -332,12 +322,16 @@ class Producer:
         *,
         awaited: bool,
     ) -> asyncio.Future[SendResult] | None:
-        """``Batches.take`` for all other messages.
+        """Has a message wait for others of its queue, to leave with them.
 
         Returns:
             None if it need neither wait for others nor go behind those of its queue that do.
         """
         bound = queue is not None or selector is not None or message.sharding_key is not None
+        if not bound and timeout is None and self._tracer is None:
+            taken = batches.take(message, awaited=awaited)  # the quick way, for most
+            if taken is not None:
+                return taken
         fits = timeout is None and batches.fits(message)
         if not fits and not bound:
             if batches.full:
