@@ -13,7 +13,8 @@ from gimbalmq.model.batch import encode_batch, split_batch
 from gimbalmq.model.ids import offset_id
 from gimbalmq.model.javahash import tag_hash
 from gimbalmq.model.record import find_property
-from gimbalmq.store.append_vectors import Run, add_items, add_run, offset_ids, read_items
+from gimbalmq.store.append_vectors import Run, add_items, add_run, offset_ids
+from gimbalmq.store.batch_items import read_items
 from gimbalmq.store.config import StoreConfig
 from gimbalmq.store.message_store import MessageStore
 from tests.support import ManualClock
@@ -36,18 +37,29 @@ def test_a_batch_at_once_is_stored_as_message_by_message(seed: int, host: bytes,
     rng = random.Random(seed)
     one, other = open_store(tmp_path / "one"), open_store(tmp_path / "other")
     for _ in range(3):
-        equal = rng.random() < 0.3
+        equal, alike = rng.random() < 0.3, seed % 3 == 0
+        kinds = [b"", b"a\x01b\x02", b"TAGS\x01x\x02KEYS\x01k k2\x02", b"UNIQ_KEY\x01u\x02"]
+        if alike:
+            kinds = rng.choice(
+                [
+                    [b""],
+                    [b"TAGS\x01%d\x02" % tag for tag in range(9)],
+                    [b"KEYS\x01k%d\x02" % key for key in range(9)],
+                    [b"TAGS\x01KEYS\x02", b"KEYS\x01TAGS\x02", b"a\x01\x01bcdefg\x02"],
+                ]
+            )
         items = [
             (
                 rng.randrange(5),
-                rng.randbytes(50 if equal else rng.choice([1, 2, 3, 40, 300, 5000])),
-                rng.choice([b"", b"a\x01b\x02", b"TAGS\x01x\x02KEYS\x01k k2\x02", b"UNIQ_KEY\x01u\x02"]),
+                rng.randbytes(50 if equal or alike else rng.choice([1, 2, 3, 40, 300, 5000])),
+                rng.choice(kinds),
             )
             for _ in range(rng.choice([1, 3, 40, 200]))
         ]
         data = encode_batch(items)
         found = read_items(data)
         assert found is not None
+        assert bool(found.alike) >= alike
         with one.group() as group:
             places, first = add_items(group, one.queue("T", 1), found, ADDED, 0x101, 5, host)
         expected = []
@@ -85,6 +97,27 @@ def test_bytes_that_are_no_batch_are_left_to_whoever_can_say_why(seed: int) -> N
         assert [item.body for item in split_batch(cut)] == [
             cut[a : a + n] for a, n in zip(found.bodies.tolist(), found.body_sizes.tolist(), strict=True)
         ]
+
+
+def test_names_that_only_some_of_equally_long_properties_have_are_found() -> None:
+    for some in (b"DELAY\x011\x02", b"KEYS\x01ab\x02", b"a\x01b\x02c\x01d\x02", b"abcd\x01\x01\x01\x02"):
+        told = [b"WAITX\x01y\x02"] * 40
+        told[17] = some
+        found = read_items(encode_batch([(0, b"body", each) for each in told]))
+        assert found is not None and found.alike
+        assert found.may_have("WAITX")
+        assert found.may_have("DELAY") == some.startswith(b"DELAY")
+        assert found.may_have("KEYS") == some.startswith(b"KEYS")
+
+
+def test_equally_long_items_that_are_cut_differently_are_not_alike() -> None:
+    items = [(0, b"x" * 30, b"abcd\x01efgh\x02"), (0, b"x" * 36, b"a\x01b\x02"), (0, b"x" * 40, b"")] * 20
+    data = encode_batch(items)
+    found = read_items(data)
+    assert found is not None and not found.alike
+    assert found.body_sizes.tolist() == [len(body) for _, body, _ in items]
+    open_ended = encode_batch([(0, b"x", b"a\x01b\x02")] * 20 + [(0, b"x", b"a\x01bc")])
+    assert read_items(open_ended) is None, "what is added would become part of the last value"
 
 
 def made_run(

@@ -8,9 +8,7 @@ for each message is the crc of its body.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
-from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -32,107 +30,9 @@ from gimbalmq.model.record import (
     host_bits,
 )
 from gimbalmq.store.append import AppendGroup, IndexItem, KeyRun
+from gimbalmq.store.batch_items import Items
 from gimbalmq.store.consumequeue import QueueLog
-from gimbalmq.store.vectors import Numbers, copy, crcs, equal_sizes, gather, overlapping
-
-_SIZE = struct.Struct(">i")
-_SHORT_RUN = 16
-_SINGLES = 64
-_END_BYTES = 4
-
-
-class Items(NamedTuple):
-    """Where the parts of a batch's messages lie in its bytes.
-
-    Attributes:
-        name_ends: the last four bytes, as a number, of the names that any property has.
-    """
-
-    data: bytes
-    flags: Numbers
-    bodies: Numbers
-    body_sizes: Numbers
-    properties: Numbers
-    property_sizes: Numbers
-    name_ends: frozenset[int]
-
-    def may_have(self, *names: str) -> bool:
-        """Whether a property may have one of these names, of four letters or more; if not, none has."""
-        return any(_end_of(name) in self.name_ends for name in names)
-
-
-@cache
-def _end_of(name: str) -> int:
-    return int.from_bytes(name.encode()[-_END_BYTES:], "big")
-
-
-def read_items(data: bytes) -> Items | None:
-    """The items of a batch body; None if it is not plain, and has to be read item by item."""
-    starts = _starts(data)
-    if starts is None:
-        return None
-    heads = overlapping(data, ITEM_HEAD_BYTES)[starts].view(">i4").reshape(-1, 5).astype(np.int64)
-    body_sizes = heads[:, 4]
-    bodies = starts + ITEM_HEAD_BYTES
-    lengths_at = bodies + body_sizes
-    if int(body_sizes.min()) <= 0 or int((lengths_at + 2).max()) > len(data):
-        return None
-    property_sizes = np.ndarray((len(data) - 1,), ">u2", data, strides=(1,))[lengths_at].astype(np.int64)
-    properties = lengths_at + 2
-    ends = properties + property_sizes
-    if not bool((ends == starts + heads[:, 0]).all()):
-        return None
-    raw = np.frombuffer(data, np.uint8)
-    # Properties that do not end as ours do would run into what is added to them.
-    closed = (property_sizes == 0) | (raw[ends - 1] == 2)
-    if not bool(closed.all()):
-        return None
-    names = _name_ends(np.frombuffer(gather(raw, properties, property_sizes), np.uint8))
-    return Items(data, heads[:, 3], bodies, body_sizes, properties, property_sizes, names)
-
-
-def _name_ends(properties: NDArray[np.uint8]) -> frozenset[int]:
-    """Of names in properties that lie one behind the other: they end before a U+0001."""
-    at = np.flatnonzero(properties == 1)
-    at = at[at >= _END_BYTES] - _END_BYTES
-    if not at.size:
-        return frozenset()
-    words = np.ndarray((properties.size - _END_BYTES + 1,), ">u4", properties, strides=(1,))
-    found = words[at]
-    if bool(
-        (found == found[0]).all()
-    ):  # most batches are of one kind; sorting costs more than the rest of this
-        return frozenset((int(found[0]),))
-    return frozenset(np.unique(found).tolist())
-
-
-def _starts(data: bytes) -> Numbers | None:
-    """Where items begin: each says how long it is, so one follows from the other, but equal ones come in runs."""
-    end = len(data)
-    pieces: list[Numbers] = []
-    position = 0
-    while position < end:
-        if end - position < ITEM_BYTES:
-            return None
-        size = _SIZE.unpack_from(data, position)[0]
-        if size < ITEM_BYTES:
-            return None
-        run = equal_sizes(data, position, size)
-        if run * size > end - position:
-            return None
-        pieces.append(np.arange(position, position + run * size, size, dtype=np.int64))
-        position += run * size
-        if run < _SHORT_RUN:  # of all sizes: for a while one by one is quicker
-            found: list[int] = []
-            unpack = _SIZE.unpack_from
-            while len(found) < _SINGLES and position <= end - ITEM_BYTES:
-                found.append(position)
-                size = unpack(data, position)[0]
-                if size < ITEM_BYTES:
-                    return None
-                position += size
-            pieces.append(np.array(found, np.int64))
-    return np.concatenate(pieces) if pieces and position == end else None
+from gimbalmq.store.vectors import Numbers, at_every, copy, crcs, overlapping
 
 
 def add_items(
@@ -158,7 +58,7 @@ def add_items(
     sizes = kind.itemsize + items.body_sizes + len(queue.topic_field) + 2 + property_sizes
     places = _place(group, sizes)
     first = queue.next_offset
-    # What is the same in every record is written once; numpy repeats it faster than field by field.
+    # What is the same in every record is written once and repeated; the rest are columns.
     one = np.zeros(1, kind)
     one["magic"] = queue.magic
     one["queue_id"] = queue.queue_id
@@ -167,13 +67,14 @@ def add_items(
     one["born_host"] = np.void(born_host)
     one["store_timestamp"] = group.store_timestamp
     one["store_host"] = np.void(group.store_host)
-    heads = np.repeat(one, count)
-    heads["total_size"] = sizes
-    heads["body_crc"] = crcs(items.data, items.bodies, items.body_sizes) & np.uint32(CRC_MASK)
-    heads["flag"] = items.flags
-    heads["queue_offset"] = np.arange(first, first + count)
-    heads["commitlog_offset"] = places
-    heads["body_size"] = items.body_sizes
+    columns = {
+        "total_size": sizes,
+        "body_crc": crcs(items.data, items.bodies, items.body_sizes) & np.uint32(CRC_MASK),
+        "flag": items.flags,
+        "queue_offset": np.arange(first, first + count),
+        "commitlog_offset": places,
+        "body_size": items.body_sizes,
+    }
     entries = np.zeros(count, entry_dtype())
     entries["place"] = places
     entries["size"] = sizes
@@ -183,9 +84,9 @@ def add_items(
     if group.indexes and items.may_have(prop.KEYS, prop.UNIQ_KEY):
         keyed = zip(_properties(items), places.tolist(), strict=True)
         index = [(queue.topic, text, place, group.store_timestamp) for text, place in keyed]
-    records = _records(items, heads, queue.topic_field, property_sizes, added, sizes)
-    pieces = _cut_by_file(records, places, sizes, group.position)
-    group.add_made([(queue, entries.tobytes())], pieces, index)
+    put_together = _alike_records if items.alike else _records
+    records = put_together(items, one, columns, queue.topic_field, property_sizes, added)
+    group.add_made([(queue, entries.tobytes())], _cut_by_file(records, places, sizes, group.position), index)
     return places, first
 
 
@@ -269,10 +170,7 @@ def add_run(group: AppendGroup, run: Run) -> tuple[Numbers, Numbers]:
     rests[:, len(middle) :] = run.properties
     # Bodies are objects of Python already, of any sizes; joined with rows made so, they need no copy of their own.
     made = b"".join(chain.from_iterable(zip(_rows(heads), run.bodies, _rows(rests), strict=True)))
-    if len(made) == int(places[-1] + sizes[-1]) - group.position:
-        pieces = [memoryview(made)]
-    else:
-        pieces = _cut_by_file(np.frombuffer(made, np.uint8), places, sizes, group.position)
+    pieces = _cut_by_file(memoryview(made), places, sizes, group.position)
 
     entries = np.empty(count, entry_dtype())
     entries["place"] = places
@@ -333,13 +231,22 @@ def _place(group: AppendGroup, sizes: Numbers) -> Numbers:
 
 def _records(
     items: Items,
-    heads: NDArray[np.void],
+    one: NDArray[np.void],
+    columns: Mapping[str, NDArray[Any]],
     topic: bytes,
     property_sizes: Numbers,
     added: bytes,
-    sizes: Numbers,
-) -> NDArray[np.uint8]:
-    """The records put together, one behind the other."""
+) -> memoryview:
+    """The records put together, one behind the other.
+
+    Args:
+        one: the head of a record; ``columns`` are its fields that differ.
+        property_sizes: of what was sent and of what is added to it.
+    """
+    heads = np.repeat(one, len(property_sizes))
+    for name, values in columns.items():
+        heads[name] = values
+    sizes = columns["total_size"]
     ends = np.cumsum(sizes)
     made = np.empty(int(ends[-1]), np.uint8)
     raw = np.frombuffer(items.data, np.uint8)
@@ -356,13 +263,45 @@ def _records(
     copy(raw, items.properties, items.property_sizes, made, at)
     if added:
         overlapping(made, len(added))[ends - len(added)] = np.void(added)
-    return made
+    return made.data
 
 
-def _cut_by_file(made: NDArray[np.uint8], places: Numbers, sizes: Numbers, position: int) -> list[memoryview]:
+def _alike_records(
+    items: Items,
+    one: NDArray[np.void],
+    columns: Mapping[str, NDArray[Any]],
+    topic: bytes,
+    property_sizes: Numbers,
+    added: bytes,
+) -> memoryview:
+    """The same if all items have parts of the same lengths: then so have the records, and no place is looked up."""
+    body, told = int(items.body_sizes[0]), int(items.property_sizes[0])
+    behind = topic + int(property_sizes[0]).to_bytes(2, "big")
+    made = bytearray(one.tobytes() + bytes(body) + behind + bytes(told) + added) * len(property_sizes)
+    count, size, item = len(property_sizes), int(columns["total_size"][0]), items.alike
+    fields = one.dtype.fields
+    assert fields is not None
+    for name, values in columns.items():
+        kind, at = fields[name][:2]
+        at_every(made, kind, at, size, count)[:] = values
+    bodies, properties = np.dtype((np.void, body)), np.dtype((np.void, told))
+    at_every(made, bodies, one.itemsize, size, count)[:] = at_every(
+        items.data, bodies, ITEM_HEAD_BYTES, item, count
+    )
+    if told:
+        at = one.itemsize + body + len(behind)
+        at_every(made, properties, at, size, count)[:] = at_every(
+            items.data, properties, ITEM_BYTES + body, item, count
+        )
+    return memoryview(made)
+
+
+def _cut_by_file(made: memoryview, places: Numbers, sizes: Numbers, position: int) -> list[memoryview]:
     """The records of each commit-log file: one that does not follow the one before it begins another."""
+    if len(made) == int(places[-1] + sizes[-1]) - position:
+        return [made]
     follows = np.append(position, places[:-1] + sizes[:-1])
     cuts = np.flatnonzero(places != follows)
     ends = np.cumsum(sizes)
     at = (ends - sizes)[cuts].tolist()
-    return [made.data[a:b] for a, b in zip([0, *at], [*at, len(made)], strict=True)]
+    return [made[a:b] for a, b in zip([0, *at], [*at, len(made)], strict=True)]

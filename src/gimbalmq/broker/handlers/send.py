@@ -273,9 +273,9 @@ class SendHandlers:
         ):
             return None
         # Here, because numpy is memory that a broker without batches never pays.
-        from gimbalmq.store import append_vectors
+        from gimbalmq.store import append_vectors, batch_items
 
-        items = append_vectors.read_items(data)
+        items = batch_items.read_items(data)
         if (
             items is None
             or items.may_have(*_SPECIAL_NAMES)
