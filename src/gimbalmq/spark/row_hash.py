@@ -114,14 +114,24 @@ def _add_words(
     """Adds the mixed words of some rows, ``count`` words each, to the sums of these rows."""
     keys = mixed(np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)
     weights = mixed(keys) | np.uint64(1)
-    found = overlapping(data, count * _WORD)[starts].view("<u8").reshape(-1, count)
-    words = np.ascontiguousarray(found.T)  # a line for each word: lines are added up faster than columns
+    words = _words(data, starts, count)
     _cut_tails(words[-1], lengths - (count - 1) * _WORD)
     words += keys[:, None]
     _mix(words, np.empty_like(words))
     first[rows] += words.sum(axis=0)
     words *= weights[:, None]
     second[rows] += words.sum(axis=0)
+
+
+def _words(data: NDArray[np.uint8], starts: NDArray[np.int64], count: int) -> Numbers:
+    """The first words of rows, a line for each word: lines are added up faster than columns."""
+    rows = len(starts)
+    step = int(starts[-1] - starts[0]) // (rows - 1) if rows > 1 else _WORD
+    if rows > 1 and bool((np.diff(starts) == step).all()):
+        found = np.ndarray((count, rows), "<u8", data.data, int(starts[0]), (_WORD, step))
+    else:
+        found = overlapping(data, count * _WORD)[starts].view("<u8").reshape(-1, count).T
+    return found.copy("C")
 
 
 def _cut_tails(tails: Numbers, used: NDArray[np.int64]) -> None:
@@ -195,6 +205,32 @@ class _Places:
             wanted = wanted[left]
         return places, new
 
+    def put_new(self, numbers: Numbers) -> bool:
+        """Puts numbers that are all different and not there yet, in half the time; if they are not, puts none.
+
+        There must be room (``grow``).
+        """
+        table = self._numbers
+        mask = len(table) - 1
+        wanted = np.maximum(numbers, np.uint64(1))
+        at = (wanted >> np.uint64(64 - self._bits)).astype(np.int64)
+        taken: list[NDArray[np.int64]] = []
+        while len(at):
+            free = table[at] == 0
+            # Several may want one place: the last one has it, the others look further.
+            goal = at[free]
+            table[goal] = wanted[free]
+            taken.append(goal)
+            left = np.flatnonzero(table[at] != wanted)
+            at, wanted = (at[left] + 1) & mask, wanted[left]
+        # Equal numbers have one place, so there are fewer places than numbers.
+        if int(np.count_nonzero(table)) == self.size + len(numbers):
+            self.size += len(numbers)
+            return True
+        for goal in taken:
+            table[goal] = 0
+        return False
+
     def must_grow(self, more: int) -> bool:
         return (self.size + more) * 2 > len(self._numbers)
 
@@ -223,11 +259,13 @@ class Occurrences:
             if self._again is not None:
                 again, self._again = self._again, self._nothing()
                 self._again[moved] = again[old]
+        if self._again is None:
+            if self._places.put_new(numbers):
+                return None
+            self._again = self._nothing()
         places, new = self._places.put(numbers)
         if new.all():
             return None
-        if self._again is None:
-            self._again = self._nothing()
         found = np.zeros(len(numbers), np.int64)
         rows = np.flatnonzero(~new)
         rows = rows[np.argsort(places[rows], kind="stable")]

@@ -17,10 +17,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from gimbalmq.spark.row_hash import Occurrences, RowHashes
+from gimbalmq.store.vectors import at_every
 
 HASH_LETTERS: Final = 24
 _HEX: Final = np.frombuffer(np.arange(1 << 16, dtype=np.uint16).tobytes().hex().encode(), np.uint32)
 """Four digits for each two bytes, as they lie in memory."""
+_DIGITS: Final = np.dtype((np.void, HASH_LETTERS))
 _NOTHING: Final = pa.scalar(b"", pa.binary())
 
 _PREFIX: Final = re.compile(r"(?P<query>.+)-(?P<batch>[0-9]+)-[0-9]+(\.[0-9]+)?")
@@ -62,13 +64,13 @@ class RowIds:
 def _framed(hashes: RowHashes, before: bytes, behind: bytes) -> NDArray[np.uint8]:
     """A line for each hash: its digits, and the same bytes before and behind them."""
     count, width = len(hashes.high), len(before) + HASH_LETTERS + len(behind)
-    lines = np.empty((count, width), np.uint8)
-    lines[:] = np.frombuffer(before + bytes(HASH_LETTERS) + behind, np.uint8)
-    words = np.empty((count, 12), np.uint8)
-    words[:, :8] = hashes.high.astype(">u8").view(np.uint8).reshape(count, 8)
-    words[:, 8:] = hashes.low.astype(">u8").view(np.uint8).reshape(count, 8)[:, :4]
-    lines[:, len(before) : width - len(behind)] = _HEX[words.view(np.uint16)].view(np.uint8)
-    return lines
+    words = np.empty(count, [("high", ">u8"), ("low", ">u4")])
+    words["high"] = hashes.high
+    words["low"] = hashes.low >> np.uint64(32)
+    digits = _HEX[words.view(np.uint16)].view(_DIGITS)
+    lines = bytearray(before + bytes(HASH_LETTERS) + behind) * count
+    at_every(lines, _DIGITS, len(before), width, count)[:] = digits
+    return np.frombuffer(lines, np.uint8).reshape(count, width)
 
 
 def fixed_width(lines: NDArray[Any]) -> pa.Array:
