@@ -387,19 +387,25 @@ def test_an_answer_asked_for_long_ago_waits_until_the_peer_reads() -> None:
 
 def test_a_slow_reader_that_goes_on_reading_is_not_idle() -> None:
     async def work() -> None:
-        limits = ServerLimits(server_channel_max_idle_time_seconds=1.5)
+        limits = ServerLimits(server_channel_max_idle_time_seconds=100)
         async with served(limits) as (server, _), raw_peer(server.port) as peer:
             peer.send(RemotingCommand(ECHO, None, b"q"))
             await peer.receive()
             (channel,) = server.channels
             channel.send_bytes(bytes(14 * MIB))
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            while loop.time() - began < 2.0:
-                await peer.reader.readexactly(MIB)
-                await asyncio.sleep(0.2)
-            assert not channel.closed
-            await channel.wait_closed()  # it reads no more
+            await until(lambda: channel.unwritten_bytes > 0)
+
+            def closed_after_a_long_time() -> bool:
+                channel.last_active -= 200
+                server._close_idle()
+                return channel.closed
+
+            for _ in range(4):
+                left = channel.unwritten_bytes
+                assert not closed_after_a_long_time(), "some of it has left since the last look"
+                while channel.unwritten_bytes == left:
+                    await peer.reader.readexactly(MIB)
+            await until(closed_after_a_long_time)  # it reads no more
 
     run(work())
 
