@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gimbalmq.errors import RemoteProtocolError
+from gimbalmq.protocol import frames as protocol_frames
 from gimbalmq.protocol.command import BINARY_HEADER, JSON_HEADER, RemotingCommand
 from gimbalmq.protocol.frames import MAX_FRAME_BYTES, Frame, FrameReader
 from gimbalmq.protocol.serializers import decode_command, encode_frame
@@ -48,8 +51,16 @@ bodies = st.binary(max_size=300)
 frames = st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=60), bodies), max_size=8)
 
 
-@given(frames, st.lists(st.integers(0, 200), max_size=40))
-def test_frames_do_not_depend_on_chunks(parts: list[tuple[int, bytes, bytes]], sizes: list[int]) -> None:
+@pytest.mark.parametrize("large", [20, 65_536])
+@given(parts=frames, sizes=st.lists(st.integers(0, 200), max_size=40))
+def test_frames_do_not_depend_on_chunks(
+    large: int, parts: list[tuple[int, bytes, bytes]], sizes: list[int]
+) -> None:
+    with patch.object(protocol_frames, "_LARGE", large):
+        _check_chunks(parts, sizes)
+
+
+def _check_chunks(parts: list[tuple[int, bytes, bytes]], sizes: list[int]) -> None:
     stream = b"".join(frame(*part) for part in parts)
     reader = FrameReader()
     found: list[Frame] = []

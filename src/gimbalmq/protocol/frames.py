@@ -26,6 +26,8 @@ MAX_FRAME_BYTES = 16_777_216
 _PIECE_BYTES = 64
 """What a piece of a frame costs beside its bytes: a peer may send a frame in very small pieces."""
 
+_LARGE = 65_536
+
 _LEAST_RUN = 16
 """So many equal frames are worth being cut by one call."""
 
@@ -62,10 +64,9 @@ class FrameReader:
             self.wanted_bytes -= len(data)
             if self.wanted_bytes > 0:
                 return []
-            data = b"".join(self._pieces)
-            self._pieces.clear()
-            self.held_bytes = 0
-        frames: list[Frame] = []
+            frames, data = self._join()
+        else:
+            frames = []
         append = frames.append
         words = _WORDS.unpack_from
         position = 0
@@ -108,6 +109,21 @@ class FrameReader:
             self._pieces.append(data[position:] if position else data)
             self.held_bytes = end - position + _PIECE_BYTES
         return frames
+
+    def _join(self) -> tuple[list[Frame], bytes]:
+        """The large frame that the pieces are, and what came behind it; else nothing, and all pieces as one."""
+        pieces, self._pieces = self._pieces, []
+        self.held_bytes = 0
+        first, last = pieces[0], pieces[-1]
+        if len(first) >= 8:
+            length, word = _WORDS.unpack_from(first)  # checked when they came
+            body_start = 8 + (word & 0xFFFFFF)
+            if length >= _LARGE and body_start <= len(first):
+                # Its body is copied once: not joined with its head and then cut off again.
+                used = len(last) - (sum(map(len, pieces)) - 4 - length)
+                body = b"".join((memoryview(first)[body_start:], *pieces[1:-1], memoryview(last)[:used]))
+                return [(word >> 24, first[8:body_start], body)], last[used:]
+        return [], b"".join(pieces)
 
 
 def _equal_frames(data: bytes, position: int, length: int, header_length: int) -> list[Frame]:
