@@ -36,7 +36,6 @@ from gimbalmq.spark.planning import ENOUGH_TASKS, FULL_ROWS, LEAST_ROWS
 if TYPE_CHECKING:
     from gimbalmq.spark.decode import OnError  # only tasks load what decodes
 
-LEAST_PULL_BYTES: Final = 1024
 MAX_PULL_BYTES: Final = 8 << 20
 
 ON_ERROR: Final[Kind[OnError]] = choice({"fail": "fail", "skip": "skip", "keep": "keep"})
@@ -218,7 +217,7 @@ class SourceSettings:
         use="stream",
     )
     pull_bytes: int = option(
-        size(LEAST_PULL_BYTES, MAX_PULL_BYTES),
+        size(1024, MAX_PULL_BYTES),
         "bytes asked for with one pull, and about the size of an Arrow batch",
         default="2m",
     )
@@ -226,13 +225,6 @@ class SourceSettings:
         integer(1, 1024),
         "pulls of one task under way at most; Apache's broker gives 32 messages each",
         default="32",
-    )
-    pull_ahead_bytes: int = option(
-        size(0),
-        "bytes that each worker pulls ahead for the next micro-batch, if messages wait, while Spark writes its "
-        "checkpoint; only if driver and tasks are one process (`local[n]`); 0 pulls nothing ahead",
-        default="32m",
-        use="stream",
     )
     connection: Connection = nested(Connection)
 
