@@ -31,7 +31,7 @@ from gimbalmq.spark.option_values import (
     read_time_ms,
     size,
 )
-from gimbalmq.spark.planning import ENOUGH_TASKS, FULL_ROWS, LEAST_ROWS
+from gimbalmq.spark.planning import FEWEST_CORES, FULL_ROWS, LEAST_ROWS
 
 if TYPE_CHECKING:
     from gimbalmq.spark.decode import OnError  # only tasks load what decodes
@@ -163,8 +163,8 @@ class SourceSettings:
     min_records_per_partition: int | None = option(
         integer(0),
         "queues share a partition until it has about this many messages; 0 gives each its own. Unset: "
-        f"{ENOUGH_TASKS} partitions, if they have at least {LEAST_ROWS} and at most {FULL_ROWS} messages each, else "
-        "fewer or more",
+        f"as many partitions as the driver's machine has cores, {FEWEST_CORES} at least, if they have at least "
+        f"{LEAST_ROWS} and at most {FULL_ROWS} messages each, else fewer or more",
     )
     consumer_group: str | None = option(
         GROUP,

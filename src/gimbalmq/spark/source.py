@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -147,6 +148,8 @@ class _Reading:
                 min_partitions=settings.min_partitions,
                 max_records=settings.max_records_per_partition,
                 min_records=settings.min_records_per_partition,
+                # Those of the driver's machine: all there are with local[n], and a guess on a cluster.
+                cores=os.cpu_count() or 1,
             )
         return [TopicPartition(part, cluster.addresses(wanted.queue for wanted in part)) for part in planned]
 
