@@ -219,7 +219,7 @@ class SourceSettings:
     pull_bytes: int = option(
         size(1024, MAX_PULL_BYTES),
         "bytes asked for with one pull, and about the size of an Arrow batch",
-        default="2m",
+        default="4m",
     )
     pulls_in_flight: int = option(
         integer(1, 1024),
