@@ -378,6 +378,79 @@ def test_a_value_that_differs_where_nobody_sampled_is_still_seen() -> None:
     assert rows(data) == [as_view_says(view) for view in decode_views(data)]
 
 
+def test_what_came_before_does_not_show_in_what_comes() -> None:
+    """Properties are first compared with what the last buffer's were all like."""
+
+    def all_with(count: int, **properties: str) -> bytes:
+        more = [{"number": f"{number:03}"} for number in range(count)]
+        return b"".join(record(properties=properties | each) for each in more)
+
+    buffers = [
+        all_with(100, KEYS="a", TAGS="red"),
+        all_with(100, KEYS="b", TAGS="red"),  # another value, but of the same length
+        all_with(100, KEYS="a", TAGS="blue"),
+        all_with(100, TAGS="red", KEYS="a"),
+        all_with(100, KEYS="a", TAGS="red", more="x" * 2000),
+        all_with(1, TAGS="t"),  # shorter than what the last ones had in common
+        b"".join(ordinary(100)),
+        b"".join(ordinary(3)) + record(properties=b""),
+    ]
+    for first in buffers:
+        for second in buffers:
+            decode(first, ALL, broker="broker-a")
+            assert rows(second) == [as_view_says(view) for view in decode_views(second)]
+
+
+@pytest.mark.parametrize(
+    "topics",
+    [
+        ["orders"] * 40,
+        ["orders", "others"] * 20,
+        ["orders", "order"] * 20,
+        ["order", "orders"] * 20,
+        ["T" * 127] * 40,
+        ["T" * 127] * 39 + ["short"],
+    ],
+)
+@pytest.mark.parametrize("same", [True, False])
+def test_records_of_one_topic_and_of_several(topics: list[str], same: bool) -> None:
+    records = [
+        record(number, topic=topic, properties={"KEYS": "k" * (5 if same else number + 1)})
+        for number, topic in enumerate(topics)
+    ]
+    data = b"".join(records)
+    assert rows(data) == [as_view_says(view) for view in decode_views(data)]
+    wrong = bytearray(data)
+    wrong[-3 - len(encode_properties({"KEYS": "k" * (5 if same else len(topics))}))] ^= (
+        1  # the topic's last letter
+    )
+    assert [row["topic"] for row in rows(bytes(wrong))][:-1] == topics[:-1]
+
+
+@pytest.mark.parametrize("size", [0, 8, 10, -1])
+def test_a_length_of_properties_that_does_not_lead_to_the_end(size: int) -> None:
+    records = [record(number, properties={"KEYS": "abc"}) for number in range(40)]
+    at = len(records[0]) - len(encode_properties({"KEYS": "abc"})) - 2
+    data = changed(records, 7, at, size.to_bytes(2, "big", signed=True))
+    found = rows(data, on_error="keep")
+    assert [row["offset"] for row in found if row["decodeError"] is not None] == [7]
+    assert [row["offset"] for row in rows(data, on_error="skip")] == [*range(7), *range(8, 40)]
+
+
+def test_a_value_that_is_no_text_among_values_that_are() -> None:
+    records = [record(number, properties={"KEYS": f"{number:04}"}) for number in range(60)]
+    records[20] = records[20].replace(b"0020", b"\xff020")
+    records[21] = records[21].replace(b"0021", "ü21".encode())
+    found = rows(b"".join(records), ["key"])
+    assert [row["key"] for row in found[19:23]] == ["0019", "\ufffd020", "ü21", "0022"]
+
+
+def test_ids_by_place_on_both_sides_of_four_gigabytes() -> None:
+    places = [(1 << 32) - 200, (1 << 32) - 100, 1 << 32, 5 << 32]
+    data = b"".join(record(commitlog_offset=place) for place in places)
+    assert [row["msgId"][16:] for row in rows(data)] == [f"{place:016X}" for place in places]
+
+
 @pytest.mark.parametrize("method", list(Compression))
 def test_compressed_bodies_are_unpacked(method: Compression) -> None:
     records = ordinary(150)

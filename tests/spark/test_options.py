@@ -39,7 +39,6 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "minPartitions": ("7", {"min_partitions": 7}),
     "maxRecordsPerPartition": ("50", {"max_records_per_partition": 50}),
     "minRecordsPerPartition": ("0", {"min_records_per_partition": 0}),
-    "pullAheadBytes": ("1m", {"pull_ahead_bytes": 1 << 20}),
     "consumerGroup": ("g", {"consumer_group": "g", "pull_group": "g"}),
     "groupIdPrefix": ("p", {"consumer_group": None, "pull_group": "p"}),
     "includeProperties": ("true", {"include_properties": True}),

@@ -52,18 +52,21 @@ def test_a_partition_of_several_ranges_is_about_as_long_as_asked(
 
 
 def test_a_batch_has_few_large_tasks_and_a_small_one_enough_for_the_cores() -> None:
-    def sizes(each: int, queues: int = 16) -> list[int]:
+    def sizes(each: int, queues: int = 16, cores: int = 2) -> list[int]:
         # Shares of a backlog are never quite equal.
         ranges = [
             QueueRange(MessageQueue("t", "broker-a", number), 0, each + (-1) ** number * (each // 100))
             for number in range(queues)
         ]
-        return [len(partition) for partition in plan(ranges)]
+        return [len(partition) for partition in plan(ranges, cores=cores)]
 
-    assert sizes(62_500) == [2] * 8, "a million messages"
+    assert sizes(62_500) == [4] * 4, "a million messages, two tasks for each core"
+    assert sizes(62_500, cores=8) == [2] * 8, "no core without a task"
+    assert sizes(62_500, cores=64) == [1] * 16
+    assert sizes(125_000) == [2] * 8, "large ones are enough"
     assert sizes(250_000) == [1] * 16, "queues that are long have a task each"
-    assert sizes(5000) == [2] * 8
-    assert sizes(1000) == [4] * 4, "fewer tasks if they would be short"
+    assert sizes(5000) == [4] * 4
+    assert sizes(1000, cores=8) == [4] * 4, "fewer tasks if they would be short"
     assert sizes(100) == [16]
     assert sizes(10_000, queues=4) == [1] * 4
 

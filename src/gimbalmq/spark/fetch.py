@@ -56,13 +56,11 @@ class _Answer(NamedTuple):
 
     Attributes:
         covers: offsets; not all of them need have a message.
-        stop: the offset behind it.
         high: where to cut it off; None if it ends within what was asked for.
     """
 
     body: Body
     covers: int
-    stop: int
     high: int | None
 
 
@@ -160,33 +158,28 @@ class PartitionReader:
             yield from self._decoded(partition, names)
 
     def _decoded(self, partition: Partition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        for batch, _ in self.placed(partition, names):
-            yield batch
-
-    def placed(self, partition: Partition, names: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Answers joined to batches, each with the offset behind its last message; short ranges of one broker share
-        a batch."""
+        """Answers joined to batches; short ranges of one broker share a batch."""
         most = (
             self._settings.pull_bytes * 1.25
         )  # what would take a batch far beyond pullBytes begins the next
         held: list[Body] = []
-        size = rows = stop = 0
+        size = rows = 0
         broker = ""
         for queue, answer in self._answers(partition):
             alone = answer.high is not None
             full = size + len(answer.body) > most or rows >= JOIN_ROWS
             if held and (alone or full or queue.broker_name != broker):
-                yield self._batch(held, names, broker), stop
+                yield self._batch(held, names, broker)
                 held, size, rows = [], 0, 0
-            broker, stop = queue.broker_name, answer.stop
+            broker = queue.broker_name
             if alone:
-                yield self._batch([answer.body], names, broker, answer.high), stop
+                yield self._batch([answer.body], names, broker, answer.high)
                 continue
             held.append(answer.body)
             size += len(answer.body)
             rows += answer.covers
         if held:
-            yield self._batch(held, names, broker), stop
+            yield self._batch(held, names, broker)
 
     def _batch(
         self, bodies: list[Body], names: Sequence[str], broker: str, high: int | None = None
@@ -377,11 +370,10 @@ class PartitionReader:
             if self._filter.tags is None:
                 cursor.learn(asked, count, len(answer.body), self._settings.pull_bytes)
             over = following > piece.stop
-            stop = min(following, piece.stop)
-            piece.answers.append(_Answer(answer.body, count, stop, piece.stop if over else None))
+            piece.answers.append(_Answer(answer.body, count, piece.stop if over else None))
             cursor.waiting += len(answer.body)
             self._waiting += len(answer.body)
-            piece.position = stop
+            piece.position = min(following, piece.stop)
             if self._filter.tags is None:
                 cursor.give_back_rest_of(piece)
             self._pauses = iter(backoff(self._settings))

@@ -31,12 +31,11 @@ from gimbalmq.spark.option_values import (
     read_time_ms,
     size,
 )
-from gimbalmq.spark.planning import ENOUGH_TASKS, FULL_ROWS, LEAST_ROWS
+from gimbalmq.spark.planning import FEWEST_CORES, FULL_ROWS, LEAST_ROWS
 
 if TYPE_CHECKING:
     from gimbalmq.spark.decode import OnError  # only tasks load what decodes
 
-LEAST_PULL_BYTES: Final = 1024
 MAX_PULL_BYTES: Final = 8 << 20
 
 ON_ERROR: Final[Kind[OnError]] = choice({"fail": "fail", "skip": "skip", "keep": "keep"})
@@ -164,8 +163,8 @@ class SourceSettings:
     min_records_per_partition: int | None = option(
         integer(0),
         "queues share a partition until it has about this many messages; 0 gives each its own. Unset: "
-        f"{ENOUGH_TASKS} partitions, if they have at least {LEAST_ROWS} and at most {FULL_ROWS} messages each, else "
-        "fewer or more",
+        f"as many partitions as the driver's machine has cores, {FEWEST_CORES} at least, if they have at least "
+        f"{LEAST_ROWS} and at most {FULL_ROWS} messages each, else fewer or more",
     )
     consumer_group: str | None = option(
         GROUP,
@@ -218,21 +217,14 @@ class SourceSettings:
         use="stream",
     )
     pull_bytes: int = option(
-        size(LEAST_PULL_BYTES, MAX_PULL_BYTES),
+        size(1024, MAX_PULL_BYTES),
         "bytes asked for with one pull, and about the size of an Arrow batch",
-        default="2m",
+        default="4m",
     )
     pulls_in_flight: int = option(
         integer(1, 1024),
         "pulls of one task under way at most; Apache's broker gives 32 messages each",
         default="32",
-    )
-    pull_ahead_bytes: int = option(
-        size(0),
-        "bytes that each worker pulls ahead for the next micro-batch, if messages wait, while Spark writes its "
-        "checkpoint; only if driver and tasks are one process (`local[n]`); 0 pulls nothing ahead",
-        default="32m",
-        use="stream",
     )
     connection: Connection = nested(Connection)
 

@@ -16,10 +16,10 @@ from gimbalmq.spark.offsets import Positions
 
 LEAST_ROWS: Final = 4000
 """Messages that are worth a task, if there are few in all."""
-FULL_ROWS: Final = 125_000
+FULL_ROWS: Final = 250_000
 """Messages of a task whose cost no longer matters."""
-ENOUGH_TASKS: Final = 8
-"""Tasks that a batch has before they grow beyond LEAST_ROWS."""
+FEWEST_CORES: Final = 4
+"""Tasks that a batch has before they grow beyond LEAST_ROWS, if there are no more cores than that."""
 
 
 class QueueRange(NamedTuple):
@@ -59,6 +59,7 @@ def plan(
     min_partitions: int | None = None,
     max_records: int | None = None,
     min_records: int | None = None,
+    cores: int = FEWEST_CORES,
 ) -> list[Partition]:
     """Partitions that cover the ranges exactly, in order.
 
@@ -67,12 +68,16 @@ def plan(
         max_records: messages of one partition at most.
         min_records: messages that a partition should have, about, before there is another; 0 never joins. If it is
             None, that follows from how many there are.
+        cores: that probably share the partitions: each should get one before they grow.
     """
     pieces = [piece for piece in ranges if piece.length]
     counts = [1 if max_records is None else -(-piece.length // max_records) for piece in pieces]
     if min_partitions is not None:
         _raise_counts(pieces, counts, min_partitions)
     parts = [part for piece, count in zip(pieces, counts, strict=True) for part in _split(piece, count)]
+    if min_records is None:
+        total = sum(part.length for part in parts)
+        min_records = min(max(LEAST_ROWS, total // max(cores, FEWEST_CORES)), FULL_ROWS)
     joined = _join(parts, min_records, min_partitions or 1, max_records)
     if min_partitions is not None and len(joined) < min(min_partitions, len(parts)):
         return [(part,) for part in parts]
@@ -110,14 +115,12 @@ def _split(piece: QueueRange, parts: int) -> list[QueueRange]:
 
 
 def _join(
-    parts: Sequence[QueueRange], min_records: int | None, min_partitions: int, max_records: int | None
+    parts: Sequence[QueueRange], min_records: int, min_partitions: int, max_records: int | None
 ) -> list[Partition]:
     """Neighbours share partitions of about one size: each goes to the one that its middle falls into."""
-    total = sum(part.length for part in parts)
-    if min_records is None:
-        min_records = min(max(LEAST_ROWS, total // ENOUGH_TASKS), FULL_ROWS)
     if min_records == 0:
         return [(part,) for part in parts]
+    total = sum(part.length for part in parts)
     size = total / max(1, -(-total // min_records), min_partitions)
     partitions: list[list[QueueRange]] = []
     place, held, before = -1, 0, 0

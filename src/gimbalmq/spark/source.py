@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -32,15 +31,13 @@ from pyspark.sql.types import StructType
 
 from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.errors import ConfigError
-from gimbalmq.filter.tags import parse_tags
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.spark import columns, offsets
-from gimbalmq.spark.ahead import Ahead, Expectations
 from gimbalmq.spark.cluster import MAX_PAUSE, Cluster
 from gimbalmq.spark.offsets import Bounds
 from gimbalmq.spark.option_values import nearest
 from gimbalmq.spark.options import Place, SourceSettings
-from gimbalmq.spark.planning import LEAST_ROWS, Partition, QueueRange, plan, plan_by_number, ranges_between
+from gimbalmq.spark.planning import Partition, QueueRange, plan, plan_by_number, ranges_between
 from gimbalmq.spark.pushdown import Limit, filters_may_be_pushed, limit_of
 from gimbalmq.spark.refusal import or_refused
 from gimbalmq.spark.wire import Wire
@@ -114,19 +111,9 @@ def checked_schema(schema: StructType) -> pa.Schema:
 class TopicPartition(InputPartition):
     """Ranges that one task reads, and where their brokers were when they were planned."""
 
-    def __init__(
-        self,
-        ranges: Partition,
-        addresses: dict[str, str],
-        laid: Ahead | None = None,
-        ahead: Ahead | None = None,
-    ) -> None:
+    def __init__(self, ranges: Partition, addresses: dict[str, str]) -> None:
         self.ranges = ranges
         self.addresses = addresses
-        self.laid = laid
-        """Where some of them may lie already."""
-        self.ahead = ahead
-        """What the next batch will begin with, if it may be pulled before."""
 
 
 class _Reading:
@@ -145,33 +132,26 @@ class _Reading:
 
         settle()
         names = self.arrow_schema.names
-        taken: list[pa.RecordBatch] = []
-        left, ahead = partition.ranges, partition.ahead
-        if ahead is not None or partition.laid is not None:
-            from gimbalmq.spark import pulled_ahead
-
-            laid, ahead = pulled_ahead.here(partition.laid), pulled_ahead.here(ahead)
-            pulled_ahead.process_puller().task_begins()
-            if laid is not None:
-                taken, left = pulled_ahead.take_head(laid.folder, left)
-        for batch in chain(taken, read_partition(self.settings, left, partition.addresses, names)):
+        for batch in read_partition(self.settings, partition.ranges, partition.addresses, names):
             if batch.schema.equals(self.arrow_schema):
                 yield batch
             else:  # the same columns, some of them said never to be null
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=self.arrow_schema)
-        if ahead is not None:
-            pulled_ahead.process_puller().task_ended(pulled_ahead.Work(self.settings, names, ahead))
 
-    def _plan(self, ranges: Iterable[QueueRange]) -> list[Partition]:
+    def _partitions(self, ranges: Iterable[QueueRange], cluster: Cluster) -> list[TopicPartition]:
         settings = self.settings
         if settings.drop_duplicates:
-            return plan_by_number(ranges)
-        return plan(
-            ranges,
-            min_partitions=settings.min_partitions,
-            max_records=settings.max_records_per_partition,
-            min_records=settings.min_records_per_partition,
-        )
+            planned = plan_by_number(ranges)
+        else:
+            planned = plan(
+                ranges,
+                min_partitions=settings.min_partitions,
+                max_records=settings.max_records_per_partition,
+                min_records=settings.min_records_per_partition,
+                # Those of the driver's machine: all there are with local[n], and a guess on a cluster.
+                cores=os.cpu_count() or 1,
+            )
+        return [TopicPartition(part, cluster.addresses(wanted.queue for wanted in part)) for part in planned]
 
 
 # --- batch ---------------------------------------------------------------------------------------
@@ -184,10 +164,7 @@ class BatchReader(_Reading, DataSourceReader):
         wire = Wire(self.settings.connection)
         try:
             cluster = Cluster(self.settings, wire)
-            planned = self._plan(self._ranges(cluster))
-            return [
-                TopicPartition(part, cluster.addresses(wanted.queue for wanted in part)) for part in planned
-            ]
+            return self._partitions(self._ranges(cluster), cluster)
         finally:
             wire.close()
 
@@ -309,10 +286,6 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._tried: dict[MessageQueue, int] = {}
         self._commit_again = float("-inf")
         self._last_batch = float("-inf")
-        self._limit: ReadLimit | None = None
-        self._expectations: Expectations | None = None
-        self._expected: tuple[dict[MessageQueue, int], Ahead] | None = None
-        """Where the next batch is taken to begin, and what of it may be pulled ahead."""
         self._missing: frozenset[MessageQueue] = frozenset()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -356,16 +329,17 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begun = offsets.from_json(start)
-        self._limit = limit
         self._tell_progress(begun)
         bounds = self._look(begun)
         self._bounds = bounds
         begin = self._begin(begun, bounds)
-        end = {
-            queue: self._before_target(queue, begin[queue], found.high)
-            for queue, found in bounds.items()
-            if self._target is None or queue in begun or queue in self._target
-        }
+        end = {queue: found.high for queue, found in bounds.items()}
+        if self._target is not None:
+            end = {
+                queue: max(begin[queue], min(high, self._target.get(queue, begin[queue])))
+                for queue, high in end.items()
+                if queue in begun or queue in self._target
+            }
         end = self._limited(begin, end, limit)
         # A new queue enters with its first messages: an empty one is no reason for a batch.
         end = {queue: high for queue, high in end.items() if queue in begun or high > begin[queue]}
@@ -421,12 +395,6 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         if lost:
             _say_lost(lost, self.settings)
         return {queue: found.low for queue, found in bounds.items()} | offsets.after_losses(known, bounds)
-
-    def _before_target(self, queue: MessageQueue, begin: int, high: int) -> int:
-        """How far a queue is read: to its end, or to where that was when a query of what is available began."""
-        if self._target is None:
-            return high
-        return max(begin, min(high, self._target.get(queue, begin)))
 
     def _limited(
         self, begin: Mapping[MessageQueue, int], end: dict[MessageQueue, int], limit: ReadLimit
@@ -492,45 +460,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         if self.settings.drop_duplicates:
             moving = {wanted.queue for wanted in ranges}
             ranges += [QueueRange(queue, at, at) for queue, at in reached.items() if queue not in moving]
-        laid = None
-        if self._expected is not None and self._expected[0] == begun:
-            laid = self._expected[1]._replace(heads=())
-        ahead = self._expect(reached)
-        self._expected = None if ahead is None else (reached, ahead)
-        planned = self._plan(ranges)
-        # A worker that ends an earlier one has another task of this batch to do.
-        last = len(planned) - (os.cpu_count() or 1)
-        return [
-            TopicPartition(
-                part,
-                self.cluster.addresses(wanted.queue for wanted in part),
-                laid,
-                ahead if number >= last else None,
-            )
-            for number, part in enumerate(planned)
-        ]
-
-    def _expect(self, begin: dict[MessageQueue, int]) -> Ahead | None:
-        """What the next batch will begin with, by what waits now; None if it should not be pulled ahead."""
-        settings, limit = self.settings, self._limit
-        if (
-            not settings.pull_ahead_bytes
-            or limit is None
-            or isinstance(limit, ReadMaxBytes)
-            or settings.max_bytes_per_trigger is not None  # the sizes of messages would have to be asked for
-            or settings.drop_duplicates
-            or parse_tags(settings.tags).tags is not None
-        ):
-            return None
-        known = {queue: place for queue, place in begin.items() if queue in self._bounds}
-        end = {queue: self._before_target(queue, at, self._bounds[queue].high) for queue, at in known.items()}
-        if offsets.count_between(known, end) < LEAST_ROWS:
-            return None
-        ranges = ranges_between(known, self._limited(known, end, limit), {})
-        if self._expectations is None:
-            self._expectations = Expectations()
-        planned = self._plan(ranges)
-        return self._expectations.expect(planned, self.cluster.addresses(wanted.queue for wanted in ranges))
+        return self._partitions(ranges, self.cluster)
 
     def stop(self) -> None:
         leave_if_spark_hung_up()

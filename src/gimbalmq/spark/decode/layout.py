@@ -59,6 +59,11 @@ class Layout:
         topic_field = body_at + body_size
         sound = known & (body_size >= 0) & (topic_field + (2 + width) <= self.stop)
         self.all_sound = bool(sound.all())
+        self.topic: bytes | None = None
+        """The topic, if all records have one and the same."""
+        self.body_at, self.body_stop = body_at, topic_field
+        if self.all_sound and not any_two_wide and self._find_one_topic(data, topic_field):
+            return
         if not self.all_sound:
             topic_field = np.where(sound, topic_field, self.start)
         topic_size = self.bytes[topic_field].astype(np.int64)
@@ -78,9 +83,36 @@ class Layout:
         sound &= (properties_size >= 0) & (properties_at + properties_size == self.stop)
         self.all_sound = bool(sound.all())
         self.sound: Mask = sound
-        self.body_at, self.body_stop = body_at, topic_field
+        self.body_stop = topic_field
         self.topic_at, self.topic_stop = topic_at, topic_stop
         self.properties_at = properties_at
+
+    def _find_one_topic(self, data: Data, topic_field: Ints) -> bool:
+        """Follows the lengths of records that have the topic of the first; answers whether all have it."""
+        first = int(topic_field[0]) if topic_field.size else 0
+        size = int(self.bytes[first]) if topic_field.size else 0
+        width = 1 + size + 2
+        if not size or int(topic_field.max()) + width > len(data):
+            return False
+        found = windows(data, f"V{width}")[topic_field]
+        same = bytes(memoryview(data)[first : first + width])
+        properties_size: Any = int.from_bytes(same[-2:], "big", signed=True)
+        if found.tobytes() != same * found.size:
+            parts = found.view([("topic", f"V{1 + size}"), ("properties", ">i2")])
+            if parts["topic"].tobytes() != same[:-2] * found.size:
+                return False
+            properties_size = parts["properties"].astype(np.int64)
+        self.topic = same[1:-2]
+        self.topic_at = topic_field + 1
+        self.topic_stop = self.topic_at + size
+        self.properties_at = topic_field + width
+        self.sound = (properties_size >= 0) & (self.properties_at + properties_size == self.stop)
+        self.all_sound = bool(self.sound.all())
+        return True
+
+    def plain_heads(self, at: int, dtype: Any) -> npt.NDArray[Any]:
+        """A value of each head without IPv6 hosts, nothing copied."""
+        return np.ndarray((self.start.size,), dtype, self._plain.view(np.uint8), at, (HEAD_BYTES,))
 
     def field(self, name: str) -> npt.NDArray[Any]:
         """A number of the heads, in this machine's order."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +62,20 @@ class Properties:
         return column if self._rest is None else replaced(column, self._rest_rows, ask(self._rest))
 
 
+class _Pattern(NamedTuple):
+    """What records are like.
+
+    Attributes:
+        items: names and values.
+        varying: places of values that may be others.
+        resized: the place of the one value that may have another length; behind the last if none has.
+    """
+
+    items: tuple[tuple[bytes, bytes], ...]
+    varying: frozenset[int]
+    resized: int
+
+
 class _AlikeProperties:
     """Properties that differ in nothing but values, the lengths of one of them included.
 
@@ -68,6 +83,9 @@ class _AlikeProperties:
     same in all records are compared, a run of them at a time, and what lies between must be values without
     separators. Where all of it is so, nothing is left to be searched for. Nothing is said of other records.
     """
+
+    _recent: ClassVar[_Pattern | None] = None
+    """What all records of the last buffer were like: those of the next one mostly are, too."""
 
     def __init__(self, data: Data, at: Ints, stop: Ints) -> None:
         self._data = data
@@ -83,34 +101,25 @@ class _AlikeProperties:
     @classmethod
     def of(cls, data: Data, at: Ints, stop: Ints) -> _AlikeProperties | None:
         """None if it is not worth while: many differ, or the pattern itself is not plainly written."""
+        recent = _AlikeProperties._recent
+        if recent is not None:
+            found = cls(data, at, stop)
+            found._compare(recent)
+            if found.alike.all():
+                return found
+        pattern = _AlikeProperties._recent = _pattern_of(data, at, stop)
+        if pattern is None:
+            return None
         found = cls(data, at, stop)
-        return found if found._match() and np.count_nonzero(found.alike) * 2 > found._count else None
+        found._compare(pattern)
+        if not found.alike.all():
+            _AlikeProperties._recent = None
+        return found if np.count_nonzero(found.alike) * 2 > at.size else None
 
-    def _match(self) -> bool:
-        # Both the longest and the shortest tell which value changes its length.
-        sizes = self._stop - self._at
-        samples = {int(sizes.argmin()), int(sizes.argmax()), *range(0, self._count, self._count // 8 + 1)}
-        patterns = [items for row in sorted(samples) if (items := _plain_items(self._raw(row)))]
-        votes = Counter(tuple(name for name, _ in items) for items in patterns)
-        if not votes:
-            return False
-        names = votes.most_common(1)[0][0]
-        values = [
-            [value for _, value in items] for items in patterns if tuple(name for name, _ in items) == names
-        ]
-        columns = list(zip(*values, strict=True))
-        varying = {place for place, column in enumerate(columns) if len(set(column)) > 1}
-        resized = [place for place, column in enumerate(columns) if len(set(map(len, column))) > 1]
-        if len(resized) > 1:
-            return False
-        self._names = [name.decode() for name in names]
-        self._compare(
-            list(zip(names, values[0], strict=True)), varying, resized[0] if resized else len(names)
-        )
-        return True
-
-    def _compare(self, items: list[tuple[bytes, bytes]], varying: set[int], resized: int) -> None:
-        """Finds out which records are as ``items``, where values at ``varying`` places may be others."""
+    def _compare(self, pattern: _Pattern) -> None:
+        """Finds out which records are like the pattern."""
+        items, varying, resized = pattern
+        self._names = [name.decode() for name, _ in items]
         same = b""  # what is to be found next in every record
         at = self._at
         following = sum(len(name) + len(value) + 2 for name, value in items[resized + 1 :])
@@ -139,6 +148,9 @@ class _AlikeProperties:
         if not same:
             return
         last = len(self._data) - len(same)
+        if last < 0:
+            self._exclude(at >= 0)
+            return
         if int(at.max()) > last:
             self._exclude(at > last)
             at = np.minimum(at, last)
@@ -157,6 +169,8 @@ class _AlikeProperties:
         """The values as text; records whose value holds a separator or is no UTF-8 are not alike."""
         column = pieces(self._data, at, stop, pa.string())
         begins, text = inside(column)
+        if text.size and text.view(np.int8).min() > 2:
+            return column  # ASCII, and no separator
         wrong = broken_text(column.view(pa.binary()), text)
         if text.size and text.min() < 3:
             wrong = np.append(wrong, np.searchsorted(begins, np.flatnonzero(text < 3), side="right") - 1)
@@ -186,8 +200,25 @@ class _AlikeProperties:
         offsets = np.arange(0, each * self._count + 1, each, dtype=np.int32)
         return pa.MapArray.from_arrays(pa.array(offsets), keys, values)
 
-    def _raw(self, row: int) -> bytes:
-        return bytes(memoryview(self._data)[self._at[row] : self._stop[row]])
+
+def _pattern_of(data: Data, at: Ints, stop: Ints) -> _Pattern | None:
+    """What most of some sample records are like; None if they are not plainly written."""
+    # Both the longest and the shortest tell which value changes its length.
+    sizes = stop - at
+    rows = {int(sizes.argmin()), int(sizes.argmax()), *range(0, at.size, at.size // 8 + 1)}
+    view = memoryview(data)
+    samples = [items for row in sorted(rows) if (items := _plain_items(bytes(view[at[row] : stop[row]])))]
+    votes = Counter(tuple(name for name, _ in items) for items in samples)
+    if not votes:
+        return None
+    names = votes.most_common(1)[0][0]
+    samples = [items for items in samples if tuple(name for name, _ in items) == names]
+    columns = list(zip(*([value for _, value in items] for items in samples), strict=True))
+    varying = frozenset(place for place, column in enumerate(columns) if len(set(column)) > 1)
+    resized = [place for place, column in enumerate(columns) if len(set(map(len, column))) > 1]
+    if len(resized) > 1:
+        return None
+    return _Pattern(tuple(samples[0]), varying, resized[0] if resized else len(names))
 
 
 def _plain_items(raw: bytes) -> list[tuple[bytes, bytes]] | None:

@@ -32,7 +32,6 @@ from gimbalmq.spark.decode.layout import Layout
 from gimbalmq.spark.decode.pieces import (
     Ints,
     Mask,
-    all_equal,
     as_text,
     equal_pieces,
     is_one_of,
@@ -292,14 +291,12 @@ class _Rows:
 
     def topic_column(self) -> pa.Array:
         layout = self.layout
-        at, stop = layout.topic_at, layout.topic_stop
         if not self.count:
             return pa.nulls(0, pa.string())
-        first = bytes(memoryview(self.data)[at[0] : stop[0]])
-        if first and (stop - at == len(first)).all() and all_equal(self.data, at, first):
-            text = first.decode("utf-8", "replace")
+        if layout.topic is not None:
+            text = layout.topic.decode("utf-8", "replace")
             return pa.repeat(pa.scalar(text, pa.string()), self.count)
-        return as_text(pieces(self.data, at, stop, pa.binary()))
+        return as_text(pieces(self.data, layout.topic_at, layout.topic_stop, pa.binary()))
 
     def _body_column(self, faults: dict[int, str]) -> pa.Array:
         layout = self.layout
@@ -318,7 +315,8 @@ class _Rows:
         """Offset ids if producers gave no id: store host and physical offset in hexadecimal."""
         layout = self.layout
         if ids.null_count == self.count and not (layout.flags & HOST_BITS).any():
-            return self._places(layout.start, layout.start + STORE_HOST_AT[0], V4_HOST_BYTES)
+            hosts = layout.plain_heads(STORE_HOST_AT[0], f"V{V4_HOST_BYTES}")
+            return _places(hosts, layout.plain_heads(PHYSICAL_OFFSET_AT, "<u8"), V4_HOST_BYTES)
         missing = ids.is_null().to_numpy(zero_copy_only=False)
         host_at = layout.start + np.where(
             layout.flags & BORN_HOST_V6, STORE_HOST_AT[BORN_HOST_V6], STORE_HOST_AT[0]
@@ -327,22 +325,35 @@ class _Rows:
         for rows, width in ((missing & ~store_v6, V4_HOST_BYTES), (missing & store_v6, V6_HOST_BYTES)):
             if not rows.any():
                 continue
-            texts = self._places(layout.start[rows], host_at[rows], width)
+            hosts = windows(self.data, f"V{width}")[host_at[rows]]
+            offsets = windows(self.data, "<u8")[layout.start[rows] + PHYSICAL_OFFSET_AT]
+            texts = _places(hosts, offsets, width)
             ids = texts if len(texts) == self.count else pc.replace_with_mask(ids, pa.array(rows), texts)
         return ids
 
-    def _places(self, start: Ints, host_at: Ints, width: int) -> pa.Array:
-        # Neighbours were stored by one host, and their offsets differ only in the lower half: what is the same is
-        # written down once and copied.
-        hosts = windows(self.data, f"V{width}")[host_at]
-        offsets = windows(self.data, "<u8")[start + PHYSICAL_OFFSET_AT].view(np.uint32)
-        upper, lower = offsets[0::2].copy(), offsets[1::2].copy()
-        alike = hosts.tobytes() == hosts[:1].tobytes() * start.size
-        texts = np.empty(start.size, [("host", f"V{2 * width}"), ("upper", np.uint64), ("lower", np.uint64)])
-        texts["host"] = _digits(hosts[:1] if alike else hosts).view(f"V{2 * width}")
-        texts["upper"] = _digits(upper[:1] if (upper == upper[0]).all() else upper).view(np.uint64)
-        texts["lower"] = _digits(lower).view(np.uint64)
-        return equal_pieces(texts.view(np.uint8), 2 * (width + 8), pa.string())
+
+def _places(hosts: npt.NDArray[Any], offsets: npt.NDArray[Any], width: int) -> pa.Array:
+    """Hosts of so many bytes and physical offsets, as they lie in records, in hexadecimal."""
+    # Neighbours were stored by one host, and their offsets differ only in the lower half: what is the same is
+    # written down once and copied.
+    count = offsets.size
+    halves = np.ascontiguousarray(offsets).view(np.uint32)
+    upper, lower = halves[0::2], halves[1::2].copy()
+    alike = hosts.tobytes() == hosts[:1].tobytes() * count
+    if alike and (upper == upper[0]).all():
+        beginning = _digits(hosts[:1].copy()).tobytes() + _digits(upper[:1].copy()).tobytes()
+        texts = np.frombuffer(bytearray((beginning + bytes(8)) * count), np.uint64).reshape(count, -1)
+        texts[:, -1] = _digits(lower).view(np.uint64)
+    else:
+        texts = np.concatenate(
+            [
+                _digits(np.ascontiguousarray(hosts)).view(np.uint64).reshape(count, -1),
+                _digits(upper.copy()).view(np.uint64).reshape(count, 1),
+                _digits(lower).view(np.uint64).reshape(count, 1),
+            ],
+            axis=1,
+        )
+    return equal_pieces(texts, 2 * (width + 8), pa.string())
 
 
 def _digits(raw: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
