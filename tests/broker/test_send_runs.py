@@ -410,20 +410,17 @@ def test_a_message_of_many_keys_is_not_taken_by_vectors() -> None:
 
 
 def test_shapes_kept_are_bounded() -> None:
-    shapes = send_runs.Shapes()
+    shapes = send_runs.Shapes(lambda raw: send_runs.Ordinary(decode_header(raw), b"", 9, "ID", 0, True))
     for number in range(send_runs._SHAPES_KEPT + 10):
         raw = frame(0, f"UNIQ_KEY\x01ID\x02P{number:04}\x01v\x02")[1]
-        _, name = shapes.find(raw)
-        assert name is not None
-        first = send_runs.Ordinary(decode_header(raw), b"", 9, 0, True)
-        assert shapes.keep(name, raw, first) is not None
-        assert shapes.find(raw)[0] is not None
+        shape = shapes.find(raw)
+        assert shape is not None
+        assert shapes.find(raw) is shape
     assert len(shapes._known) <= send_runs._SHAPES_KEPT
     long = frame(0, "UNIQ_KEY\x01ID\x02P\x01" + "v" * send_runs._LONGEST_KEPT + "\x02")[1]
-    name = shapes.find(long)[1]
-    assert name is not None
-    assert shapes.keep(name, long, send_runs.Ordinary(decode_header(long), b"", 9, 0, True)) is not None
-    assert shapes.find(long)[0] is None
+    shape = shapes.find(long)
+    assert shape is not None
+    assert shapes.find(long) is not shape
 
 
 @pytest.mark.parametrize(
@@ -446,11 +443,9 @@ def test_shapes_kept_are_bounded() -> None:
     ],
 )
 def test_a_place_that_was_guessed_wrongly_gives_no_shape(header: bytes) -> None:
-    shapes = send_runs.Shapes()
-    name = shapes.find(header)[1]
-    assert name is not None
-    first = send_runs.Ordinary(decode_header(header), b"UNIQ_KEY\x01ab\x02", 9, 0, True)
-    assert shapes.keep(name, header, first) is None
+    first = send_runs.Ordinary(decode_header(header), b"UNIQ_KEY\x01ab\x02", 9, "ab", 0, True)
+    assert send_runs.find_spans(header) is not None
+    assert send_runs.Shapes(lambda _: first).find(header) is None
 
 
 def test_a_group_cut_in_the_middle_of_a_run_keeps_the_keys_before(

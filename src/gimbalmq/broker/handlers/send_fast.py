@@ -215,78 +215,72 @@ class FastSendHandlers:
         return None
 
     def _take_run(self, channel: Channel, frames: list[Frame], sync: bool, refused: bool) -> int:
-        """Takes the first frames by vectors if many are alike; how many, or 0."""
+        """Takes the first frames by vectors if most of them are like others; how many, or 0."""
         # Here, not above: a broker without messages has no use for numpy.
         from gimbalmq.broker.handlers import send_runs
-        from gimbalmq.store.append_vectors import Run, add_run
+        from gimbalmq.store.append_vectors import add_run
 
         if self._shapes is None:
-            self._shapes = send_runs.Shapes()
-        length = len(frames[0][1])
-        headers = [frame[1] for frame in frames]
-        sizes = list(map(len, headers))
-        alike = len(sizes)
-        if sizes.count(length) != alike:
-            alike = next(number for number, size in enumerate(sizes) if size != length)
-        shape, name = self._shapes.find(headers[0])
-        if shape is None and name is not None and alike >= _LEAST_RUN:
-            first = self._ordinary(headers[0])
-            shape = self._shapes.keep(name, headers[0], first) if first is not None else None
-        if shape is None or alike < _LEAST_RUN or (refused and shape.first.waits):
+            self._shapes = send_runs.Shapes(self._ordinary)
+        _, headers, bodies = zip(*frames, strict=True)
+        found = self._shapes.sort(headers)
+        if found is None or (refused and any(part.first.waits for part in found.parts)):
             return 0
-        run = send_runs.HeaderRun(shape, headers[:alike])
-        count = run.count
+        count = send_runs.first_outside(bodies, self._live.now.max_message_size)
+        singles: list[tuple[int, Ordinary]] = []
+        for number in found.others:
+            if number >= count:
+                break
+            single = self._ordinary(headers[number])
+            if single is None or (refused and single.waits):
+                count = number  # the plain way takes it
+                break
+            singles.append((number, single))
         if count < _LEAST_RUN:
             return 0
-        bodies = [frame[2] for frame in frames[:count]]
-        sizes = list(map(len, bodies))
-        if min(sizes) < 1 or max(sizes) > self._live.now.max_message_size:
+        sends = send_runs.Sends(found.before(count), singles, bodies[:count])
+        run = sends.run(self._queue_of, channel.peer_bytes)
+        if run is None:
             return 0
-        fields = shape.first.header.extFields
-        queue_ids = run.queue_ids
-        queues: dict[int, QueueLog] = {}
-        for queue_id in set(queue_ids.tolist()):
-            queue = self._queues.get((fields.b, queue_id)) or self._find_queue((fields.b, queue_id))
-            if queue is None:
-                return 0
-            queues[queue_id] = queue
         try:
             group = self._store.group()
         except StoreError:
             return 0  # as below: the plain way says why
         try:
-            places, offsets = add_run(
-                group,
-                Run(
-                    queues,
-                    queue_ids,
-                    bodies,
-                    run.properties,
-                    run.tags_codes,
-                    run.keys,
-                    fields.h,
-                    fields.f,
-                    run.born_timestamps,
-                    channel.peer_bytes,
-                    fields.j,
-                ),
-            )
+            places, offsets = add_run(group, run)
         except (StoreError, struct.error):  # it fits no record
             group.abort()
             return 0
-        answered = not shape.first.header.flag & ONEWAY_FLAG
-        touched = self._commit(channel, group, lambda: run.opaques if answered else ())
+        touched = self._commit(channel, group, sends.opaques)
         if touched is None:
             return count
-        self._stats.put(fields.b, count, sum(sizes))
-        if answered:
-            answers = partial(self._run_answers, run.letters(), places, offsets)
-            if sync and shape.first.waits:
-                self._answer_when_kept(channel, count, answers)
-            else:
-                channel.send_bytes(answers(ResponseCode.SUCCESS))
+        for topic, number, size in sends.counts():
+            self._stats.put(topic, number, size)
+        now: list[Callable[[int], bytes]] = []
+        kept: list[Callable[[int], bytes]] = []
+        waiting = 0
+        for part in sends.parts:
+            if not part.first.header.flag & ONEWAY_FLAG:
+                chosen = part.numbers
+                answers = partial(self._run_answers, part.letters(), places[chosen], offsets[chosen])
+                if sync and part.first.waits:
+                    kept.append(answers)
+                    waiting += len(part)
+                else:
+                    now.append(answers)
+        done: list[_Answered] = []
+        for number, single in singles:
+            if not single.header.flag & ONEWAY_FLAG:
+                of = single.header
+                place, offset = int(places[number]), int(offsets[number])
+                waits = sync and single.waits
+                done.append((of.opaque, of.extFields.e, single.unique, waits, place, offset))
+        self._answer(channel, done, now, kept, waiting)
         self._writer.arrived(touched)
         return count
+
+    def _queue_of(self, key: tuple[str, int]) -> QueueLog | None:
+        return self._queues.get(key) or self._find_queue(key)
 
     def _ordinary(self, raw: bytes) -> Ordinary | None:
         """What a header means for the store, if that is all it asks for."""
@@ -301,8 +295,10 @@ class FastSendHandlers:
             return None
         unique_at, unique_end, tail = reading
         text = header.extFields.i
-        before = text[: unique_at + _UNIQUE_LENGTH].encode()
-        return Ordinary(header, text[:unique_end].encode() + tail[1], len(before), tail[2], tail[3])
+        unique_at += _UNIQUE_LENGTH
+        properties = text[:unique_end].encode() + tail[1]
+        before = len(text[:unique_at].encode())
+        return Ordinary(header, properties, before, text[unique_at:unique_end], tail[2], tail[3])
 
     def _read_tail(self, text: str) -> _Tail:
         """Properties from the end of the unique key on; they repeat, so each is read once."""
@@ -355,13 +351,29 @@ class FastSendHandlers:
         for topic, (count, size) in counts.items():
             self._stats.put(topic, count, size)
         counts.clear()
-        waiting = [item for item in done if item[3]] if self._acknowledging.waits else []
-        if waiting:
+        self._answer(channel, done, [], [], 0)
+        self._writer.arrived(touched)
+
+    def _answer(
+        self,
+        channel: Channel,
+        done: list[_Answered],
+        now: list[Callable[[int], bytes]],
+        kept: list[Callable[[int], bytes]],
+        waiting: int,
+    ) -> None:
+        """Answers messages now, or when the disk and the slaves have them: those of ``kept``, so many, and some of ``done``."""
+        waits = [item for item in done if item[3]] if self._acknowledging.waits else []
+        if waits:
             done = [item for item in done if not item[3]]
-            self._answer_when_kept(channel, len(waiting), partial(self._answers, waiting))
+            kept = [*kept, partial(self._answers, waits)]
+        if kept:
+            later = kept[0] if len(kept) == 1 else lambda code: b"".join([make(code) for make in kept])
+            self._answer_when_kept(channel, waiting + len(waits), later)
+        for make in now:
+            channel.send_bytes(make(ResponseCode.SUCCESS))
         if done:
             channel.send_bytes(self._answers(done, ResponseCode.SUCCESS))
-        self._writer.arrived(touched)
 
     def _commit(
         self, channel: Channel, group: AppendGroup, opaques: Callable[[], Iterable[int]]
