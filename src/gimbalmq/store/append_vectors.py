@@ -242,6 +242,10 @@ class Run(NamedTuple):
     parts: Sequence[Part]
     singles: Sequence[Single] = ()
 
+    @property
+    def single_numbers(self) -> list[int]:
+        return [single.number for single in self.singles]
+
 
 def add_run(group: AppendGroup, run: Run) -> tuple[Numbers, Numbers]:
     """Adds all of them in their order; their commit-log offsets and their queue offsets.
@@ -286,8 +290,8 @@ def add_run(group: AppendGroup, run: Run) -> tuple[Numbers, Numbers]:
     entries["size"] = sizes
     for part in run.parts:
         entries["code"][part.numbers] = part.tags_codes
-    for single in run.singles:
-        entries["code"][single.number] = single.tags_code
+    if run.singles:
+        entries["code"][run.single_numbers] = [single.tags_code for single in run.singles]
     data = entries[order].tobytes()
     stops = (ends * ENTRY_BYTES).tolist()
     portions = [data[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
@@ -327,8 +331,9 @@ def _run_heads(group: AppendGroup, run: Run, bits: int) -> NDArray[np.void]:
         if number:
             whole[part.numbers] = np.void(pack(part, 0))
         heads["born_timestamp"][part.numbers] = part.born_timestamps
-    for single in run.singles:
-        whole[single.number] = np.void(pack(single, single.born_timestamp))
+    if run.singles:
+        packed = b"".join([pack(single, single.born_timestamp) for single in run.singles])
+        whole[run.single_numbers] = np.frombuffer(packed, whole.dtype)
     return heads
 
 
@@ -352,8 +357,9 @@ def _run_rests(run: Run) -> tuple[list[bytes], Numbers]:
             rests[number] = rest
     for single in run.singles:
         length = len(single.properties).to_bytes(2, "big")
-        rest = rests[single.number] = single.queue.topic_field + length + single.properties
-        sizes[single.number] = len(rest)
+        rests[single.number] = single.queue.topic_field + length + single.properties
+    if run.singles:
+        sizes[run.single_numbers] = [len(rests[single.number]) for single in run.singles]
     return rests, sizes
 
 
@@ -362,8 +368,10 @@ def _run_keys(run: Run, places: Numbers, group: AppendGroup) -> list[KeyRun]:
     hashes = [part.keys.ravel() for part in run.parts]
     keyed = [np.repeat(places[part.numbers], part.keys.shape[1]) for part in run.parts]
     if run.singles:
-        at = [(single, int(places[single.number])) for single in run.singles]
-        found = hashed_singles([(of.queue.topic, of.properties, place, 0) for of, place in at])
+        at = places[run.single_numbers].tolist()
+        found = hashed_singles(
+            [(of.queue.topic, of.properties, place, 0) for of, place in zip(run.singles, at, strict=True)]
+        )
         if found is not None:
             hashes.append(found[0])
             keyed.append(found[1])

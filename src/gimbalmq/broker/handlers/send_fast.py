@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -40,7 +41,7 @@ from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.channel import Channel, Handlers
 
 if TYPE_CHECKING:
-    from gimbalmq.broker.handlers.send_runs import AnswerLetters, Numbers, Ordinary, Shapes
+    from gimbalmq.broker.handlers.send_runs import AnswerLetters, HeaderPart, Numbers, Ordinary, Shapes
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,9 @@ _NOT_ORDINARY = ~ORDINARY_FLAGS
 
 _LEAST_RUN = 64
 """So many messages at once are taken by vectors; fewer sooner one by one."""
+
+_MOST_SKIPPED = 64
+"""So many runs of a connection are at most not asked whether their messages are alike, after those before were not."""
 
 _Answered = tuple[int, int, str, bool, int, int]
 """Opaque, queue id, unique key, waits for the disk or slaves, commit-log offset, queue offset."""
@@ -93,6 +97,8 @@ class FastSendHandlers:
         self._queues_of = (-1, -1)
         self._tails: dict[str, _Tail] = {}
         self._shapes: Shapes | None = None
+        self._unlike: WeakKeyDictionary[Channel, tuple[int, int]] = WeakKeyDictionary()
+        """Connections whose last run was of many kinds: how many are not asked now, and how many next time."""
         self._answer_head = ""
         self._cluster_property = cluster_property(live.now)
 
@@ -122,7 +128,7 @@ class FastSendHandlers:
             )
         queues, gate = self._queues, self._gate
         taken = 0
-        if gate is None:
+        if gate is None and len(frames) >= _LEAST_RUN and self._may_be_alike(channel):
             while len(frames) - taken >= _LEAST_RUN:
                 number = self._take_run(channel, frames[taken:] if taken else frames, sync, refused)
                 if not number:
@@ -224,7 +230,13 @@ class FastSendHandlers:
             self._shapes = send_runs.Shapes(self._ordinary)
         _, headers, bodies = zip(*frames, strict=True)
         found = self._shapes.sort(headers)
-        if found is None or (refused and any(part.first.waits for part in found.parts)):
+        if found is None:
+            skipped = self._unlike.get(channel, (0, 1))[1]
+            self._unlike[channel] = skipped, min(2 * skipped, _MOST_SKIPPED)
+            return 0
+        if self._unlike:
+            self._unlike.pop(channel, None)
+        if refused and any(part.first.waits for part in found.parts):
             return 0
         count = send_runs.first_outside(bodies, self._live.now.max_message_size)
         singles: list[tuple[int, Ordinary]] = []
@@ -254,30 +266,38 @@ class FastSendHandlers:
         touched = self._commit(channel, group, sends.opaques)
         if touched is None:
             return count
-        for topic, number, size in sends.counts():
+        for topic, (number, size) in sends.counts().items():
             self._stats.put(topic, number, size)
-        now: list[Callable[[int], bytes]] = []
-        kept: list[Callable[[int], bytes]] = []
-        waiting = 0
-        for part in sends.parts:
-            if not part.first.header.flag & ONEWAY_FLAG:
-                chosen = part.numbers
-                answers = partial(self._run_answers, part.letters(), places[chosen], offsets[chosen])
-                if sync and part.first.waits:
-                    kept.append(answers)
-                    waiting += len(part)
-                else:
-                    now.append(answers)
+        answered = [part for part in sends.parts if not part.first.header.flag & ONEWAY_FLAG]
+        kept = [part for part in answered if part.first.waits] if sync else []
+        now = [part for part in answered if not part.first.waits] if sync else answered
+
+        def made(parts: list[HeaderPart]) -> list[Callable[[int], bytes]]:
+            return [
+                partial(self._run_answers, letters, places[chosen], offsets[chosen])
+                for letters, chosen in send_runs.joined_letters(parts)
+            ]
+
         done: list[_Answered] = []
-        for number, single in singles:
-            if not single.header.flag & ONEWAY_FLAG:
+        if singles:
+            numbers = [number for number, _ in singles]
+            placed = zip(places[numbers].tolist(), offsets[numbers].tolist(), strict=True)
+            for (_, single), (place, offset) in zip(singles, placed, strict=True):
                 of = single.header
-                place, offset = int(places[number]), int(offsets[number])
-                waits = sync and single.waits
-                done.append((of.opaque, of.extFields.e, single.unique, waits, place, offset))
-        self._answer(channel, done, now, kept, waiting)
+                if not of.flag & ONEWAY_FLAG:
+                    done.append(
+                        (of.opaque, of.extFields.e, single.unique, sync and single.waits, place, offset)
+                    )
+        self._answer(channel, done, made(now), made(kept), sum(map(len, kept)))
         self._writer.arrived(touched)
         return count
+
+    def _may_be_alike(self, channel: Channel) -> bool:
+        """Whether to look: looking in vain costs half of what is gained otherwise."""
+        skips, next_time = self._unlike.get(channel, (0, 0)) if self._unlike else (0, 0)
+        if skips:
+            self._unlike[channel] = skips - 1, next_time
+        return not skips
 
     def _queue_of(self, key: tuple[str, int]) -> QueueLog | None:
         return self._queues.get(key) or self._find_queue(key)
@@ -362,7 +382,13 @@ class FastSendHandlers:
         kept: list[Callable[[int], bytes]],
         waiting: int,
     ) -> None:
-        """Answers messages now, or when the disk and the slaves have them: those of ``kept``, so many, and some of ``done``."""
+        """Answers messages, now or when the disk and the slaves have them.
+
+        Args:
+            done: each says whether it waits.
+            now, kept: make the answers of those that do not wait, and of those that do.
+            waiting: so many answers ``kept`` makes.
+        """
         waits = [item for item in done if item[3]] if self._acknowledging.waits else []
         if waits:
             done = [item for item in done if not item[3]]

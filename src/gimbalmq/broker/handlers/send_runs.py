@@ -13,7 +13,9 @@ places, and the guess was right if exactly these values have changed.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
@@ -52,9 +54,9 @@ _OTHER = bytes(0x34 if code == 0x33 else 0x33 for code in range(256))
 
 _MOST_KEYS = 16
 """Keys of one message in a run: each costs a few calls, however few the messages are."""
-_LEAST_PART = 12
+_LEAST_PART = 24
 """So many headers of a run are read by vectors if they are alike; fewer sooner one by one."""
-_MOST_TRIES = 24
+_MOST_TRIES = 16
 """So often headers of a run are compared with one of them: a peer whose headers only look alike must not cost much."""
 _SHAPES_KEPT = 256
 _LONGEST_KEPT = 2048
@@ -254,23 +256,14 @@ class Shapes:
 
     def sort(self, headers: Sequence[bytes]) -> Sorted | None:
         """Headers by what they have in common; None if most are like no others."""
-        sizes = list(map(len, headers))
-        by_size: dict[int, list[int]] = {}
-        if sizes.count(sizes[0]) == len(sizes):
-            by_size[sizes[0]] = list(range(len(sizes)))
-        else:
-            for number, size in enumerate(sizes):
-                by_size.setdefault(size, []).append(number)
         parts: list[HeaderPart] = []
-        others: list[int] = []
+        classes, others = _by_size(headers)
         tries = _MOST_TRIES
-        for equal in by_size.values():
-            if len(equal) < _LEAST_PART or not tries:
-                others += equal
-                continue
-            chosen = headers if len(equal) == len(headers) else [headers[number] for number in equal]
-            rows = np.frombuffer(b"".join(chosen), np.uint8).reshape(len(equal), -1)
-            numbers = np.array(equal)
+        for numbers in classes:
+            if len(others) * 2 > len(headers):
+                return None
+            chosen = headers if len(numbers) == len(headers) else itemgetter(*numbers.tolist())(headers)
+            rows = np.frombuffer(b"".join(chosen), np.uint8).reshape(len(numbers), -1)
             while len(numbers) >= _LEAST_PART and tries:
                 tries -= 1
                 shape = self.find(headers[numbers[0]])
@@ -282,11 +275,25 @@ class Shapes:
                 if alike is None:
                     parts.append(HeaderPart(shape, numbers, rows, digits))
                     numbers = numbers[:0]
+                    break
+                if np.count_nonzero(alike) < _LEAST_PART:
+                    others += numbers[alike].tolist()
                 else:
                     parts.append(HeaderPart(shape, numbers[alike], rows[alike], digits[alike]))
-                    numbers, rows = numbers[~alike], rows[~alike]
+                numbers, rows = numbers[~alike], rows[~alike]
             others += numbers.tolist()
         return Sorted(parts, sorted(others)) if len(others) * 2 <= len(headers) else None
+
+
+def _by_size(headers: Sequence[bytes]) -> tuple[list[Numbers], list[int]]:
+    """The numbers of those that are as long as many others, and of the rest."""
+    sizes = list(map(len, headers))
+    if sizes.count(sizes[0]) == len(sizes):
+        return [np.arange(len(sizes))], []
+    often = {size for size, count in Counter(sizes).items() if count >= _LEAST_PART}
+    rest = [number for number, size in enumerate(sizes) if size not in often]
+    known = np.array(sizes)
+    return [np.flatnonzero(known == size) for size in often], rest
 
 
 class Sorted(NamedTuple):
@@ -311,6 +318,7 @@ class HeaderPart:
     def __init__(self, shape: Shape, numbers: Numbers, rows: Letters, digits: Letters) -> None:
         self.shape = shape
         self.first = shape.first
+        self.topic = shape.first.header.extFields.b
         self.numbers = numbers
         self._rows = rows
         self._digits = digits
@@ -408,9 +416,7 @@ class Sends:
             if queue is None:
                 return None
             queue_numbers[number] = queues.setdefault(queue, len(queues))
-            singles.append(
-                Single(number, queue, single.properties, single.tags_code, of.h, of.f, of.g, of.j)
-            )
+            singles.append(Single(number, queue, single.properties, single.tags_code, of.h, of.f, of.g, of.j))
         return Run(list(queues), queue_numbers, self._bodies, self._sizes, born_host, parts, singles)
 
     def opaques(self) -> list[int]:
@@ -424,19 +430,22 @@ class Sends:
                 found.append((number, single.header.opaque))
         return [opaque for _, opaque in sorted(found)]
 
-    def counts(self) -> list[tuple[str, int, int]]:
-        """Topics, with how many messages and how many bytes of bodies."""
-        sizes = self._sizes
-        found = [
-            (part.first.header.extFields.b, len(part), int(sizes[part.numbers].sum())) for part in self.parts
-        ]
-        return found + [(of.header.extFields.b, 1, int(sizes[number])) for number, of in self._singles]
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """By topic: how many messages, and how many bytes of bodies."""
+        found: dict[str, tuple[int, int]] = {}
+        for part in self.parts:
+            number, size = found.get(part.topic, (0, 0))
+            found[part.topic] = number + len(part), size + int(self._sizes[part.numbers].sum())
+        for at, single in self._singles:
+            number, size = found.get(single.header.extFields.b, (0, 0))
+            found[single.header.extFields.b] = number + 1, size + len(self._bodies[at])
+        return found
 
 
 def first_outside(bodies: Sequence[bytes], most: int) -> int:
     """The number of the first body that is empty or has more bytes than these; how many there are if none has."""
     sizes = list(map(len, bodies))
-    if 0 < min(sizes) and max(sizes) <= most:
+    if min(sizes) > 0 and max(sizes) <= most:
         return len(sizes)
     return next(number for number, size in enumerate(sizes) if not 0 < size <= most)
 
@@ -461,6 +470,24 @@ class AnswerTexts(NamedTuple):
     unique: str
     opaque: str
     end: str
+
+
+def joined_letters(
+    parts: Sequence[HeaderPart],
+) -> list[tuple[AnswerLetters, Numbers]]:
+    """What the answers to some parts repeat, and the numbers of their messages; together if they are equally long."""
+    found: dict[tuple[int, ...], list[tuple[AnswerLetters, Numbers]]] = {}
+    for part in parts:
+        letters = part.letters()
+        found.setdefault(tuple(column.shape[1] for column in letters), []).append((letters, part.numbers))
+    joined: list[tuple[AnswerLetters, Numbers]] = []
+    for equal in found.values():
+        if len(equal) > 1:
+            columns = zip(*(letters for letters, _ in equal), strict=True)
+            letters = AnswerLetters(*map(np.concatenate, columns))
+            equal = [(letters, np.concatenate([numbers for _, numbers in equal]))]
+        joined += equal
+    return joined
 
 
 def answers(texts: AnswerTexts, letters: AnswerLetters, places: Numbers, offsets: Numbers) -> bytes:
