@@ -47,8 +47,8 @@ _IN_UNIQUE, _IN_KEYS, _IN_TAGS = (
     f"{prop.PROPERTY_END}{name}{prop.NAME_END}".encode() for name in (prop.UNIQ_KEY, prop.KEYS, prop.TAGS)
 )
 
-_IS_LETTER = np.zeros(256, bool)
-_IS_LETTER[[code for code in range(256) if re.fullmatch(_LETTER, bytes((code,)))]] = True
+_LETTERS = bytes(code for code in range(256) if re.fullmatch(_LETTER, bytes((code,))))
+_IS_LETTER = np.isin(np.arange(256), list(_LETTERS))
 _OTHER = bytes(0x34 if code == 0x33 else 0x33 for code in range(256))
 """For each letter another one, which may stand for a digit."""
 
@@ -149,11 +149,17 @@ class Shape:
         other &= self._fixed
         digits = rows.take(self._digits, 1)
         digits -= 0x30
-        letters = _IS_LETTER.take(rows.take(self._texts, 1))
+        letters = rows.take(self._texts, 1)
         zeros = digits[:, self._begins] == 0  # no number of several digits begins with one
-        if not other.any() and int(digits.max()) <= 9 and bool(letters.all()) and not zeros.any():
+        if (
+            not other.max()
+            and digits.max() <= 9
+            and not letters.tobytes().translate(None, _LETTERS)
+            and not zeros.any()
+        ):
             return None, digits
-        return ~(other.any(1) | (digits > 9).any(1) | ~letters.all(1) | zeros.any(1)), digits
+        wrong = other.any(1) | (digits > 9).any(1) | ~_IS_LETTER[letters].all(1) | zeros.any(1)
+        return ~wrong, digits
 
     def number(self, which: int, digits: Letters) -> Numbers:
         columns, powers = self._numbers[which]
