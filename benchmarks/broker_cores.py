@@ -5,8 +5,8 @@ Of N brokers each has the topic and gets its share, as a producer's route would 
 in one process, so each of them is asked alone.
 
 The generator shares the cores with the brokers. "What the cores allow" is the rate at which the processor time of both
-for a send would use all cores up, or the brokers their own: the ratio of two such figures is the most that several brokers
-can be ahead of one by.
+for a send would use all cores up, or the brokers their own. The ratio of two such figures is the most that several
+brokers can be ahead of one by.
 
     python benchmarks/broker_cores.py [--brokers N] [--quick] [--only ours|apache] [--json FILE]
 """
