@@ -65,10 +65,11 @@ def frame(
     body: bytes = b"body",
     *,
     queue_id: int = 0,
+    topic: str = "T",
     header_flag: int = 0,
     **changed: object,
 ) -> Frame:
-    ext = send_fields("T", queue_id, None, text, **changed)
+    ext = send_fields(topic, queue_id, None, text, **changed)
     command = RemotingCommand(SEND, ext, body, opaque=100_000 + number, language="JAVA", flag=header_flag)
     (made,) = FrameReader().feed(encode_frame(command))
     return made
@@ -238,6 +239,115 @@ def test_any_run_is_stored_and_answered_as_one_by_one(
         assert made.runs[0] == LEAST, form
 
 
+_kinds = [
+    ("UNIQ_KEY\x01ID{0:05}\x02WAIT\x01true\x02TAGS\x01paid\x02", {}),
+    ("UNIQ_KEY\x01ID{0:05}\x02KEYS\x01order-{0:04} k{1}\x02", {"flag": -7, "reconsumeTimes": 3}),
+    ("UNIQ_KEY\x01ID{0:05}\x02WAIT\x01true\x02TAGS\x01{1:04}\x02", {"sysFlag": 0x101}),
+    ("UNIQ_KEY\x01{0}\x02KEYS\x01{2} 蓝\x02TAGS\x01{2}\x02", {"flag": 5, "sysFlag": 1}),
+]
+"""Of the last no two are equally long."""
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    order=st.lists(st.sampled_from([0, 0, 0, 1, 1, 1, 2, 2, 2, 3]), min_size=LEAST * 2, max_size=LEAST * 2),
+    queues=st.integers(1, 4),
+)
+def test_a_run_of_several_kinds_is_stored_and_answered_as_one_by_one(
+    bench: tuple[asyncio.Runner, Bench], order: list[int], queues: int
+) -> None:
+    runner, made = bench
+    made.runs.clear()
+
+    async def work() -> None:
+        queue_ids = [number * 7 % 5 % queues for number in range(len(order))]
+        frames = [
+            frame(
+                number,
+                _kinds[kind][0].format(number, number % 7, "x" * (number + 1)),
+                b"b" * (1 + number % 40),
+                queue_id=queue_ids[number],
+                bornTimestamp=1_700_000_000_000 + number,
+                **_kinds[kind][1],  # type: ignore[arg-type]
+            )
+            for number, kind in enumerate(order)
+        ]
+        both_ways(made, frames, queue_ids)
+
+    runner.run(work())
+    counts = [order.count(kind) for kind in range(3)]
+    if min(counts) >= send_runs._LEAST_PART:
+        assert made.runs[0] == len(order)
+
+
+def test_a_run_may_have_several_topics_and_each_counts_what_it_got(
+    bench: tuple[asyncio.Runner, Bench],
+) -> None:
+    runner, made = bench
+
+    async def work() -> None:
+        await made.desk.create("U", 4)
+        line = Line()
+        topics = [("T", "U", "U")[number % 3] for number in range(LEAST * 2)]
+        topics[20] = "T"
+        odd = "UNIQ_KEY\x01one that is longer\x02"
+        frames = [
+            frame(n, odd if n == 20 else text, b"x" * (1 + n % 5), topic=topics[n], queue_id=n % 4)
+            for n, text in enumerate(texts(LEAST * 2))
+        ]
+        made.take(line, frames)
+        assert made.runs == [LEAST * 2]
+        answers = {answer.opaque - 100_000: fields(answer) for answer in line.answers()}
+        store = made.desk.broker.store
+        ends: dict[tuple[str, int], int] = {}
+        for number, topic in enumerate(topics):
+            offset = ends.get((topic, number % 4), 0)
+            ends[topic, number % 4] = offset + 1
+            answer = answers[number]
+            assert (answer["queueId"], answer["queueOffset"]) == (str(number % 4), str(offset))
+            (entry,) = store.entries(topic, number % 4, offset, 1)
+            assert int(answer["msgId"][-16:], 16) == entry[0]
+            raw = store.record_at_queue(topic, number % 4, offset)
+            assert raw is not None
+            assert (odd if number == 20 else f"ID{number:05}").encode() in raw
+        places = [int(answers[number]["msgId"][-16:], 16) for number in range(len(topics))]
+        assert places == sorted(places)
+        stats = made.desk.broker.stats
+        for topic in "TU":
+            sent = [len(each[2]) for each, other in zip(frames, topics, strict=True) if other == topic]
+            assert stats.item("TOPIC_PUT_NUMS", topic).value == len(sent)
+            assert stats.item("TOPIC_PUT_SIZE", topic).value == sum(sent)
+
+    runner.run(work())
+
+
+def test_a_connection_whose_sends_are_of_too_many_kinds_is_not_asked_every_time(
+    bench: tuple[asyncio.Runner, Bench],
+) -> None:
+    runner, made = bench
+
+    async def work() -> None:
+        line, other = Line(), Line()
+        mixed = [frame(n, f"UNIQ_KEY\x01{'i' * (n + 1)}\x02") for n in range(LEAST)]
+        alike = [frame(n, text) for n, text in enumerate(texts(LEAST))]
+        for _ in range(200):
+            made.take(line, mixed)
+        assert made.runs == [0] * 9  # after 1, 2, 4 ... 64 that were not asked
+        made.take(other, alike)
+        assert made.runs.pop() == LEAST
+        for _ in range(send_fast._MOST_SKIPPED + 1):
+            made.take(line, alike)
+        made.take(line, alike)
+        assert made.runs[-2:] == [LEAST, LEAST]
+        made.take(line, mixed)
+        made.take(line, alike)
+        made.take(line, alike)
+        assert made.runs[-2:] == [0, LEAST]
+        assert not line.plain
+
+    runner.run(work())
+
+
 @pytest.mark.parametrize(
     ("what", "text", "changed"),
     [
@@ -364,14 +474,24 @@ def test_a_run_waits_for_the_disk_if_its_messages_do(tmp_path: Path) -> None:
             line, made = Line(), Bench(desk)
             made.take(line, [frame(n, text) for n, text in enumerate(texts(LEAST))])
             assert (line.waiting, line.answers()) == (LEAST, [])
-            form = "UNIQ_KEY\x01ID{0:05}\x02WAIT\x01false\x02"
-            other = Line()
-            made.take(other, [frame(n, text) for n, text in enumerate(texts(LEAST, form))])
-            assert (other.waiting, len(other.answers())) == (0, LEAST)
+            waits, other = texts(LEAST), texts(LEAST, "UNIQ_KEY\x01ID{0:05}\x02WAIT\x01false\x02")
+            quick = Line()
+            made.take(quick, [frame(n, text) for n, text in enumerate(other)])
+            assert (quick.waiting, len(quick.answers())) == (0, LEAST)
             await until(lambda: not line.waiting)
             answers = line.answers()
             assert [answer.code for answer in answers] == [0] * LEAST
             assert desk.broker.store.flushed_offset > 0
+            alternating = [(waits if n % 2 else other)[n] for n in range(LEAST)]
+            alternating[9] = "UNIQ_KEY\x01another\x02"
+            made.take(line, [frame(n, text) for n, text in enumerate(alternating)])
+            at_once = [answer.opaque for answer in line.answers()]
+            assert sorted(at_once) == [100_000 + n for n in range(0, LEAST, 2)]
+            assert line.waiting == LEAST // 2
+            await until(lambda: not line.waiting)
+            assert sorted(answer.opaque for answer in line.answers()) == [
+                100_000 + n for n in range(1, LEAST, 2)
+            ]
 
     run(work())
 
@@ -410,20 +530,17 @@ def test_a_message_of_many_keys_is_not_taken_by_vectors() -> None:
 
 
 def test_shapes_kept_are_bounded() -> None:
-    shapes = send_runs.Shapes()
+    shapes = send_runs.Shapes(lambda raw: send_runs.Ordinary(decode_header(raw), b"", 9, "ID", 0, True))
     for number in range(send_runs._SHAPES_KEPT + 10):
         raw = frame(0, f"UNIQ_KEY\x01ID\x02P{number:04}\x01v\x02")[1]
-        _, name = shapes.find(raw)
-        assert name is not None
-        first = send_runs.Ordinary(decode_header(raw), b"", 9, 0, True)
-        assert shapes.keep(name, raw, first) is not None
-        assert shapes.find(raw)[0] is not None
+        shape = shapes.find(raw)
+        assert shape is not None
+        assert shapes.find(raw) is shape
     assert len(shapes._known) <= send_runs._SHAPES_KEPT
     long = frame(0, "UNIQ_KEY\x01ID\x02P\x01" + "v" * send_runs._LONGEST_KEPT + "\x02")[1]
-    name = shapes.find(long)[1]
-    assert name is not None
-    assert shapes.keep(name, long, send_runs.Ordinary(decode_header(long), b"", 9, 0, True)) is not None
-    assert shapes.find(long)[0] is None
+    shape = shapes.find(long)
+    assert shape is not None
+    assert shapes.find(long) is not shape
 
 
 @pytest.mark.parametrize(
@@ -446,11 +563,9 @@ def test_shapes_kept_are_bounded() -> None:
     ],
 )
 def test_a_place_that_was_guessed_wrongly_gives_no_shape(header: bytes) -> None:
-    shapes = send_runs.Shapes()
-    name = shapes.find(header)[1]
-    assert name is not None
-    first = send_runs.Ordinary(decode_header(header), b"UNIQ_KEY\x01ab\x02", 9, 0, True)
-    assert shapes.keep(name, header, first) is None
+    first = send_runs.Ordinary(decode_header(header), b"UNIQ_KEY\x01ab\x02", 9, "ab", 0, True)
+    assert send_runs.find_spans(header) is not None
+    assert send_runs.Shapes(lambda _: first).find(header) is None
 
 
 def test_a_group_cut_in_the_middle_of_a_run_keeps_the_keys_before(

@@ -13,7 +13,7 @@ from gimbalmq.model.batch import encode_batch, split_batch
 from gimbalmq.model.ids import offset_id
 from gimbalmq.model.javahash import tag_hash
 from gimbalmq.model.record import find_property
-from gimbalmq.store.append_vectors import Run, add_items, add_run, offset_ids
+from gimbalmq.store.append_vectors import Part, Run, add_items, add_run, offset_ids
 from gimbalmq.store.batch_items import read_items
 from gimbalmq.store.config import StoreConfig
 from gimbalmq.store.message_store import MessageStore
@@ -125,19 +125,21 @@ def made_run(
 ) -> Run:
     count = len(bodies)
     rows = np.frombuffer(properties * count, np.uint8).reshape(count, -1)
-    return Run(
-        {queue_id: store.queue("T", queue_id) for queue_id in queue_ids},
-        np.array(queue_ids),
-        bodies,
+    there = sorted(set(queue_ids))
+    queues = [store.queue("T", queue_id) for queue_id in there]
+    part = Part(
+        slice(None),
+        queues[0],
         rows,
         np.arange(count, dtype=np.int32) - 3,
         np.zeros((count, 1), np.int32),
         7,
         0x101,
         np.arange(count) + 1_700_000_000_000,
-        host,
         2,
     )
+    numbers = np.array([there.index(queue_id) for queue_id in queue_ids])
+    return Run(queues, numbers, bodies, np.array(list(map(len, bodies))), host, [part])
 
 
 @pytest.mark.parametrize("seed", range(10))

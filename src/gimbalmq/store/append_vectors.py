@@ -32,6 +32,7 @@ from gimbalmq.model.record import (
 from gimbalmq.store.append import AppendGroup, IndexItem, KeyRun
 from gimbalmq.store.batch_items import Items
 from gimbalmq.store.consumequeue import QueueLog
+from gimbalmq.store.index_keys import hashed_singles
 from gimbalmq.store.vectors import Numbers, at_every, copy, crcs, overlapping
 
 
@@ -90,28 +91,61 @@ def add_items(
     return places, first
 
 
-class Run(NamedTuple):
-    """Messages of one topic that came together: what ``AppendGroup.add`` is told of one, told of all of them.
+class Part(NamedTuple):
+    """Messages of a run that have one topic and equally long properties.
 
     Attributes:
-        queues: those that they go to, by id.
-        queue_ids: the one of each message.
-        properties: encoded; those of all messages are equally long, a row is one message's.
+        numbers: which messages of the run they are, ascending; a slice if they are all.
+        queue: one of those that they go to.
+        properties: encoded; a row is one message's.
         tags_codes: of each, or one that all have.
         keys: hashes of ``topic#key``; a row has the keys of a message.
     """
 
-    queues: Mapping[int, QueueLog]
-    queue_ids: Numbers
-    bodies: Sequence[bytes]
+    numbers: Numbers | slice
+    queue: QueueLog
     properties: NDArray[np.uint8]
     tags_codes: NDArray[np.int32] | int
     keys: NDArray[np.int32]
     flag: int
     sys_flag: int
     born_timestamps: Numbers
-    born_host: bytes
     reconsume_times: int
+
+
+class Single(NamedTuple):
+    """A message of a run that is like no other one in it; ``number`` says which."""
+
+    number: int
+    queue: QueueLog
+    properties: bytes
+    tags_code: int
+    flag: int
+    sys_flag: int
+    born_timestamp: int
+    reconsume_times: int
+
+
+class Run(NamedTuple):
+    """Messages that came together: what ``AppendGroup.add`` is told of one, told of all of them.
+
+    Attributes:
+        queues: those that they go to, each once.
+        queue_numbers: which of these each message goes to.
+        parts, singles: every message is in one of them.
+    """
+
+    queues: Sequence[QueueLog]
+    queue_numbers: Numbers
+    bodies: Sequence[bytes]
+    body_sizes: Numbers
+    born_host: bytes
+    parts: Sequence[Part]
+    singles: Sequence[Single] = ()
+
+    @property
+    def single_numbers(self) -> list[int]:
+        return [single.number for single in self.singles]
 
 
 def add_run(group: AppendGroup, run: Run) -> tuple[Numbers, Numbers]:
@@ -120,72 +154,132 @@ def add_run(group: AppendGroup, run: Run) -> tuple[Numbers, Numbers]:
     Raises:
         StoreError: one fits no record; nothing was added then.
     """
-    count, width = run.properties.shape
-    if width > MAX_PROPERTIES:
-        raise StoreError(f"properties of {width} bytes; at most {MAX_PROPERTIES} fit a record")
-    order = np.argsort(run.queue_ids, kind="stable")
-    numbers = np.bincount(run.queue_ids)
-    there = np.flatnonzero(numbers)
-    queues = [run.queues[queue_id] for queue_id in there.tolist()]
-    numbers = numbers[there]
+    count = len(run.bodies)
+    widths = [part.properties.shape[1] for part in run.parts]
+    widths += [len(single.properties) for single in run.singles]
+    if max(widths) > MAX_PROPERTIES:
+        raise StoreError(f"properties of {max(widths)} bytes; at most {MAX_PROPERTIES} fit a record")
+    queues = run.queues
+    order = np.argsort(run.queue_numbers, kind="stable")
+    numbers = np.bincount(run.queue_numbers, minlength=len(queues))
     ends = np.cumsum(numbers)
     firsts = np.array([queue.next_offset for queue in queues], np.int64)
     offsets = np.empty(count, np.int64)
     offsets[order] = np.arange(count) + np.repeat(firsts - (ends - numbers), numbers)
 
-    topic = queues[0].topic_field
     bits = host_bits(run.born_host, group.store_host)
-    kind = head_dtype(bits)
-    body_sizes = np.fromiter(map(len, run.bodies), np.int64, count)
-    sizes = body_sizes + (kind.itemsize + len(topic) + 2 + width)
+    heads = _run_heads(group, run, bits)
+    rests, rest_sizes = _run_rests(run)
+    sizes = run.body_sizes + rest_sizes
+    sizes += heads.itemsize
     places = _place(group, sizes)
-    one = HEADS[bits].pack(
-        0,
-        queues[0].magic,
-        0,
-        0,
-        run.flag,
-        0,
-        0,
-        run.sys_flag & ~HOST_BITS | bits,
-        0,
-        run.born_host,
-        group.store_timestamp,
-        group.store_host,
-        run.reconsume_times,
-        0,
-        0,
-    )
-    heads = np.frombuffer(bytearray(one * count), kind)
     heads["total_size"] = sizes
     heads["body_crc"] = np.fromiter(map(crc32, run.bodies), np.uint32, count) & np.uint32(CRC_MASK)
-    heads["queue_id"] = run.queue_ids
+    heads["queue_id"] = np.array([queue.queue_id for queue in queues])[run.queue_numbers]
     heads["queue_offset"] = offsets
     heads["commitlog_offset"] = places
-    heads["born_timestamp"] = run.born_timestamps
-    heads["body_size"] = body_sizes
-    middle = topic + width.to_bytes(2, "big")
-    rests = np.empty((count, len(middle) + width), np.uint8)
-    rests[:, : len(middle)] = np.frombuffer(middle, np.uint8)
-    rests[:, len(middle) :] = run.properties
+    heads["body_size"] = run.body_sizes
     # Bodies are objects of Python already, of any sizes; joined with rows made so, they need no copy of their own.
-    made = b"".join(chain.from_iterable(zip(_rows(heads), run.bodies, _rows(rests), strict=True)))
+    made = b"".join(chain.from_iterable(zip(_rows(heads), run.bodies, rests, strict=True)))
     pieces = _cut_by_file(memoryview(made), places, sizes, group.position)
 
     entries = np.empty(count, entry_dtype())
     entries["place"] = places
     entries["size"] = sizes
-    entries["code"] = run.tags_codes
+    for part in run.parts:
+        entries["code"][part.numbers] = part.tags_codes
+    if run.singles:
+        entries["code"][run.single_numbers] = [single.tags_code for single in run.singles]
     data = entries[order].tobytes()
     stops = (ends * ENTRY_BYTES).tolist()
     portions = [data[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
-    keys = [_key_run(run.keys, places, group.store_timestamp)] if group.indexes and run.keys.size else []
-    group.add_made(zip(queues, portions, strict=True), pieces, keys)
+    group.add_made(
+        zip(queues, portions, strict=True), pieces, _run_keys(run, places, group) if group.indexes else []
+    )
     return places, offsets
 
 
-def _key_run(rows: NDArray[np.int32], places: Numbers, timestamp: int) -> KeyRun:
-    return KeyRun(rows.ravel(), np.repeat(places, rows.shape[1]), np.full(rows.size, timestamp, np.int64))
+def _run_heads(group: AppendGroup, run: Run, bits: int) -> NDArray[np.void]:
+    """The heads of a run's records, without what follows from the others: places, sizes, queues and crc."""
+    kind, count = head_dtype(bits), len(run.bodies)
+
+    def pack(of: Part | Single, born_timestamp: int) -> bytes:
+        return HEADS[bits].pack(
+            0,
+            of.queue.magic,
+            0,
+            0,
+            of.flag,
+            0,
+            0,
+            of.sys_flag & ~HOST_BITS | bits,
+            born_timestamp,
+            run.born_host,
+            group.store_timestamp,
+            group.store_host,
+            of.reconsume_times,
+            0,
+            0,
+        )
+
+    made = bytearray(pack(run.parts[0], 0) * count)
+    heads = np.frombuffer(made, kind)
+    whole = np.frombuffer(made, np.dtype((np.void, kind.itemsize)))
+    for number, part in enumerate(run.parts):
+        if number:
+            whole[part.numbers] = np.void(pack(part, 0))
+        heads["born_timestamp"][part.numbers] = part.born_timestamps
+    if run.singles:
+        packed = b"".join([pack(single, single.born_timestamp) for single in run.singles])
+        whole[run.single_numbers] = np.frombuffer(packed, whole.dtype)
+    return heads
+
+
+def _run_rests(run: Run) -> tuple[list[bytes], Numbers]:
+    """What stands behind the bodies of a run: topic and properties; and how long that is."""
+    count = len(run.bodies)
+    sizes = np.empty(count, np.int64)
+    rests: list[bytes] = []
+    for part in run.parts:
+        rows, width = part.properties.shape
+        middle = part.queue.topic_field + width.to_bytes(2, "big")
+        table = np.empty((rows, len(middle) + width), np.uint8)
+        table[:, : len(middle)] = np.frombuffer(middle, np.uint8)
+        table[:, len(middle) :] = part.properties
+        sizes[part.numbers] = table.shape[1]
+        if rows == count:
+            return _rows(table), sizes
+        if not rests:
+            rests = [b""] * count
+        for number, rest in zip(np.arange(count)[part.numbers].tolist(), _rows(table), strict=True):
+            rests[number] = rest
+    for single in run.singles:
+        length = len(single.properties).to_bytes(2, "big")
+        rests[single.number] = single.queue.topic_field + length + single.properties
+    if run.singles:
+        sizes[run.single_numbers] = [len(rests[single.number]) for single in run.singles]
+    return rests, sizes
+
+
+def _run_keys(run: Run, places: Numbers, group: AppendGroup) -> list[KeyRun]:
+    """What the index is to know of a run, in the order of the records."""
+    hashes = [part.keys.ravel() for part in run.parts]
+    keyed = [np.repeat(places[part.numbers], part.keys.shape[1]) for part in run.parts]
+    if run.singles:
+        at = places[run.single_numbers].tolist()
+        found = hashed_singles(
+            [(of.queue.topic, of.properties, place, 0) for of, place in zip(run.singles, at, strict=True)]
+        )
+        if found is not None:
+            hashes.append(found[0])
+            keyed.append(found[1])
+    all_hashes, all_places = np.concatenate(hashes), np.concatenate(keyed)
+    if not len(all_hashes):
+        return []
+    if len(hashes) > 1:
+        order = np.argsort(all_places, kind="stable")
+        all_hashes, all_places = all_hashes[order], all_places[order]
+    return [KeyRun(all_hashes, all_places, np.full(len(all_hashes), group.store_timestamp, np.int64))]
 
 
 def _rows(table: NDArray[Any]) -> list[bytes]:

@@ -48,8 +48,11 @@ def hashed_keys(items: list[IndexItem | KeyRun], indexed: int, *, has_runs: bool
 def _single_keys(items: list[IndexItem], indexed: int) -> Batch | None:
     if items and items[0][2] <= indexed:  # indexed before a restart
         items = [item for item in items if item[2] > indexed]
-    if not items:
-        return None
+    return hashed_singles(items) if items else None
+
+
+def hashed_singles(items: list[IndexItem]) -> Batch | None:
+    """The same of records that are in no run; at least one."""
     import numpy as np
 
     from gimbalmq.store.property_vectors import texts_of

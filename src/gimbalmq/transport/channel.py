@@ -19,7 +19,7 @@ import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import wraps
-from itertools import islice
+from operator import itemgetter
 from typing import Any, Protocol, cast
 
 from gimbalmq.errors import (
@@ -675,6 +675,7 @@ class Channel(asyncio.Protocol):
         self._held = []
         try:
             position, count = 0, len(frames)
+            marks: list[bytes] = []
             ends = load.now() + TURN_SECONDS if load is not None and count > 1 else 0.0
             while position < count and not self.closed:
                 if self._out_bytes > FLUSH_BYTES:
@@ -703,10 +704,12 @@ class Channel(asyncio.Protocol):
                 start = position
                 position += 1
                 if mark not in singles:
-                    for frame in islice(frames, position, start + _RUN_FRAMES):
-                        if frame[1][8:11] != mark:
-                            break
-                        position += 1
+                    if not marks:
+                        marks = list(map(_MARK_OF, map(_HEADER_OF, frames)))
+                    alike = marks[start : start + _RUN_FRAMES]
+                    position += len(alike) - 1
+                    if alike.count(mark) < len(alike):
+                        position = start + next(n for n, other in enumerate(alike) if other != mark)
                 position = start + batch(self, frames[start:position] if position - start < count else frames)
         finally:
             self._flush()
@@ -985,6 +988,10 @@ class Channel(asyncio.Protocol):
             self._timer = None
         else:
             self._set_timer(deadline)
+
+
+_HEADER_OF = itemgetter(1)
+_MARK_OF = itemgetter(slice(8, 11))
 
 
 def _mark(code: int) -> bytes:

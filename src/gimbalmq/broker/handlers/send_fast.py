@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -40,7 +41,7 @@ from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.channel import Channel, Handlers
 
 if TYPE_CHECKING:
-    from gimbalmq.broker.handlers.send_runs import AnswerLetters, Numbers, Ordinary, Shapes
+    from gimbalmq.broker.handlers.send_runs import AnswerLetters, HeaderPart, Numbers, Ordinary, Shapes
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,9 @@ _NOT_ORDINARY = ~ORDINARY_FLAGS
 
 _LEAST_RUN = 64
 """So many messages at once are taken by vectors; fewer sooner one by one."""
+
+_MOST_SKIPPED = 64
+"""So many runs of a connection are at most not asked whether their messages are alike, after those before were not."""
 
 _Answered = tuple[int, int, str, bool, int, int]
 """Opaque, queue id, unique key, waits for the disk or slaves, commit-log offset, queue offset."""
@@ -93,6 +97,8 @@ class FastSendHandlers:
         self._queues_of = (-1, -1)
         self._tails: dict[str, _Tail] = {}
         self._shapes: Shapes | None = None
+        self._unlike: WeakKeyDictionary[Channel, tuple[int, int]] = WeakKeyDictionary()
+        """Connections whose last run was of many kinds: how many are not asked now, and how many next time."""
         self._answer_head = ""
         self._cluster_property = cluster_property(live.now)
 
@@ -122,7 +128,7 @@ class FastSendHandlers:
             )
         queues, gate = self._queues, self._gate
         taken = 0
-        if gate is None:
+        if gate is None and len(frames) >= _LEAST_RUN and self._may_be_alike(channel):
             while len(frames) - taken >= _LEAST_RUN:
                 number = self._take_run(channel, frames[taken:] if taken else frames, sync, refused)
                 if not number:
@@ -215,78 +221,86 @@ class FastSendHandlers:
         return None
 
     def _take_run(self, channel: Channel, frames: list[Frame], sync: bool, refused: bool) -> int:
-        """Takes the first frames by vectors if many are alike; how many, or 0."""
+        """Takes the first frames by vectors if most of them are like others; how many, or 0."""
         # Here, not above: a broker without messages has no use for numpy.
         from gimbalmq.broker.handlers import send_runs
-        from gimbalmq.store.append_vectors import Run, add_run
+        from gimbalmq.store.append_vectors import add_run
 
         if self._shapes is None:
-            self._shapes = send_runs.Shapes()
-        length = len(frames[0][1])
-        headers = [frame[1] for frame in frames]
-        sizes = list(map(len, headers))
-        alike = len(sizes)
-        if sizes.count(length) != alike:
-            alike = next(number for number, size in enumerate(sizes) if size != length)
-        shape, name = self._shapes.find(headers[0])
-        if shape is None and name is not None and alike >= _LEAST_RUN:
-            first = self._ordinary(headers[0])
-            shape = self._shapes.keep(name, headers[0], first) if first is not None else None
-        if shape is None or alike < _LEAST_RUN or (refused and shape.first.waits):
+            self._shapes = send_runs.Shapes(self._ordinary)
+        _, headers, bodies = zip(*frames, strict=True)
+        found = self._shapes.sort(headers)
+        if found is None:
+            skipped = self._unlike.get(channel, (0, 1))[1]
+            self._unlike[channel] = skipped, min(2 * skipped, _MOST_SKIPPED)
             return 0
-        run = send_runs.HeaderRun(shape, headers[:alike])
-        count = run.count
+        if self._unlike:
+            self._unlike.pop(channel, None)
+        if refused and any(part.first.waits for part in found.parts):
+            return 0
+        count = send_runs.first_outside(bodies, self._live.now.max_message_size)
+        singles: list[tuple[int, Ordinary]] = []
+        for number in found.others:
+            if number >= count:
+                break
+            single = self._ordinary(headers[number])
+            if single is None or (refused and single.waits):
+                count = number  # the plain way takes it
+                break
+            singles.append((number, single))
         if count < _LEAST_RUN:
             return 0
-        bodies = [frame[2] for frame in frames[:count]]
-        sizes = list(map(len, bodies))
-        if min(sizes) < 1 or max(sizes) > self._live.now.max_message_size:
+        sends = send_runs.Sends(found.before(count), singles, bodies[:count])
+        run = sends.run(self._queue_of, channel.peer_bytes)
+        if run is None:
             return 0
-        fields = shape.first.header.extFields
-        queue_ids = run.queue_ids
-        queues: dict[int, QueueLog] = {}
-        for queue_id in set(queue_ids.tolist()):
-            queue = self._queues.get((fields.b, queue_id)) or self._find_queue((fields.b, queue_id))
-            if queue is None:
-                return 0
-            queues[queue_id] = queue
         try:
             group = self._store.group()
         except StoreError:
             return 0  # as below: the plain way says why
         try:
-            places, offsets = add_run(
-                group,
-                Run(
-                    queues,
-                    queue_ids,
-                    bodies,
-                    run.properties,
-                    run.tags_codes,
-                    run.keys,
-                    fields.h,
-                    fields.f,
-                    run.born_timestamps,
-                    channel.peer_bytes,
-                    fields.j,
-                ),
-            )
+            places, offsets = add_run(group, run)
         except (StoreError, struct.error):  # it fits no record
             group.abort()
             return 0
-        answered = not shape.first.header.flag & ONEWAY_FLAG
-        touched = self._commit(channel, group, lambda: run.opaques if answered else ())
+        touched = self._commit(channel, group, sends.opaques)
         if touched is None:
             return count
-        self._stats.put(fields.b, count, sum(sizes))
-        if answered:
-            answers = partial(self._run_answers, run.letters(), places, offsets)
-            if sync and shape.first.waits:
-                self._answer_when_kept(channel, count, answers)
-            else:
-                channel.send_bytes(answers(ResponseCode.SUCCESS))
+        for topic, (number, size) in sends.counts().items():
+            self._stats.put(topic, number, size)
+        answered = [part for part in sends.parts if not part.first.header.flag & ONEWAY_FLAG]
+        kept = [part for part in answered if part.first.waits] if sync else []
+        now = [part for part in answered if not part.first.waits] if sync else answered
+
+        def made(parts: list[HeaderPart]) -> list[Callable[[int], bytes]]:
+            return [
+                partial(self._run_answers, letters, places[chosen], offsets[chosen])
+                for letters, chosen in send_runs.joined_letters(parts)
+            ]
+
+        done: list[_Answered] = []
+        if singles:
+            numbers = [number for number, _ in singles]
+            placed = zip(places[numbers].tolist(), offsets[numbers].tolist(), strict=True)
+            for (_, single), (place, offset) in zip(singles, placed, strict=True):
+                of = single.header
+                if not of.flag & ONEWAY_FLAG:
+                    done.append(
+                        (of.opaque, of.extFields.e, single.unique, sync and single.waits, place, offset)
+                    )
+        self._answer(channel, done, made(now), made(kept), sum(map(len, kept)))
         self._writer.arrived(touched)
         return count
+
+    def _may_be_alike(self, channel: Channel) -> bool:
+        """Whether to look: looking in vain costs half of what is gained otherwise."""
+        skips, next_time = self._unlike.get(channel, (0, 0)) if self._unlike else (0, 0)
+        if skips:
+            self._unlike[channel] = skips - 1, next_time
+        return not skips
+
+    def _queue_of(self, key: tuple[str, int]) -> QueueLog | None:
+        return self._queues.get(key) or self._find_queue(key)
 
     def _ordinary(self, raw: bytes) -> Ordinary | None:
         """What a header means for the store, if that is all it asks for."""
@@ -301,8 +315,10 @@ class FastSendHandlers:
             return None
         unique_at, unique_end, tail = reading
         text = header.extFields.i
-        before = text[: unique_at + _UNIQUE_LENGTH].encode()
-        return Ordinary(header, text[:unique_end].encode() + tail[1], len(before), tail[2], tail[3])
+        unique_at += _UNIQUE_LENGTH
+        properties = text[:unique_end].encode() + tail[1]
+        before = len(text[:unique_at].encode())
+        return Ordinary(header, properties, before, text[unique_at:unique_end], tail[2], tail[3])
 
     def _read_tail(self, text: str) -> _Tail:
         """Properties from the end of the unique key on; they repeat, so each is read once."""
@@ -355,13 +371,35 @@ class FastSendHandlers:
         for topic, (count, size) in counts.items():
             self._stats.put(topic, count, size)
         counts.clear()
-        waiting = [item for item in done if item[3]] if self._acknowledging.waits else []
-        if waiting:
+        self._answer(channel, done, [], [], 0)
+        self._writer.arrived(touched)
+
+    def _answer(
+        self,
+        channel: Channel,
+        done: list[_Answered],
+        now: list[Callable[[int], bytes]],
+        kept: list[Callable[[int], bytes]],
+        waiting: int,
+    ) -> None:
+        """Answers messages, now or when the disk and the slaves have them.
+
+        Args:
+            done: each says whether it waits.
+            now, kept: make the answers of those that do not wait, and of those that do.
+            waiting: so many answers ``kept`` makes.
+        """
+        waits = [item for item in done if item[3]] if self._acknowledging.waits else []
+        if waits:
             done = [item for item in done if not item[3]]
-            self._answer_when_kept(channel, len(waiting), partial(self._answers, waiting))
+            kept = [*kept, partial(self._answers, waits)]
+        if kept:
+            later = kept[0] if len(kept) == 1 else lambda code: b"".join([make(code) for make in kept])
+            self._answer_when_kept(channel, waiting + len(waits), later)
+        for make in now:
+            channel.send_bytes(make(ResponseCode.SUCCESS))
         if done:
             channel.send_bytes(self._answers(done, ResponseCode.SUCCESS))
-        self._writer.arrived(touched)
 
     def _commit(
         self, channel: Channel, group: AppendGroup, opaques: Callable[[], Iterable[int]]
