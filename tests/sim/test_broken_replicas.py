@@ -50,8 +50,8 @@ def a_loss_of_power_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
     """A broker that lost power takes part in elections as if it had all that it ever had."""
     start = Wholeness.__init__
 
-    def closed(self: Wholeness, *args: object, was_closed: bool) -> None:
-        start(self, *args, was_closed=True)  # type: ignore[arg-type]
+    def closed(self: Wholeness, *args: object, was_closed: bool, **options: object) -> None:
+        start(self, *args, was_closed=True, **options)  # type: ignore[arg-type]
 
     patch.setattr(Wholeness, "__init__", closed)
 

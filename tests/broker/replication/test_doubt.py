@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from gimbalmq.broker.broker import Broker
 from gimbalmq.protocol.codes import ResponseCode
 from gimbalmq.protocol.replication_bodies import EpochTable
-from gimbalmq.rpc import replication
+from gimbalmq.rpc import management, replication
 from gimbalmq.rpc.call import Caller
 from gimbalmq.testing.loop import VirtualClock, run_virtual
 from tests.broker.replication.controlled import NAME, Set, has_all, replicas, trouble, until
@@ -226,9 +225,33 @@ def test_an_operator_has_it_lead_without_those_who_are_lost(tmp_path: Path) -> N
             await made.kill(1)
             second = await made.begin(2)
             await until(lambda: "haLeadInDoubt" in trouble(second))
-            second.live.swap(replace(second.live.now, ha_lead_in_doubt=True))
+            await management.update_broker_config(made.pool, second.address, {"haLeadInDoubt": "true"})
             await until(lambda: second.roles.is_master)
             assert not in_doubt(second) and await made.send(second) == [ResponseCode.SUCCESS]
+
+    run_virtual(work)
+
+
+def test_an_operator_has_it_live_though_a_controller_that_forgot_who_lives_names_another(
+    tmp_path: Path,
+) -> None:
+    """While nobody of the set is heard the controller elects nobody, and names the old master for ever."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await lost_tail(made, 2)
+            await made.controller.crash()
+            await made.kill(1)
+            await made.controller.start(CONTROLLER, 9878)
+            known = made.controller.replicas[NAME]
+            known.in_sync = {1, 2}
+            second = await made.begin(2)
+            await scans(made, LONG)
+            assert known.master == 1 and "haLeadInDoubt" in trouble(second)
+            await management.update_broker_config(made.pool, second.address, {"haLeadInDoubt": "true"})
+            await scans(made, LONG)
+            assert second.roles.is_master and trouble(second) == ""
 
     run_virtual(work)
 

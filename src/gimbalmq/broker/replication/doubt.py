@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from gimbalmq._clock import Clock
@@ -84,48 +84,48 @@ class Doubt:
             return standing
         ends, silent = await self._ask_all(standing, own_id, replicas)
         if silent and not self._live.now.ha_lead_in_doubt:
-            raise StateError(
-                "the power of this broker's machine was cut, or its folder emptied, so it may have lost what it had "
-                "confirmed; it does not lead before it knows that others have no more. No answer from "
-                f"{', '.join(silent)}. Start them; if they are gone for good, set haLeadInDoubt=true at this broker, "
-                "and what only they have is lost"
-            )
+            raise _waits_for(silent)
         ours = self._own_end()
         fullest = max(
             ends, key=lambda number: (ends[number], bool(replicas[number].alive), -number), default=own_id
         )
         if ends.get(fullest, ours) > ours:
             return await self._hand_over(standing, own_id, fullest, ours, ends[fullest])
-        without = f", except for {', '.join(silent)}, who did not answer (haLeadInDoubt)" if silent else ""
-        await self._over(f"no other replica has more than its {ours.end} bytes of log{without}")
+        await self._over(_has_all(ours, silent))
         return standing
 
     async def compare(self, own_id: int) -> None:
         """Ends the doubt of a slave if it has all that the set has, whether its master can be copied or not.
 
         After a power cut of all, the one that is named as the master may be in doubt, too, and wait for this one.
+
+        Raises:
+            StateError: it has not, or that is not known, and the master does not answer.
         """
         standing, replicas = await self._known()
         ends, silent = await self._ask_all(standing, own_id, replicas)
         ours = self._own_end()
-        if not silent and all(end <= ours for end in ends.values()):
-            await self._over(f"no other replica has more than its {ours.end} bytes of log")
+        if silent and not self._live.now.ha_lead_in_doubt:
+            if standing.master_id in silent:
+                raise _waits_for(silent)
+        elif all(end <= ours for end in ends.values()):
+            await self._over(_has_all(ours, silent))
 
     async def _ask_all(
         self, standing: Standing, own_id: int, replicas: dict[int, ReplicaIdentity]
-    ) -> tuple[dict[int, LogEnd], list[str]]:
-        """How far the logs of those go who may have more, and who of them does not tell."""
+    ) -> tuple[dict[int, LogEnd], dict[int, str]]:
+        """How far the logs of those go who may have more; who of them does not tell, and why."""
         asked = [
             replicas[number] for number in sorted(standing.in_sync - {own_id} or replicas.keys() - {own_id})
         ]
         told = await asyncio.gather(*(self._ask(one.broker_address) for one in asked))
         ends: dict[int, LogEnd] = {}
-        silent = []
+        silent: dict[int, str] = {}
         for one, end in zip(asked, told, strict=True):
             if isinstance(end, LogEnd):
                 ends[one.broker_id] = end
             else:
-                silent.append(f"{one.broker_id} at {one.broker_address or 'no address'} ({end})")
+                silent[one.broker_id] = f"{one.broker_id} at {one.broker_address or 'no address'} ({end})"
         return ends, silent
 
     async def _known(self) -> tuple[Standing, dict[int, ReplicaIdentity]]:
@@ -211,3 +211,17 @@ class Doubt:
     async def _over(self, why: str) -> None:
         await self._wholeness.is_whole()
         log.warning("this broker can be elected again: %s", why)
+
+
+def _waits_for(silent: Mapping[int, str]) -> StateError:
+    return StateError(
+        "the power of this broker's machine was cut, or its folder emptied, so it may have lost what it had confirmed; "
+        "it does not lead before it knows that others have no more. No answer from "
+        f"{', '.join(silent.values())}. Start them; if they are gone for good, set haLeadInDoubt=true at this broker, "
+        "and what only they have is lost"
+    )
+
+
+def _has_all(ours: LogEnd, silent: Mapping[int, str]) -> str:
+    without = f", except for {', '.join(silent.values())}, by haLeadInDoubt" if silent else ""
+    return f"no other replica has more than its {ours.end} bytes of log{without}"

@@ -124,6 +124,8 @@ class Elections:
         self._joined = asyncio.Event()
         self._is_beating = False
         self._has_begun = False
+        self._said: str | None = None
+        """What was logged last. A broker in doubt has no trouble with its role, and the same one with its log again."""
         self._wholeness = wholeness
         self._doubt = Doubt(wholeness, controllers, live, clock, self._own_end, self._tell, self._elect)
 
@@ -419,12 +421,14 @@ class Elections:
     # --- what people are told ----------------------------------------------------------------
 
     def _note_trouble(self, text: str) -> None:
-        if text != self.trouble:
+        if text != self._said:
             log.warning("%s", text)
-        self.trouble = text
+        self.trouble = self._said = text
 
     def _no_trouble(self) -> None:
         self.trouble = None
+        if not self._wholeness.in_doubt:
+            self._said = None
 
 
 def _explained(error: Exception, own_id: int | None, name: str) -> str:
