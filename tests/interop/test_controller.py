@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -374,3 +375,34 @@ def test_a_master_that_was_away_takes_nothing_more(
         equal(second, first)
         pursuit.check(bodies(second, "Away"))
         late.check(bodies(second, "Away"))
+
+
+@pytest.mark.parametrize("kind", [OURS, NEW])
+def test_who_lost_its_log_has_the_fullest_elected(
+    controller: ApacheController, namesrv: str, tmp_path: Path, kind: Kind
+) -> None:
+    """Only the one with nothing is in the set, so the controller elects nobody else by itself."""
+    with ControlledSet(tmp_path, f"doubt-{kind}", controller, namesrv=namesrv) as replicas:
+        first, second = replicas.member(OURS), replicas.member(kind)
+        watch(first, second)
+        first.start()
+        second.start()
+        replicas.wait_for_set(first, second)
+        ready(replicas, first, "Doubt")
+        traffic = Traffic(first.address, "Doubt")
+        traffic.plain(50)
+        assert traffic.answers == {0: 50}
+        second.stop()
+        replicas.wait_for_set(first)
+        first.kill()
+        for entry in first.store.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.name != "brokerIdentity":
+                entry.unlink()
+        start_all(first, second)
+        replicas.wait_for_master(second)
+        assert sum(map(len, bodies(second, "Doubt").values())) >= 50
+        replicas.wait_for_set(first, second)
+        Traffic(second.address, "Doubt").plain(5)
+        equal(second, first)

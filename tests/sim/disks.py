@@ -31,6 +31,7 @@ class Disk(RecordedDisk):
         self.full = False
         self.no_descriptors = False
         self.sync_seconds = 0.0
+        self._boots = 0
         self._rng = random.Random(seed)
         self._now_ms = now_ms
         self._stall = stall
@@ -69,6 +70,9 @@ class Disk(RecordedDisk):
         self._slow()
         super().sync_folder(folder)
 
+    def boot_id(self) -> str:
+        return str(self._boots)
+
     def _slow(self) -> None:
         if self.sync_seconds:
             self._stall(self.sync_seconds)
@@ -78,6 +82,7 @@ class Disk(RecordedDisk):
     def lose_power(self) -> None:
         """Leaves what a loss of power may leave, drawn from the seed. The files must be closed."""
         assert not self.open_files, f"{self.open_files} files are open"
+        self._boots += 1
         after = self.root.with_name(f"{self.root.name}-after")
         self.power_lost(self.now, after, self._rng.randrange(1 << 30))
         shutil.rmtree(self.root)

@@ -57,7 +57,10 @@ PROMOTE_TRIES = 12
 OPERATOR_SECONDS = 0.7
 """Between looks of an operator whether a slave needs help."""
 HARMLESS_IN_THE_DARK = ("controller restarted", "replica torn", "replica reset", "slow replica")
-"""What may happen while a machine that has lost power is not back with all that the others have."""
+"""What may happen while a machine that has lost power is not back with all that the others have.
+
+With a controller everything may, except that another one loses power: then two would lack what only one has.
+"""
 
 _QUICK = {
     "brokerName": NAME,
@@ -423,7 +426,7 @@ class ReplicaWorld:
 
     def strike(self, fault: Fault) -> None:
         """Does one fault; what must be undone later is left to a task."""
-        if self._is_poor and not self._is_well_again() and fault.kind not in HARMLESS_IN_THE_DARK:
+        if self._is_poor and not self._is_well_again() and not self._may_befall_the_poor(fault.kind):
             return  # a machine that lost power may lack what only the others have
         rng = random.Random(f"{self.seed} {fault.at} {fault.kind}")
         machine = self.machines[min(int(fault.pick * len(self.machines)), len(self.machines) - 1)]
@@ -433,12 +436,11 @@ class ReplicaWorld:
             leader = self.leader
             if leader is not None and rng.random() < 0.4:
                 machine = leader  # the one that matters most
-            # Power is lost by one machine at a time: the others are there, have everything, and reach the controller.
-            # If they did not, it would elect the one in the dark as long as it takes that one for alive.
+            # Power is lost by one machine at a time: the others are there, and have everything.
             if kind == "replica in the dark" and machine is leader and not self.settings.controller:
                 # Started again it might lack what its slaves have; an operator promotes one of them.
                 self.spawn(self._promoted(seconds, rng, kind))
-            elif machine.is_up and (kind != "replica in the dark" or (self.is_well() and not self._cuts)):
+            elif machine.is_up and (kind != "replica in the dark" or self.is_well()):
                 self.spawn(self._away(machine, kind, seconds))
         elif kind == "replica paused":
             if machine.runs:
@@ -475,6 +477,11 @@ class ReplicaWorld:
             self.spawn(self._without_controller(seconds))
         elif kind == "promotion" and not self.settings.controller:
             self.spawn(self._promoted(seconds, rng, rng.choice(("replica killed", "replica restarted"))))
+
+    def _may_befall_the_poor(self, kind: Kind) -> bool:
+        if self.settings.controller:
+            return kind != "replica in the dark"
+        return kind in HARMLESS_IN_THE_DARK
 
     def _is_well_again(self) -> bool:
         """Whether a machine that lost power has all again that the others have."""

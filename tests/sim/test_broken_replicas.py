@@ -10,9 +10,11 @@ import pytest
 from gimbalmq.broker.replication import agreement
 from gimbalmq.broker.replication.acks import Need, ReplicaAcks
 from gimbalmq.broker.replication.agreement import Agreement, Verdict
-from gimbalmq.broker.replication.elections import Elections
+from gimbalmq.broker.replication.doubt import Doubt
 from gimbalmq.broker.replication.sync_set import SyncSet
+from gimbalmq.broker.replication.wholeness import Wholeness
 from gimbalmq.rpc.call import Caller
+from gimbalmq.rpc.controller import Standing
 from gimbalmq.store.message_store import MessageStore
 from tests.sim.replica_promises import REPLICATED
 from tests.sim.replica_world import run_replicas
@@ -45,13 +47,24 @@ def a_question_without_an_answer_is_forgotten(patch: pytest.MonkeyPatch) -> None
 
 
 def a_loss_of_power_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
-    """A master that lost power leads on as if it had all that it ever had."""
-    start = Elections.__init__
+    """A broker that lost power takes part in elections as if it had all that it ever had."""
+    start = Wholeness.__init__
 
-    def closed(self: Elections, *args: object, was_closed: bool = True, **options: object) -> None:
+    def closed(self: Wholeness, *args: object, was_closed: bool, **options: object) -> None:
         start(self, *args, was_closed=True, **options)  # type: ignore[arg-type]
 
-    patch.setattr(Elections, "__init__", closed)
+    patch.setattr(Wholeness, "__init__", closed)
+
+
+def who_is_in_doubt_leads(patch: pytest.MonkeyPatch) -> None:
+    """It sends no heartbeats until it has a role, and then nobody is asked."""
+
+    async def end(self: Doubt, own_id: int) -> Standing:
+        standing, _ = await self._known()
+        await self._wholeness.is_whole()
+        return standing
+
+    patch.setattr(Doubt, "end", end)
 
 
 def last_records_are_not_compared(patch: pytest.MonkeyPatch) -> None:
@@ -75,6 +88,7 @@ def a_set_of_one_suffices(patch: pytest.MonkeyPatch) -> None:
         (who_joins_does_not_count_yet, ["all of three", "all of two"]),
         (a_question_without_an_answer_is_forgotten, ["all of three", "all of two"]),
         (a_loss_of_power_is_not_noticed, ["all of three, dark"]),
+        (who_is_in_doubt_leads, ["all of three, dark"]),
         (last_records_are_not_compared, ["by hand", "by hand, two"]),
         (a_set_of_one_suffices, ["all of three", "all of two"]),
     ],

@@ -18,6 +18,7 @@ from tests.sim.replica_checks import Answer, Checks
 from tests.sim.replica_promises import REPLICATED
 from tests.sim.replica_world import ReplicaReport, run_replicas
 from tests.sim.run import main
+from tests.sim.schedule import Fault
 from tests.support import run
 
 
@@ -101,3 +102,18 @@ def test_a_term_that_a_new_master_only_heard_of_does_not_get_its_bytes() -> None
 def test_the_oldest_term_stays_if_it_has_no_bytes() -> None:
     """A new master with an empty log shared no term with a slave that had bytes of the first one."""
     kept(run_replicas(95107, REPLICATED["all of three, dark"]))
+
+
+def test_a_slave_without_power_is_elected_while_the_controller_does_not_hear_the_master() -> None:
+    """It came back without its last messages, led, and had the others cut them."""
+    kept(run_replicas(106399, REPLICATED["all of three, dark"]))
+
+
+def test_a_slave_that_lost_power_is_not_level_yet_when_its_master_stops() -> None:
+    """It was elected, and lacked what the third one had."""
+    schedule = [
+        Fault(0.473, "slow replica", 0.5672532072758446, 5.781),
+        Fault(2.18, "replica in the dark", 0.40069722058703927, 0.134),
+        Fault(3.161, "replica restarted", 0.201433051371402, 0.183),
+    ]
+    kept(run_replicas(310104, REPLICATED["all of three, dark"], schedule))

@@ -321,6 +321,7 @@ class Broker:
                 self.long_poll,
                 self.address,
                 self.recovery.clean,
+                self.commit.flush,
             )
         self.acting_mode: ActingMode | None = None
         if config.enable_slave_acting_master and not config.enable_controller_mode:

@@ -137,6 +137,13 @@ class Files:
         """Makes the folder and those above it, if they are missing; see ``sync_folder``."""
         os.makedirs(folder, exist_ok=True)
 
+    def boot_id(self) -> str | None:
+        """Another one after each start of the machine, on which what was not synced is gone; None if nobody knows."""
+        try:
+            return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip() or None
+        except (OSError, ValueError):
+            return None  # not a Linux
+
     def remove(self, path: Path | str) -> None:
         """Removes a file; one that is gone already is no error."""
         try:

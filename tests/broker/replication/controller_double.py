@@ -7,13 +7,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Self
 
+import msgspec
+
 from gimbalmq.errors import ResponseError
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers import controller as headers
 from gimbalmq.protocol.headers.base import Header
 from gimbalmq.protocol.headers.replication import BrokerHeartbeat
-from gimbalmq.protocol.replication_bodies import ElectMasterBody, SyncStateSet
+from gimbalmq.protocol.replication_bodies import (
+    ElectMasterBody,
+    ReplicaIdentity,
+    ReplicasInfo,
+    ReplicasTable,
+    SyncStateSet,
+)
 from gimbalmq.transport.channel import Channel, Handlers
 from gimbalmq.transport.network import Network
 from gimbalmq.transport.server import RemotingServer
@@ -37,7 +45,7 @@ class Replicas:
 
 
 class ControllerDouble:
-    """Answers 1001-1005, 1012 and 1013 by the rules of Apache's controller, and hears heartbeats.
+    """Answers 1001-1006, 1012 and 1013 by the rules of Apache's controller, and hears heartbeats.
 
     Attributes:
         leads: whether it is the leader; if not, it answers 2007 and names ``leader_address``.
@@ -71,6 +79,7 @@ class ControllerDouble:
             (RequestCode.CONTROLLER_ELECT_MASTER, self._elect),
             (RequestCode.CONTROLLER_GET_REPLICA_INFO, self._info),
             (RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, self._alter),
+            (RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, self._sync_state),
         ):
             handlers.add(code, self._noted(handler))
         handlers.add(RequestCode.BROKER_HEARTBEAT, self._heartbeat)
@@ -243,6 +252,31 @@ class ControllerDouble:
         if known is None:
             raise ResponseError("who?", code=ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST)
         return self._standing(request, known, with_master=known.master is not None)
+
+    def _sync_state(self, request: RemotingCommand) -> RemotingCommand:
+        table = ReplicasTable()
+        for name in msgspec.json.decode(request.body, type=list[str]):
+            known = self.replicas.get(name)
+            if known is None:
+                continue
+            listed = [
+                ReplicaIdentity(
+                    alive=self.lives(name, number),
+                    broker_address=known.addresses.get(number),
+                    broker_id=number,
+                    broker_name=name,
+                )
+                for number in sorted(known.codes)
+            ]
+            table.replicas_info_table[name] = ReplicasInfo(
+                in_sync_replicas=[one for one in listed if one.broker_id in known.in_sync],
+                not_in_sync_replicas=[one for one in listed if one.broker_id not in known.in_sync],
+                master_broker_id=known.master,
+                master_address=None if known.master is None else known.addresses.get(known.master),
+                master_epoch=known.master_epoch,
+                sync_state_set_epoch=known.set_epoch,
+            )
+        return request.reply(body=table.dump())
 
     def _alter(self, request: RemotingCommand) -> RemotingCommand:
         asked = headers.AlterSyncStateSet.from_ext(request.ext_fields)

@@ -3,186 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from gimbalmq.broker.broker import Broker
-from gimbalmq.broker.config import BrokerConfig
 from gimbalmq.broker.replication.figures import figures
 from gimbalmq.broker.replication.follower import State
 from gimbalmq.errors import ResponseError, RocketMQError
-from gimbalmq.nameserver import NameServer, NameServerConfig
-from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.ha_epochs import Epoch
-from gimbalmq.protocol.headers.controller import RoleChange
 from gimbalmq.protocol.replication_bodies import EpochTable
 from gimbalmq.rpc import management, replication
-from gimbalmq.testing import MemoryNetwork
 from gimbalmq.testing.loop import VirtualClock, run_virtual
-from gimbalmq.transport.pool import ChannelPool
-from tests.broker.desk import send_fields
-from tests.broker.replication.controller_double import ControllerDouble
-
-NAME = "broker-a"
-TOPIC = "T"
-
-
-class Set:
-    """A name server, a controller, and replicas by number; what is sent is noted by its answer."""
-
-    def __init__(self, folder: Path, clock: VirtualClock, seed: int = 0) -> None:
-        self.folder = folder
-        self.clock = clock
-        self.network = MemoryNetwork(seed)
-        self.namesrv = NameServer(
-            NameServerConfig(listen_port=9876, bind_address="10.0.0.100"),
-            network=self.network.host("10.0.0.100"),
-            clock=clock,
-        )
-        self.controller = ControllerDouble(self.network.host("10.0.0.101"))
-        self.controller.notify = self._notify
-        self.pool = ChannelPool(network=self.network.host("10.0.0.99"))
-        self.brokers: dict[int, Broker] = {}
-        self.accepted: list[bytes] = []
-        self.notices: set[asyncio.Future[None]] = set()
-        self._sent = 0
-
-    async def begin(self, number: int, **options: object) -> Broker:
-        """Starts a replica; it may have no role for long."""
-        host = f"10.0.0.{number}"
-        config, unknown = BrokerConfig.from_properties(
-            {
-                "storePathRootDir": str(self.folder / str(number)),
-                "brokerName": NAME,
-                "bindAddress": host,
-                "brokerIP1": host,
-                "brokerIP2": host,
-                "listenPort": "10911",
-                "namesrvAddr": "10.0.0.100:9876",
-                "enableControllerMode": "true",
-                "controllerAddr": self.controller.address,
-                "brokerRole": "SLAVE",
-                "brokerId": "-1",
-                "allAckInSyncStateSet": "true",
-                "mappedFileSizeCommitLog": "65536",
-                "slaveTimeout": "1500",
-                **{key: str(value) for key, value in options.items()},
-            }
-        )
-        assert not unknown
-        broker = Broker(config, network=self.network.host(host), clock=self.clock)
-        await broker.start()
-        self.brokers[number] = broker
-        return broker
-
-    async def start(self, number: int, **options: object) -> Broker:
-        """Starts a replica; it has a role when this returns."""
-        broker = await self.begin(number, **options)
-        assert broker.controller_mode is not None
-        await broker.controller_mode.elections.joined()
-        return broker
-
-    async def kill(self, number: int) -> None:
-        broker = self.brokers.pop(number)
-        self.network.reset(f"10.0.0.{number}")
-        await broker.abandon()
-
-    def _notify(self, name: str) -> None:
-        """What Apache's controller does after an election."""
-        for address in self.controller.replicas[name].addresses.values():
-            notice = asyncio.ensure_future(self._tell(address))
-            self.notices.add(notice)
-            notice.add_done_callback(self.notices.discard)
-
-    async def _tell(self, address: str) -> None:
-        notice = RemotingCommand(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, RoleChange().to_ext())
-        try:
-            await self.pool.oneway(address, notice)
-        except RocketMQError:
-            pass  # it is dead
-
-    @property
-    def master(self) -> Broker:
-        return next(broker for broker in self.brokers.values() if broker.roles.is_master)
-
-    async def in_sync(self, *ids: int) -> None:
-        await until(lambda: self.controller.replicas[NAME].in_sync == set(ids))
-        mode = self.master.controller_mode
-        assert mode is not None and mode.sync_set is not None
-        sync_set = mode.sync_set
-        await until(lambda: sync_set.members == set(ids))
-
-    async def send(self, broker: Broker, count: int = 1, size: int = 100) -> list[int]:
-        """Sends messages one after the other; answers their codes."""
-        return [await self.send_to(broker.address, size) for _ in range(count)]
-
-    async def send_to(self, address: str, size: int = 100) -> int:
-        self._sent += 1
-        body = f"#{self._sent:08}#".encode().ljust(size, b".")
-        request = RemotingCommand(
-            RequestCode.SEND_MESSAGE_V2, send_fields(topic=TOPIC, queue_id=self._sent % 4), body
-        )
-        answer = await self.pool.call(address, request, 5.0)
-        if answer.code == ResponseCode.SUCCESS:
-            self.accepted.append(body)
-        return answer.code
-
-    async def topic(self) -> None:
-        config = TopicConfig(topic_name=TOPIC, read_queue_nums=4, write_queue_nums=4)
-        await management.create_topic(self.pool, self.master.address, config)
-
-    async def close(self) -> None:
-        for broker in self.brokers.values():
-            await broker.close()
-        await asyncio.gather(*self.notices)
-        await self.pool.close()
-        await self.controller.close()
-        await self.namesrv.close()
-
-
-@asynccontextmanager
-async def replicas(
-    folder: Path, clock: VirtualClock, *numbers: int, seed: int = 0, **options: object
-) -> AsyncIterator[Set]:
-    made = Set(folder, clock, seed)
-    await made.namesrv.start()
-    await made.controller.start("10.0.0.101", 9878)
-    try:
-        for number in numbers:
-            await made.start(number, **options)
-        await made.topic()
-        yield made
-    finally:
-        await made.close()
-
-
-async def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
-def stored(broker: Broker) -> list[bytes]:
-    """Bodies of all messages that readers of this broker see."""
-    bodies = []
-    for queue_id in broker.store.queue_ids(TOPIC):
-        queue = broker.store.find_queue(TOPIC, queue_id)
-        assert queue is not None
-        for offset, _, _ in broker.store.entries(TOPIC, queue_id, 0, queue.max_offset):
-            record = broker.store.record_at(offset)
-            assert record is not None
-            bodies.append(bytes(record))
-    return bodies
-
-
-def has_all(broker: Broker, bodies: list[bytes]) -> bool:
-    records = b"".join(stored(broker))
-    return all(body in records for body in bodies)
+from tests.broker.replication.controlled import (
+    NAME,
+    TOPIC,
+    has_all,
+    log_of,
+    replicas,
+    stored,
+    trouble,
+    until,
+)
 
 
 def epochs(broker: Broker) -> tuple[Epoch, ...]:
@@ -265,16 +109,6 @@ def test_an_old_master_cuts_what_nobody_else_has(tmp_path: Path, since: int) -> 
             assert epochs(first) == epochs(second)
 
     run_virtual(work)
-
-
-def log_of(broker: Broker) -> bytes:
-    store = broker.store
-    at, data = store.min_commitlog_offset, b""
-    while at < store.max_commitlog_offset:
-        piece = bytes(store.log_bytes(at, 1 << 20))
-        data += piece
-        at += len(piece)
-    return data
 
 
 def test_a_term_without_data_does_not_hide_that_logs_differ(tmp_path: Path) -> None:
@@ -388,7 +222,7 @@ def test_tools_hear_that_a_master_has_lost_its_controller(tmp_path: Path) -> Non
             first = made.brokers[1]
             assert (await replication.ha_status(made.pool, first.address)).trouble is None
             await made.controller.close()
-            await until(lambda: _trouble(first))
+            await until(lambda: trouble(first))
             status = await replication.ha_status(made.pool, first.address)
             assert status.master and "stay as they are" in (status.trouble or "")
             shown = {figure.name: figure.rows for figure in figures(first.replication.status(), 0)}
@@ -485,7 +319,7 @@ def test_a_restart_of_all_finds_everything(tmp_path: Path) -> None:
             await made.kill(1)
             # Only 1 has everything; 2 waits for it.
             second = await made.begin(2)
-            await until(lambda: "none of those that have everything" in _trouble(second))
+            await until(lambda: "none of those that have everything" in trouble(second))
             assert not second.roles.is_master
             first = await made.start(1)
             assert first.roles.is_master
@@ -493,10 +327,6 @@ def test_a_restart_of_all_finds_everything(tmp_path: Path) -> None:
             assert has_all(made.brokers[2], made.accepted)
 
     run_virtual(work)
-
-
-def _trouble(broker: Broker) -> str:
-    return broker.replication.status().trouble or ""
 
 
 def test_a_role_cannot_be_given_by_hand(tmp_path: Path) -> None:

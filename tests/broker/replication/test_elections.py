@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.broker.config import BrokerConfig, LiveConfig
+from gimbalmq.broker.json_file import TableThread
 from gimbalmq.broker.replication.controller import Controllers
 from gimbalmq.broker.replication.elections import Elections, Progress
 from gimbalmq.broker.replication.identity import Applied, IdentityFile
 from gimbalmq.broker.replication.sync_set import SyncSet
+from gimbalmq.broker.replication.wholeness import Wholeness
 from gimbalmq.errors import ConfigError, ConnectError, StoreIOError
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.rpc.controller import Standing
+from gimbalmq.store.files import Files
 from gimbalmq.transport.pool import ChannelPool
 from tests.broker.replication.controller_double import ControllerDouble
 from tests.peers.process import free_port
@@ -35,7 +37,7 @@ class Slave:
 class Broker:
     """Takes roles as a broker would, and notes them."""
 
-    def __init__(self, number: int, folder: Path, controllers: list[str], *, was_closed: bool = True) -> None:
+    def __init__(self, number: int, folder: Path, controllers: list[str]) -> None:
         config = BrokerConfig(
             store_path_root_dir=str(folder),
             broker_name=NAME,
@@ -48,6 +50,7 @@ class Broker:
         )
         self.live = LiveConfig(config)
         self.pool = ChannelPool()
+        self.tables = TableThread()
         self.address = f"127.0.0.1:{20_000 + number}"
         self.roles: list[tuple[str, Standing]] = []
         self.epoch = -1
@@ -62,7 +65,7 @@ class Broker:
             SYSTEM_CLOCK,
             self.address,
             self,
-            was_closed=was_closed,
+            Wholeness(folder / "config", Files(), self.tables, was_closed=True),
         )
 
     def progress(self) -> Progress:
@@ -91,6 +94,7 @@ class Broker:
     async def close(self) -> None:
         await self.elections.close()
         await self.pool.close()
+        self.tables.close()
 
 
 @asynccontextmanager
@@ -305,109 +309,6 @@ def test_a_role_that_cannot_be_taken_is_tried_again(tmp_path: Path) -> None:
             first.fails = 1
             await first.elections.joined()
             assert [role for role, _ in first.roles] == ["master"]
-
-    run(work())
-
-
-def test_after_a_crash_a_master_does_not_come_back_by_a_controller_that_forgot_who_lives(
-    tmp_path: Path,
-) -> None:
-    """A controller that was started again names no master that lives, and has the one that asks be it."""
-
-    async def work() -> None:
-        async with ControllerDouble() as double:
-            async with broker(1, tmp_path, double.address) as first:
-                assert first.role == "master"
-            await until(lambda: not double.alive[NAME])
-            double.replicas[NAME].master = 1
-            again = Broker(1, tmp_path / "1", [double.address], was_closed=False)
-            await again.elections.start()
-            await until(lambda: "has not noticed" in (again.elections.trouble or ""))
-            assert not again.roles and not double.alive[NAME]
-            double.elect(NAME)  # nobody else is there
-            await again.elections.joined()
-            assert again.role == "master" and again.roles[0][1].master_epoch > 1
-            await again.close()
-
-    run(work())
-
-
-def test_after_a_crash_a_slave_is_not_elected_by_a_controller_that_has_not_heard_of_its_master(
-    tmp_path: Path,
-) -> None:
-    """It told its master to have what a power cut may have taken from it."""
-
-    async def work() -> None:
-        async with ControllerDouble() as double:
-            async with broker(1, tmp_path, double.address), broker(2, tmp_path, double.address):
-                pass
-            await until(lambda: not double.alive[NAME])
-            double.replicas[NAME].in_sync = {1, 2}
-            again = Broker(2, tmp_path / "2", [double.address], was_closed=False)
-            await again.elections.start()
-            await until(lambda: "has not noticed" in (again.elections.trouble or ""))
-            assert not again.roles and not double.alive[NAME]
-            async with broker(1, tmp_path, double.address) as first:
-                await again.elections.joined()
-                assert (first.role, again.role) == ("master", "slave")
-            await again.close()
-
-    run(work())
-
-
-def test_after_a_crash_the_time_without_a_controller_is_no_time_in_which_another_was_elected(
-    tmp_path: Path,
-) -> None:
-    """The power of the master's machine and of the controller's may be cut at once."""
-
-    async def work() -> None:
-        double = await ControllerDouble().start()
-        host, _, port = double.address.rpartition(":")
-        async with broker(1, tmp_path, double.address) as first:
-            assert first.role == "master"
-        await double.crash()
-        double.replicas[NAME].master = 1
-        again = Broker(1, tmp_path / "1", [double.address], was_closed=False)
-        again.live.swap(replace(again.live.now, controller_heart_beat_timeout_mills=100))
-        await again.elections.start()
-        try:
-            await until(lambda: "stay as they are" in (again.elections.trouble or ""))
-            await double.start(host, int(port))
-            await until(lambda: again.roles or "has not noticed" in (again.elections.trouble or ""))
-            assert not again.roles and not double.alive
-        finally:
-            await again.close()
-            await double.close()
-
-    run(work())
-
-
-def test_after_a_crash_a_master_waits_until_the_controller_has_noticed(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with ControllerDouble() as double:
-            async with broker(1, tmp_path, double.address) as first:
-                beat = double.alive[NAME][1]
-                assert first.role == "master"
-            await until(lambda: not double.alive[NAME])
-            double.alive[NAME] = {1: beat}  # the machine is gone, and its connection is not
-            double.replicas[NAME].master = 1
-            again = Broker(1, tmp_path / "1", [double.address], was_closed=False)
-            await again.elections.start()
-            await until(lambda: "has not noticed" in (again.elections.trouble or ""))
-            assert not again.roles and double.alive[NAME][1] is beat, (
-                "a heartbeat would have kept it from noticing"
-            )
-            double.alive[NAME].clear()
-            double.elect(NAME)
-            await again.elections.joined()
-            assert again.role == "master" and again.roles[0][1].master_epoch > 1
-            await again.close()
-            # One that was closed properly has everything, and goes on in its term.
-            await until(lambda: not double.alive[NAME])
-            double.alive[NAME] = {1: beat}
-            double.replicas[NAME].master = 1
-            async with broker(1, tmp_path, double.address) as closed:
-                assert closed.role == "master"
 
     run(work())
 

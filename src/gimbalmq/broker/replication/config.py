@@ -150,6 +150,11 @@ class ReplicationOptions(Configuration):
     # A controller that elects the master.
     enable_controller_mode: bool = option(False, "Apache's controller says who is the master", fixed=True)
     controller_addr: str = option("", "the controllers, `host:port;host:port`", fixed=True)
+    ha_lead_in_doubt: bool = option(
+        False,
+        "ours, with a controller: a broker that comes back from a power cut, and may have lost what others have, does "
+        "not wait for replicas that do not answer before it becomes the master. What only they have is lost then",
+    )
     sync_broker_metadata_period: int = option(
         5_000, "ms between questions to the controller who the master is", between=(50, _DAY_MS)
     )

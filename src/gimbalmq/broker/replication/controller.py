@@ -22,13 +22,14 @@ class Controllers:
     """All controllers of a broker.
 
     Attributes:
+        caller: asks them.
         leader: the one that led when it was last asked; None if that is not known.
     """
 
     def __init__(self, caller: Caller, addresses: list[str]) -> None:
         self.addresses = addresses
         self.leader: str | None = None
-        self._caller = caller
+        self.caller = caller
         self._silent: set[str] = set()
 
     async def find_leader(self) -> str:
@@ -54,7 +55,7 @@ class Controllers:
         raise ConnectError("no controller leads: " + "; ".join(troubles))
 
     async def _leader_by(self, address: str) -> str:
-        found = await controller.leader(self._caller, address)
+        found = await controller.leader(self.caller, address)
         if found is None:
             raise ConnectError(f"{address} knows no leader")
         return found
@@ -68,15 +69,15 @@ class Controllers:
         """
         leader = self.leader
         if leader is None:
-            return await question(self._caller, await self.find_leader())
+            return await question(self.caller, await self.find_leader())
         try:
-            return await question(self._caller, leader)
+            return await question(self.caller, leader)
         except ResponseError as error:
             if error.code != ResponseCode.CONTROLLER_NOT_LEADER:
                 raise
             self.leader = None
             try:
-                return await question(self._caller, await self.find_leader())
+                return await question(self.caller, await self.find_leader())
             except ConnectError as lost:
                 # One that is voted out while it works says that it does not lead; the next one may do what was asked.
                 raise TransportError(f"{leader} leads no more, and {lost}") from lost
@@ -86,7 +87,7 @@ class Controllers:
             self.leader = None
             raise
         self.leader = None
-        return await question(self._caller, await self.find_leader())
+        return await question(self.caller, await self.find_leader())
 
     async def heartbeat(self, header: BrokerHeartbeat, timeout: float) -> None:
         """To every controller, whichever leads: the next leader must know who lives."""
@@ -95,7 +96,7 @@ class Controllers:
     async def _beat(self, address: str, header: BrokerHeartbeat, timeout: float) -> None:
         try:
             async with asyncio.timeout(timeout):
-                await controller.heartbeat(self._caller, address, header)
+                await controller.heartbeat(self.caller, address, header)
         except (RocketMQError, TimeoutError) as error:
             if address not in self._silent:
                 self._silent.add(address)

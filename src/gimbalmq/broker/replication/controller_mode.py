@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 from gimbalmq._clock import Clock
@@ -19,6 +19,7 @@ from gimbalmq.broker.replication.acknowledging import Acknowledging
 from gimbalmq.broker.replication.controller import Controllers
 from gimbalmq.broker.replication.elections import Elections, Progress
 from gimbalmq.broker.replication.epochs import Epochs
+from gimbalmq.broker.replication.follower import State
 from gimbalmq.broker.replication.identity import IdentityFile
 from gimbalmq.broker.replication.masters import Master
 from gimbalmq.broker.replication.replica import Replica
@@ -26,6 +27,7 @@ from gimbalmq.broker.replication.replication import Replication
 from gimbalmq.broker.replication.showing import Showing
 from gimbalmq.broker.replication.switching import EpochCopy, EpochSource
 from gimbalmq.broker.replication.sync_set import SyncSet
+from gimbalmq.broker.replication.wholeness import Wholeness
 from gimbalmq.broker.writer import Writer
 from gimbalmq.errors import RocketMQError, StoreError
 from gimbalmq.protocol.codes import RequestCode
@@ -46,6 +48,8 @@ _FIND_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Between questions to a new master where its log can be copied; the last one again and again."""
 _TRIM_SECONDS = 10.0
 _TELL_SECONDS = 0.02
+_WHOLE_SECONDS = 0.25
+"""Between looks whether a broker in doubt has all again, and whether a master has become alone."""
 _LOST_SECONDS = 0.5
 _LOST_LOOKS = 10
 """A slave that has lost its master asks the controller so often in a row, and then in its usual intervals."""
@@ -53,6 +57,10 @@ _LOST_LOOKS = 10
 
 class ControllerMode:
     """Java: ReplicasManager and AutoSwitchHAService.
+
+    Args:
+        was_closed: the store was closed properly before this start.
+        flush: has the log synced.
 
     Attributes:
         epochs: of the log.
@@ -74,6 +82,7 @@ class ControllerMode:
         long_poll: LongPoll,
         address: str,
         was_closed: bool,
+        flush: Callable[[], Awaitable[None]],
     ) -> None:
         config, folder = live.now, Path(live.now.store_path_root_dir)
         self._store = store
@@ -83,6 +92,7 @@ class ControllerMode:
         self._caller = caller
         self._replication = replication
         self._acknowledging = acknowledging
+        self._flush = flush
         self._tasks = Tasks("controller mode")
         self._saving = asyncio.Lock()
         self._showing = Showing(long_poll.arrived)
@@ -100,6 +110,10 @@ class ControllerMode:
             config.broker_name,
             files,
         )
+        is_empty = store.max_commitlog_offset == 0 and identity.given() is not None
+        self._wholeness = Wholeness(
+            folder / "config", files, tables, was_closed=was_closed, is_empty=is_empty
+        )
         self.elections = Elections(
             Controllers(caller, config.controller_addresses),
             identity,
@@ -107,7 +121,7 @@ class ControllerMode:
             clock,
             address,
             self,
-            was_closed=was_closed,
+            self._wholeness,
         )
         replication.source.dialect = self._source_dialect
         replication.follower.dialect = self._copy_dialect
@@ -127,6 +141,13 @@ class ControllerMode:
     async def start(self) -> None:
         self._tasks.every(_TRIM_SECONDS, self._trim, "old epochs")
         self._tasks.every(_LOST_SECONDS, self._look_for_master, "a lost master")
+        self._tasks.every(_WHOLE_SECONDS, self._note_wholeness, "wholeness")
+        if self._wholeness.in_doubt:
+            log.warning(
+                "the power of this broker's machine was cut, or its folder emptied, so it may have lost what it had "
+                "confirmed: it cannot be elected before it has been level with a master, or knows that no other "
+                "replica has more"
+            )
         await self.elections.start()
 
     async def close(self) -> None:
@@ -206,6 +227,32 @@ class ControllerMode:
         elif self.elections.standing is not None and self._looks < _LOST_LOOKS:
             self._looks += 1
             self.elections.notified()
+
+    async def _note_wholeness(self) -> None:
+        try:
+            if self._wholeness.in_doubt:
+                if self._is_level():
+                    await self._wholeness.is_whole()
+                    log.warning("this broker has all that its master has; it can be elected again")
+            elif self.sync_set is not None and self.sync_set.is_alone:
+                epoch = self.sync_set.epoch
+                if self._wholeness.alone_in != epoch:
+                    # Others may have what was confirmed before; we must not lose it after we have said that none has.
+                    await self._flush()
+                    await self._wholeness.is_alone(epoch)
+        except StoreError as error:
+            log.warning("%s; tried again", error)
+
+    def _is_level(self) -> bool:
+        """Whether we have had all that the master had that the controller named last: all that was answered."""
+        follower, standing = self._replication.follower, self.elections.standing
+        return (
+            follower.is_connected
+            and follower.state is State.FOLLOWING
+            and follower.target is not None
+            and standing is not None
+            and follower.target.master_address == standing.master_address
+        )
 
     def _step_down(self) -> None:
         """What waits for confirmation by us will not be confirmed by us."""

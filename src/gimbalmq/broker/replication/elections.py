@@ -8,6 +8,9 @@
    could send one.
 5. A master asks the controller to change the set of replicas in sync (``sync_set``).
 
+A broker that may have lost the end of its log sends no heartbeats and does not lead, until it has been level with a
+master, or the others have told how far their logs go (``doubt``).
+
 Nothing here elects. While no controller is heard the roles stay as they are. A master that has lost sight of its
 controllers goes on: with ``allAckInSyncStateSet`` nobody can be elected who lacks what it has answered.
 """
@@ -23,9 +26,11 @@ from typing import Protocol
 from gimbalmq._clock import Clock
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.replication.controller import Controllers
+from gimbalmq.broker.replication.doubt import Doubt, LogEnd
 from gimbalmq.broker.replication.identity import Applied, IdentityFile
 from gimbalmq.broker.replication.sync_set import SyncSet
-from gimbalmq.errors import ConnectError, ResponseError, RocketMQError, StateError, TransportError
+from gimbalmq.broker.replication.wholeness import Wholeness
+from gimbalmq.errors import ConnectError, ResponseError, RocketMQError, TransportError
 from gimbalmq.protocol.codes import ResponseCode
 from gimbalmq.protocol.headers.controller import AlterSyncStateSet, ElectMaster, RegisterAtController
 from gimbalmq.protocol.headers.replication import BrokerHeartbeat
@@ -83,7 +88,7 @@ class Elections:
     Args:
         address: where the controller and the others reach this broker.
         taker: takes the roles.
-        was_closed: the store was closed properly before this start, so it has all that it ever had.
+        wholeness: whether this broker has all that it ever had.
 
     Attributes:
         own_id: what the controller calls this broker; None before it said so.
@@ -100,8 +105,7 @@ class Elections:
         clock: Clock,
         address: str,
         taker: RoleTaker,
-        *,
-        was_closed: bool = True,
+        wholeness: Wholeness,
     ) -> None:
         self.own_id = identity.given()
         self.standing: Standing | None = None
@@ -119,9 +123,11 @@ class Elections:
         self._look_now = asyncio.Event()
         self._joined = asyncio.Event()
         self._is_beating = False
-        self._was_closed = was_closed
-        self._heard_since: float | None = None
-        """Since when a controller has been heard that names no master; the others can only be elected by one."""
+        self._has_begun = False
+        self._said: str | None = None
+        """What was logged last. A broker in doubt has no trouble with its role, and the same one with its log again."""
+        self._wholeness = wholeness
+        self._doubt = Doubt(wholeness, controllers, live, clock, self._own_end, self._tell, self._elect)
 
     @property
     def master_epoch(self) -> int:
@@ -159,8 +165,6 @@ class Elections:
                 await self._join()
                 break
             except RocketMQError as error:
-                if isinstance(error, TransportError):
-                    self._heard_since = None
                 self._note_trouble(_explained(error, self.own_id, self._live.now.broker_name))
             except Exception as error:
                 # A broker must not stay without a role for ever because of one bad answer.
@@ -182,19 +186,16 @@ class Elections:
         self._tasks.spawn(self._keep_set(), "set of replicas")
 
     async def _join(self) -> None:
+        if not self._has_begun:
+            await self._wholeness.begin()
+            self._has_begun = True
         await self._controllers.find_leader()
         if self.own_id is None:
             self.own_id = await self._identify()
         standing = await self._register()
-        if not self._is_beating and not self._was_closed and await self._is_missed(standing):
-            # The controller takes us for the process before the crash. That one may have answered, or told its master
-            # to have, what a power cut has taken from us; another has it, and is elected as soon as the controller
-            # misses our heartbeats or hears those of the other.
-            raise StateError(
-                "the controller has not noticed yet that this broker was down, and could make it the master before "
-                "others that may have more; it waits for that "
-                f"({self._live.now.controller_heart_beat_timeout_mills} ms without heartbeats)"
-            )
+        if self._wholeness.in_doubt:
+            # Registering names no master that the controller does not hear, and that one can still tell what we lack.
+            standing = await self._replica_info()
         if not self._is_beating:
             # An election needs brokers that live, and the first heartbeat must come before it.
             await self._beat()
@@ -202,24 +203,22 @@ class Elections:
                 lambda: self._live.now.broker_heartbeat_interval / 1000, self._beat, "heartbeats"
             )
             self._is_beating = True
+        await self._settle(standing)
+
+    async def _settle(self, standing: Standing) -> None:
+        """Has a master elected if there is none, and takes the role that follows."""
+        if self._wholeness.in_doubt and standing.master_id in (None, self.own_id):
+            assert self.own_id is not None
+            standing = await self._doubt.end(self.own_id)
         if standing.master_id is None:
+            # Nobody is the master. Before we ask for an election the controller must know that we live.
+            await self._beat()
             standing = await self._elect()
         await self._take(standing)
 
-    async def _is_missed(self, standing: Standing) -> bool:
-        """Whether the controller has or would make this broker the master, and another may be if it stays away."""
-        if standing.master_id is not None:
-            return standing.master_id == self.own_id
-        # It names no master that does not live. One that was started again does not know who lives until it has heard
-        # of them; a heartbeat of ours would make us the master, were we in the set, without what the cut has taken.
-        now = self._clock.monotonic()
-        if self._heard_since is None:
-            self._heard_since = now
-        if now - self._heard_since > self._live.now.controller_heart_beat_timeout_mills / 1000:
-            return False  # there is nobody else
-        name = self._live.now.broker_name
-        known = await self._controllers.ask(lambda on, at: controller.replica_info(on, at, name))
-        return known.master_id == self.own_id or (self.own_id in known.in_sync and len(known.in_sync) > 1)
+    def _own_end(self) -> LogEnd:
+        progress = self._taker.progress()
+        return LogEnd(progress.epoch, progress.end)
 
     async def _identify(self) -> int:
         """Gets an id. What is asked for is in a file before, so that a crash cannot cost one."""
@@ -268,6 +267,11 @@ class Elections:
     # --- running -----------------------------------------------------------------------------
 
     async def _beat(self) -> None:
+        if not self._wholeness.in_doubt:
+            await self._tell()
+
+    async def _tell(self) -> None:
+        """One heartbeat."""
         config, progress = self._live.now, self._taker.progress()
         header = BrokerHeartbeat(
             cluster_name=config.broker_cluster_name,
@@ -306,18 +310,20 @@ class Elections:
 
     async def look(self) -> None:
         """Asks who the master is, and takes the role that follows from it."""
-        name = self._live.now.broker_name
         try:
-            standing = await self._controllers.ask(lambda on, at: controller.replica_info(on, at, name))
+            standing = await self._replica_info()
         except ResponseError as error:
             if error.code != ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST:
                 raise
             standing = await self._register()
-        if standing.master_id is None:
-            # Nobody is the master. Before we ask for an election the controller must know that we live.
-            await self._beat()
-            standing = await self._elect()
-        await self._take(standing)
+        await self._settle(standing)
+        if self._wholeness.in_doubt:
+            assert self.own_id is not None
+            await self._doubt.compare(self.own_id)
+
+    async def _replica_info(self) -> Standing:
+        name = self._live.now.broker_name
+        return await self._controllers.ask(lambda on, at: controller.replica_info(on, at, name))
 
     async def _take(self, standing: Standing) -> None:
         async with self._taking:
@@ -415,12 +421,14 @@ class Elections:
     # --- what people are told ----------------------------------------------------------------
 
     def _note_trouble(self, text: str) -> None:
-        if text != self.trouble:
+        if text != self._said:
             log.warning("%s", text)
-        self.trouble = text
+        self.trouble = self._said = text
 
     def _no_trouble(self) -> None:
         self.trouble = None
+        if not self._wholeness.in_doubt:
+            self._said = None
 
 
 def _explained(error: Exception, own_id: int | None, name: str) -> str:

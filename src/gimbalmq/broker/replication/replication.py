@@ -430,7 +430,9 @@ class Replication:
             master=self.master.address,
             master_ha="" if target is None else target.ha_address,
             state=str(follower.state),
-            trouble=follower.trouble or self.election_trouble() or self.table_trouble(),
+            # Both, for a slave that finds no master may itself be what the controller waits for.
+            trouble="; ".join(filter(None, (follower.trouble, self.election_trouble())))
+            or self.table_trouble(),
             lag=follower.lag,
             bytes_per_second=follower.bytes_per_second,
             last_read_ms=follower.last_read_ms,

@@ -232,6 +232,11 @@ class SyncSet:
         """Whether something was asked without an answer."""
         return bool(self._asked)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody else is in the set, or may be."""
+        return self.counted == {self.own_id}
+
     # --- the confirm offset ------------------------------------------------------------------
 
     def advance(self) -> None:

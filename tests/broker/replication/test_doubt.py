@@ -1,0 +1,298 @@
+"""Replicas that lost the end of their log in a power cut, and a controller that does not know it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gimbalmq.broker.broker import Broker
+from gimbalmq.protocol.codes import ResponseCode
+from gimbalmq.protocol.replication_bodies import EpochTable
+from gimbalmq.rpc import management, replication
+from gimbalmq.rpc.call import Caller
+from gimbalmq.testing.loop import VirtualClock, run_virtual
+from tests.broker.replication.controlled import NAME, Set, has_all, replicas, trouble, until
+
+CONTROLLER = "10.0.0.101"
+LONG = 60.0
+"""Six times as long as the controller takes to miss somebody."""
+
+
+async def lost_tail(made: Set, number: int) -> None:
+    """Has a machine lose its last messages, which were answered with success, in a power cut."""
+    image = made.image(number)
+    assert await made.send(made.master, 5) == [ResponseCode.SUCCESS] * 5
+    await made.cut_power(number, image)
+
+
+async def scans(made: Set, seconds: float) -> None:
+    """The controller looks who is silent, as Apache's does every 5 s."""
+    end = made.clock.monotonic() + seconds
+    while made.clock.monotonic() < end:
+        await asyncio.sleep(5.0)
+        made.controller.scan()
+
+
+def in_doubt(broker: Broker) -> bool:
+    assert broker.controller_mode is not None
+    return broker.controller_mode._wholeness.in_doubt
+
+
+async def leads(made: Set, *numbers: int) -> Broker:
+    """Returns the master when it is one of these, and all that was answered is there."""
+    await until(lambda: any(made.brokers[number].roles.is_master for number in numbers))
+    master = made.master
+    assert has_all(master, made.accepted)
+    return master
+
+
+def test_who_was_elected_in_the_dark_has_the_fullest_elected_instead(tmp_path: Path) -> None:
+    """The controller does not hear the master, and takes a slave without power for alive."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2, 3) as made:
+            await made.in_sync(1, 2, 3)
+            await lost_tail(made, 2)
+            made.network.cut("10.0.0.1", CONTROLLER)
+            made.controller.missed(NAME, 1)
+            known = made.controller.replicas[NAME]
+            assert (known.master, known.in_sync) == (2, {2})
+            second = await made.begin(2)
+            await leads(made, 3)
+            made.network.mend()
+            await made.in_sync(1, 2, 3)
+            await until(lambda: not in_doubt(second))
+            assert has_all(second, made.accepted)
+            assert await made.send(made.brokers[3]) == [ResponseCode.SUCCESS]
+
+    run_virtual(work)
+
+
+def test_who_was_elected_in_the_dark_waits_for_all_that_may_have_more(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2, 3) as made:
+            await made.in_sync(1, 2, 3)
+            await lost_tail(made, 2)
+            await made.kill(3)
+            made.network.cut("10.0.0.1", CONTROLLER)
+            made.network.cut("10.0.0.1", "10.0.0.2")
+            made.controller.missed(NAME, 1)
+            assert made.controller.replicas[NAME].in_sync == {2}
+            second = await made.begin(2)
+            await scans(made, LONG)
+            assert not second.roles.is_master
+            assert "1 at 10.0.0.1:10911" in trouble(second) and "3 at 10.0.0.3:10911" in trouble(second)
+            assert "haLeadInDoubt" in trouble(second)
+            await made.begin(3)
+            await until(lambda: "3 at" not in trouble(second))
+            assert "1 at 10.0.0.1:10911" in trouble(second) and not second.roles.is_master
+            made.network.mend()
+            await leads(made, 1, 3)
+            await made.in_sync(1, 2, 3)
+            assert has_all(second, made.accepted)
+
+    run_virtual(work)
+
+
+def test_whose_machine_is_gone_for_good_lets_another_be_elected_from_an_empty_folder(tmp_path: Path) -> None:
+    """The controller elects nobody else: only this one is in the set."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2, 3) as made:
+            await made.in_sync(1, 2, 3)
+            await made.send(made.master, 5)
+            empty = tmp_path / "empty"
+            empty.mkdir()
+            (empty / "brokerIdentity").write_text(f"DefaultCluster#{NAME}#2")
+            await made.cut_power(2, empty)
+            made.network.cut("10.0.0.1", CONTROLLER)
+            made.controller.missed(NAME, 1)
+            assert made.controller.replicas[NAME].in_sync == {2}
+            second = await made.begin(2)
+            await leads(made, 3)
+            made.network.mend()
+            await made.in_sync(1, 2, 3)
+            assert has_all(second, made.accepted)
+
+    run_virtual(work)
+
+
+def test_a_slave_that_is_not_level_yet_is_not_elected_when_the_master_dies(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await lost_tail(made, 2)
+            made.controller.missed(NAME, 2)
+            made.network.cut("10.0.0.1", "10.0.0.2")
+            second = await made.start(2)
+            assert not second.roles.is_master and in_doubt(second)
+            made.controller.replicas[NAME].in_sync = {1, 2}  # the master had no time to say otherwise
+            await made.kill(1)
+            await scans(made, LONG)
+            assert made.controller.replicas[NAME].master is None
+            assert not second.roles.is_master and "1 at 10.0.0.1:10911" in trouble(second)
+            made.network.mend()
+            await made.begin(1)
+            await leads(made, 1)
+            await made.in_sync(1, 2)
+            await until(lambda: not in_doubt(second))
+            assert has_all(second, made.accepted)
+            # From now on it is like any other.
+            await made.kill(1)
+            await leads(made, 2)
+
+    run_virtual(work)
+
+
+def test_a_slave_that_the_controller_takes_for_alive_does_not_lead_when_the_master_dies(
+    tmp_path: Path,
+) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await lost_tail(made, 2)
+            made.network.cut("10.0.0.1", "10.0.0.2")
+            second = await made.start(2)
+            made.controller.replicas[NAME].in_sync = {1, 2}
+            await made.kill(1)
+            assert made.controller.replicas[NAME].master == 2
+            await scans(made, LONG)
+            assert not second.roles.is_master
+            made.network.mend()
+            await made.begin(1)
+            await leads(made, 1)
+            await made.in_sync(1, 2)
+
+    run_virtual(work)
+
+
+def test_a_master_that_comes_back_before_it_is_missed_hands_over(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await lost_tail(made, 1)
+            begun = clock.monotonic()
+            first = await made.begin(1)
+            await leads(made, 2)
+            assert clock.monotonic() - begun < 5.0, "nobody had to wait until the first one was missed"
+            await made.in_sync(1, 2)
+            assert has_all(first, made.accepted)
+
+    run_virtual(work)
+
+
+def test_who_has_lost_nothing_goes_on(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await made.send(made.master, 3)
+            await made.cut_power(1, made.image(1))
+            first = await made.start(1)
+            assert first.roles.is_master and not in_doubt(first)
+            await made.in_sync(1, 2)
+            assert has_all(first, made.accepted)
+
+    run_virtual(work)
+
+
+def test_after_a_power_cut_of_all_the_fullest_leads(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            poor = made.image(1)
+            assert await made.send(made.master, 5) == [ResponseCode.SUCCESS] * 5
+            await made.cut_power(2, made.image(2))
+            await made.cut_power(1, poor)
+            await made.controller.crash()
+            await made.controller.start(CONTROLLER, 9878)
+            first = await made.begin(1)
+            await scans(made, LONG)
+            assert not first.roles.is_master
+            await made.begin(2)
+            await leads(made, 2)
+            await made.in_sync(1, 2)
+
+    run_virtual(work)
+
+
+def test_an_operator_has_it_lead_without_those_who_are_lost(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await lost_tail(made, 2)
+            await made.kill(1)
+            second = await made.begin(2)
+            await until(lambda: "haLeadInDoubt" in trouble(second))
+            await management.update_broker_config(made.pool, second.address, {"haLeadInDoubt": "true"})
+            await until(lambda: second.roles.is_master)
+            assert not in_doubt(second) and await made.send(second) == [ResponseCode.SUCCESS]
+
+    run_virtual(work)
+
+
+def test_an_operator_has_it_live_though_a_controller_that_forgot_who_lives_names_another(
+    tmp_path: Path,
+) -> None:
+    """While nobody of the set is heard the controller elects nobody, and names the old master for ever."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await lost_tail(made, 2)
+            await made.controller.crash()
+            await made.kill(1)
+            await made.controller.start(CONTROLLER, 9878)
+            known = made.controller.replicas[NAME]
+            known.in_sync = {1, 2}
+            second = await made.begin(2)
+            await scans(made, LONG)
+            assert known.master == 1 and "haLeadInDoubt" in trouble(second)
+            await management.update_broker_config(made.pool, second.address, {"haLeadInDoubt": "true"})
+            await scans(made, LONG)
+            assert second.roles.is_master and trouble(second) == ""
+
+    run_virtual(work)
+
+
+def test_a_master_that_was_alone_waits_for_nobody(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await made.kill(2)
+            await made.in_sync(1)
+            first = made.brokers[1]
+            assert first.controller_mode is not None
+            wholeness = first.controller_mode._wholeness
+            await until(lambda: wholeness.alone_in == made.controller.replicas[NAME].set_epoch)
+            assert first.store.flushed_offset == first.store.max_commitlog_offset
+            image = made.image(1)
+            await made.send(first, 5)
+            kept = made.accepted[:-5]
+            await made.cut_power(1, image)
+            first = await made.start(1)
+            assert first.roles.is_master and has_all(first, kept), "nobody else could have given it more"
+
+    run_virtual(work)
+
+
+def test_who_stands_at_a_replicas_address_must_be_a_replica(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address of a machine that is gone may be another broker's by now."""
+
+    async def epochs(caller: Caller, address: str, *, timeout: float) -> EpochTable:
+        return EpochTable(broker_name="broker-b", max_offset=0)
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await lost_tail(made, 2)
+            await made.kill(1)
+            monkeypatch.setattr(replication, "epochs", epochs)
+            second = await made.begin(2)
+            await until(lambda: "broker-b is there now" in trouble(second))
+            assert not second.roles.is_master
+
+    run_virtual(work)

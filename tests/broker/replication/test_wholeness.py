@@ -1,0 +1,101 @@
+"""Whether a replica is in doubt, from one start to the next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gimbalmq.broker.json_file import TableThread
+from gimbalmq.broker.replication.wholeness import Wholeness
+from gimbalmq.errors import DiskFullError
+from gimbalmq.store.files import Files
+from tests.support import run
+
+
+class Booted(Files):
+    def __init__(self, boot: str | None) -> None:
+        self.boot = boot
+
+    def boot_id(self) -> str | None:
+        return self.boot
+
+
+@pytest.fixture
+def thread() -> TableThread:
+    return TableThread()
+
+
+def started(folder: Path, thread: TableThread, boot: str | None, *, was_closed: bool) -> Wholeness:
+    made = Wholeness(folder, Booted(boot), thread, was_closed=was_closed)
+    run(made.begin())
+    return made
+
+
+def test_only_a_start_of_the_machine_takes_what_a_crashed_process_had(
+    tmp_path: Path, thread: TableThread
+) -> None:
+    assert not started(tmp_path, thread, "one", was_closed=True).in_doubt
+    assert not started(tmp_path, thread, "one", was_closed=False).in_doubt
+    assert not started(tmp_path, thread, "two", was_closed=True).in_doubt
+    assert started(tmp_path, thread, "three", was_closed=False).in_doubt
+
+
+def test_a_crash_before_the_start_is_noted_leaves_the_doubt(tmp_path: Path, thread: TableThread) -> None:
+    started(tmp_path, thread, "one", was_closed=True)
+    assert Wholeness(tmp_path, Booted("two"), thread, was_closed=False).in_doubt
+    assert started(tmp_path, thread, "two", was_closed=False).in_doubt
+
+
+def test_a_folder_of_which_nothing_is_known_is_in_doubt_after_a_crash(
+    tmp_path: Path, thread: TableThread
+) -> None:
+    assert not started(tmp_path / "new", thread, "one", was_closed=True).in_doubt
+    assert started(tmp_path / "old", thread, "one", was_closed=False).in_doubt
+
+
+def test_a_folder_that_was_emptied_is_in_doubt(tmp_path: Path, thread: TableThread) -> None:
+    emptied = Wholeness(tmp_path, Booted("one"), thread, was_closed=True, is_empty=True)
+    assert emptied.in_doubt
+    run(emptied.begin())
+    run(emptied.is_whole())
+    again = Wholeness(tmp_path, Booted("one"), thread, was_closed=True, is_empty=True)
+    assert not again.in_doubt, "nothing was ever sent"
+
+
+def test_without_a_number_of_the_boot_every_crash_is_one_of_the_machine(
+    tmp_path: Path, thread: TableThread
+) -> None:
+    assert not started(tmp_path, thread, None, was_closed=True).in_doubt
+    assert started(tmp_path, thread, None, was_closed=False).in_doubt
+
+
+def test_the_doubt_lasts_until_it_is_over(tmp_path: Path, thread: TableThread) -> None:
+    assert started(tmp_path, thread, "one", was_closed=False).in_doubt
+    doubtful = started(tmp_path, thread, "one", was_closed=True)
+    assert doubtful.in_doubt, "a proper end gives nothing back"
+    run(doubtful.is_whole())
+    assert not doubtful.in_doubt
+    whole = started(tmp_path, thread, "one", was_closed=False)
+    assert not whole.in_doubt and whole.alone_in is None
+    run(whole.is_alone(7))
+    assert started(tmp_path, thread, "two", was_closed=False).alone_in == 7
+
+
+def test_a_doubt_whose_end_cannot_be_kept_is_not_over(tmp_path: Path) -> None:
+    thread = TableThread()
+    doubtful = started(tmp_path, thread, "one", was_closed=False)
+    files = doubtful._file._files
+
+    def refuse(path: object, *, create: bool = False) -> int:
+        raise OSError(28, "no space")
+
+    files.open = refuse  # type: ignore[method-assign]
+    with pytest.raises(DiskFullError):
+        run(doubtful.is_whole())
+    assert doubtful.in_doubt
+
+
+def test_a_machines_boot_has_a_number_on_linux() -> None:
+    boot = Files().boot_id()
+    assert boot == Files().boot_id() and boot != ""
