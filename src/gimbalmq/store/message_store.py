@@ -377,7 +377,12 @@ class MessageStore(StoreReading):
         """End of the bytes we have: at a store that follows it may lie inside a record."""
         return self.log.position if self._following is None else self._following.received
 
-    def receive(self, offset: int, data: bytes | bytearray | memoryview) -> list[QueueLog]:
+    def receive(
+        self,
+        offset: int,
+        data: bytes | bytearray | memoryview,
+        written: Callable[[], None] = lambda: None,
+    ) -> list[QueueLog]:
         """Takes bytes of the master's log; whole records are readable at once. The queues that grew.
 
         Of many records the last may not be taken, so that a call takes a few milliseconds: ``received_offset`` tells
@@ -385,13 +390,14 @@ class MessageStore(StoreReading):
 
         Args:
             offset: of the first byte: ``received_offset``.
+            written: called when the log has whole records of them, before these get their queue entries.
 
         Raises:
             OutOfStepError: they are not the next ones; nothing happened.
             DamagedCopyError: they are no log. The records before the damage were taken, and no byte from it on.
             DiskFullError, ResourceShortageError, StoreIOError: nothing of it happened; the store is read-only.
         """
-        return self._follower().receive(offset, data)
+        return self._follower().receive(offset, data, written)
 
     def forget_partial(self) -> None:
         """Gives up received bytes of a record that is not whole: the rest may come from another master."""
