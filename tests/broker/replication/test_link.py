@@ -51,6 +51,7 @@ class Store:
         self.most = most
         self.master_end = 0
         self.now = 0.0
+        self.may_report = True
         self.taken: list[int] = []
         self.fed: list[int] = []
 
@@ -140,6 +141,20 @@ def test_the_end_forgets_what_was_not_taken(monkeypatch: pytest.MonkeyPatch) -> 
         link.end(None)
         await asyncio.sleep(0)
         assert store.taken == [30] and link.ended.done()
+
+    run(work())
+
+
+def test_nothing_is_reported_before_the_dialect_allows_it() -> None:
+    async def work() -> None:
+        store = Store()
+        link, line = linked(store)
+        store.may_report = False
+        link.data_received(b"x" * 100)
+        assert line.written == []
+        store.may_report = True
+        link.data_received(b"x")
+        assert line.written == [b"101"]
 
     run(work())
 

@@ -156,7 +156,7 @@ class MasterLink(asyncio.Protocol):
 
     def report(self, end: int, *, again: bool = False) -> None:
         """Tells the master how far we are, if it does not know or has not heard of us for long."""
-        if self._writable and (again or end > self._reported):
+        if self._writable and self._dialect.may_report and (again or end > self._reported):
             self._reported = end
             self.write(self._dialect.report(end))
 
