@@ -235,8 +235,8 @@ class Replica(asyncio.Protocol):
                 if left <= 0 or self._last_write - begun >= _TURN_SECONDS:
                     self._pump_soon()
                     return
-        except StoreError as error:
-            self.refuse(f"our log cannot be sent from {self.sent} on: {error}")
+        except (StoreError, MemoryError) as error:  # whoever stores messages must not suffer from it
+            self.refuse(f"our log cannot be sent from {self.sent} on: {error!r}")
 
     def _pump_soon(self) -> None:
         if self._again is None:
