@@ -396,6 +396,27 @@ def test_appended_is_told_of_every_growth(filled: MessageStore, tmp_path: Path) 
     slave.close()
 
 
+def test_whoever_waits_for_the_log_is_told_before_queues_grow(filled: MessageStore, tmp_path: Path) -> None:
+    slave = follower(tmp_path / "slave")
+    told: list[tuple[int, int]] = []
+    data = log_of(filled)
+    while (at := slave.received_offset) < len(data):
+        end = slave.max_commitlog_offset
+        before = slave.queue("A", 0).max_offset
+
+        def written(before: int = before) -> None:
+            assert slave.queue("A", 0).max_offset == before
+            told.append((slave.max_commitlog_offset, slave.received_offset))
+
+        slave.receive(at, data[at : at + 1000], written)
+        assert (end == slave.max_commitlog_offset) or told[-1] == (
+            slave.max_commitlog_offset,
+            slave.received_offset,
+        )
+    assert told[-1][0] == len(data)
+    slave.close()
+
+
 def test_pieces_of_the_log_lie_in_one_file(filled: MessageStore) -> None:
     end = filled.max_commitlog_offset
     assert bytes(filled.log_bytes(end, 100)) == b""
@@ -497,10 +518,12 @@ def test_damage_stops_the_copy_before_it(master: MessageStore, tmp_path: Path, a
     slave = follower(tmp_path / "slave")
     damaged = bytearray(log_of(master))
     damaged[place + at] ^= 0x55
+    told: list[int] = []
     with pytest.raises(DamagedCopyError, match=f"offset {place} ") as caught:
         while slave.received_offset < len(damaged):
             offset = slave.received_offset
-            slave.receive(offset, damaged[offset : offset + size])
+            slave.receive(offset, damaged[offset : offset + size], lambda: told.append(slave.received_offset))
+    assert size == 40 or not told
     assert caught.value.offset == place == slave.received_offset == slave.max_commitlog_offset
     assert [body[-1:] for body in bodies(slave, "A", 0)] == [b"0", b"1"]
     assert log_of(slave) == log_of(master)[:place]

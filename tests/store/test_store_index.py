@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gimbalmq.model.javahash import java_hash
 from gimbalmq.model.record import decode_record, encode_properties
-from gimbalmq.store import key_search
+from gimbalmq.store import MessageStore, key_search
 from gimbalmq.store.append import KeyRun
 from gimbalmq.store.files import Files
 from gimbalmq.store.index import KeyIndex
@@ -131,6 +131,28 @@ def test_pending_is_bounded(tmp_path: Path) -> None:
     assert store.build_index(2) == 2
     store.close()
     assert not (tmp_path / "on" / ".next-index").exists()
+
+
+@pytest.mark.parametrize(("size", "indexed"), [(1, 512), (100, 800), (700, 4096)])
+def test_a_commit_indexes_by_its_own_size(tmp_path: Path, size: int, indexed: int) -> None:
+    """A few sends that wait are not kept waiting for the keys of thousands; many at once are cheaper together."""
+    store = open_store(tmp_path)
+    assert store._index is not None
+    put(store, "t", 0, b"", KEYS="first")
+    store.build_index()  # so that there is a file
+    _put_keys(store, 4096)
+    assert store._index.waiting == 4096
+    _put_keys(store, size)
+    assert store._index.waiting == 4096 + size - indexed
+    store.close()
+
+
+def _put_keys(store: MessageStore, count: int) -> None:
+    group = store.group()
+    queue = store.queue("t", 0)
+    for number in range(count):
+        group.add(queue, b"x", b"KEYS\x01k%d\x02" % number, 0, 0, 0, 0, b"\x7f\0\0\1\0\0\0\1", 0, 0)
+    group.commit()
 
 
 def test_a_file_made_ahead_is_taken(tmp_path: Path) -> None:

@@ -182,7 +182,9 @@ class Following:
         self._dispatcher.finish()
         self._tell()
 
-    def receive(self, offset: int, data: bytes | bytearray | memoryview) -> list[QueueLog]:
+    def receive(
+        self, offset: int, data: bytes | bytearray | memoryview, written: Callable[[], None]
+    ) -> list[QueueLog]:
         """See ``MessageStore.receive``."""
         log = self._log
         begins = not len(log.segments) and not self._partial
@@ -205,6 +207,8 @@ class Following:
             self._write(memoryview(block)[: whole.size])
         # What was not looked at is not taken, and comes again.
         self._partial = bytearray(block[whole.size :]) if whole.is_all else bytearray()
+        if whole.size and whole.damage is None:
+            written()
         grown = self._dispatch(whole) if whole.size else []
         if whole.damage is not None:
             self.forget_partial()

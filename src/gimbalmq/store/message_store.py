@@ -55,6 +55,8 @@ _INDEX_STEP = 512
 """Records indexed in one step: about a millisecond."""
 _QUEUES_AT_ONCE = 32
 """Queues written at once if nobody can wait for steps: about a millisecond, too."""
+_INDEX_TIMES = 8
+"""A commit indexes at most so many times the records that it brings, or a step: few sends do not wait for thousands."""
 _MOST_INDEX_BATCHES = 16
 """A commit that finds so many times ``index_pending_limit`` records waiting indexes them, whatever it takes."""
 
@@ -271,6 +273,8 @@ class MessageStore(StoreReading):
         """For AppendGroup only: the records are in the log; now show them."""
         self._open_group = None
         self._last_timestamp = timestamp
+        if self.appended is not None:  # first of all: slaves have it while we go on
+            self.appended()
         limit = self.config.queue_tail_bytes
         tails = self._tails
         try:
@@ -285,21 +289,20 @@ class MessageStore(StoreReading):
                     tails.write(queue)
             if index and self._index is not None:
                 self._index.add(index)
-                self._index_some(self._index)
+                self._index_some(self._index, index)
             if tails.unwritten * 20 > self.config.queue_tails_total_bytes:
                 tails.write_some(_QUEUES_AT_ONCE)
         except StoreError:
             pass  # noted as read_only_reason; the messages themselves are safe in the log
         except MemoryError:
             self.trouble.write_failed(ResourceShortageError("queue entries or keys: out of memory"))
-        if self.appended is not None:
-            self.appended()
 
-    def _index_some(self, index: KeyIndex) -> None:
+    def _index_some(self, index: KeyIndex, added: list[IndexItem | KeyRun]) -> None:
         """Keeps the records that wait for the index few, even if the steps that should do it do not keep up."""
         limit = self.config.index_pending_limit
         if index.waiting > limit and not index.waits_for_file:
-            self.build_index(limit)
+            count = sum(len(item) if type(item) is KeyRun else 1 for item in added)
+            self.build_index(min(limit, max(_INDEX_STEP, _INDEX_TIMES * count)))
         while index.waiting > limit * _MOST_INDEX_BATCHES:
             self.build_index(limit)
 
@@ -377,7 +380,12 @@ class MessageStore(StoreReading):
         """End of the bytes we have: at a store that follows it may lie inside a record."""
         return self.log.position if self._following is None else self._following.received
 
-    def receive(self, offset: int, data: bytes | bytearray | memoryview) -> list[QueueLog]:
+    def receive(
+        self,
+        offset: int,
+        data: bytes | bytearray | memoryview,
+        written: Callable[[], None] = lambda: None,
+    ) -> list[QueueLog]:
         """Takes bytes of the master's log; whole records are readable at once. The queues that grew.
 
         Of many records the last may not be taken, so that a call takes a few milliseconds: ``received_offset`` tells
@@ -385,13 +393,14 @@ class MessageStore(StoreReading):
 
         Args:
             offset: of the first byte: ``received_offset``.
+            written: called when the log has whole records of them, before these get their queue entries.
 
         Raises:
             OutOfStepError: they are not the next ones; nothing happened.
             DamagedCopyError: they are no log. The records before the damage were taken, and no byte from it on.
             DiskFullError, ResourceShortageError, StoreIOError: nothing of it happened; the store is read-only.
         """
-        return self._follower().receive(offset, data)
+        return self._follower().receive(offset, data, written)
 
     def forget_partial(self) -> None:
         """Gives up received bytes of a record that is not whole: the rest may come from another master."""

@@ -373,7 +373,8 @@ class MemoryTransport(asyncio.Transport):
         return 0 if self._wire is None else self._wire.bytes_under_way
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._high = HIGH_WATER_BYTES if high is None else high
+        # The system's own buffers take so much before a byte has to be kept here.
+        self._high = HIGH_WATER_BYTES + (high or 0)
         self._low = self._high // 4 if low is None else low
 
     def get_write_buffer_limits(self) -> tuple[int, int]:

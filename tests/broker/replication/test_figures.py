@@ -51,6 +51,7 @@ def test_a_pair_shows_its_roles_and_what_is_between_them() -> None:
             assert (await shown(master))["slave_behind_bytes"][("127.0.0.1",)] > 0
             sending.cancel()
             await asyncio.wait([sending])
+            del slave.store.receive  # one that takes nothing hears of its master's end by heartbeats only
             await cluster.kill_broker(0)
             await _until(slave, lambda found: found["state"][("seeking",)] == 1)
             assert (await shown(slave))["trouble"] == {(): 1}
@@ -66,7 +67,7 @@ async def _until(broker: Broker, is_so: Callable[[Shown], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def _take_nothing(offset: int, data: object) -> list[QueueLog]:
+def _take_nothing(offset: int, data: object, written: object) -> list[QueueLog]:
     return []
 
 

@@ -20,9 +20,13 @@ class Line(asyncio.Transport):
         super().__init__()
         self.written: list[bytes] = []
         self.reading = True
+        self.kept: int | None = None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written.append(bytes(data))
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.kept = high
 
     def is_closing(self) -> bool:
         return False
@@ -47,6 +51,7 @@ class Store:
         self.most = most
         self.master_end = 0
         self.now = 0.0
+        self.may_report = True
         self.taken: list[int] = []
         self.fed: list[int] = []
 
@@ -136,5 +141,34 @@ def test_the_end_forgets_what_was_not_taken(monkeypatch: pytest.MonkeyPatch) -> 
         link.end(None)
         await asyncio.sleep(0)
         assert store.taken == [30] and link.ended.done()
+
+    run(work())
+
+
+def test_nothing_is_reported_before_the_dialect_allows_it() -> None:
+    async def work() -> None:
+        store = Store()
+        link, line = linked(store)
+        store.may_report = False
+        link.data_received(b"x" * 100)
+        assert line.written == []
+        store.may_report = True
+        link.data_received(b"x")
+        assert line.written == [b"101"]
+
+    run(work())
+
+
+def test_reports_leave_at_once_and_one_that_could_not_is_made_up_for() -> None:
+    async def work() -> None:
+        store = Store()
+        link, line = linked(store)
+        assert line.kept == 0
+        link.pause_writing()
+        link.data_received(b"x" * 100)
+        assert line.written == []
+        link.is_open = True
+        link.resume_writing()
+        assert line.written == [b"100"]
 
     run(work())

@@ -87,13 +87,15 @@ def test_cut_of_what_the_master_sends(cut: int, tmp_path: Path) -> None:
 def test_cut_of_what_the_slave_reports(cut: int, tmp_path: Path) -> None:
     async def work(clock: VirtualClock) -> None:
         def line(network: Network) -> Line:
-            return Line(network, to_master=[cut, cut])
+            return Line(network, to_master=[cut, cut], piece=1000)
 
         async with pair(tmp_path, clock, count=40, line=line) as (master, slave):
             await slave.caught_up(master)
             assert_same(master.store, slave.store)
-            await until(lambda: master.source.replicas[-1].acked == master.store.max_commitlog_offset)
-            assert isinstance(slave.network, Line) and len(slave.network.made) == 3
+            assert isinstance(slave.network, Line)
+            made, replicas = slave.network.made, master.source.replicas
+            await until(lambda: len(made) == 3 and bool(replicas))
+            await until(lambda: replicas[-1].acked == master.store.max_commitlog_offset)
 
     virtual(work)
 
@@ -184,6 +186,46 @@ def test_sends_leave_at_once(tmp_path: Path) -> None:
             begun = clock.monotonic()
             await master.source.acks.wait(master.store.max_commitlog_offset, 1)
             assert clock.monotonic() - begun < 0.0025  # a way takes at most a millisecond
+
+    virtual(work)
+
+
+def test_a_slave_that_waits_gets_it_within_the_append_and_a_busy_one_at_the_end_of_the_turn(
+    tmp_path: Path,
+) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with pair(tmp_path, clock, count=3) as (master, slave):
+            await slave.caught_up(master)
+            await asyncio.sleep(1)
+            (replica,) = master.source.replicas
+            fill(master.store, 1)
+            first = master.store.max_commitlog_offset
+            assert replica.sent == first
+            fill(master.store, 1)
+            fill(master.store, 1)
+            assert replica.sent == first
+            await asyncio.sleep(0)
+            assert replica.sent == master.store.max_commitlog_offset
+
+    virtual(work)
+
+
+def test_the_master_hears_of_messages_before_they_have_queue_entries(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with pair(tmp_path, clock, count=3) as (master, slave):
+            await slave.caught_up(master)
+            link, following = slave.follower._link, slave.store._following
+            assert link is not None and following is not None
+            committed, reported = following._dispatcher._committed, []
+
+            def note(*args: Any) -> None:
+                reported.append(link._reported)
+                committed(*args)
+
+            following._dispatcher._committed = note
+            fill(master.store, 1)
+            await slave.caught_up(master)
+            assert reported == [master.store.max_commitlog_offset]
 
     virtual(work)
 

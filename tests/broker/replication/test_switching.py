@@ -170,9 +170,15 @@ def test_a_slave_takes_bytes_epochs_and_what_is_confirmed(tmp_path: Path) -> Non
             # Apache's master says -1 while it does not know where to begin.
             assert list(copy.feed(Transfer(-1, Epoch(1, 0), 0).encode())) == []
             assert list(epochs.entries) == [(1, 0)]
-            pieces = list(copy.feed(Transfer(0, Epoch(4, 60), 900, b"abc").encode()))
+            pieces, may_report = [], []
+            for piece in copy.feed(Transfer(0, Epoch(4, 60), 900, b"abc").encode()):
+                pieces.append(piece)
+                may_report.append(copy.may_report)
             assert [(piece.offset, bytes(piece.data)) for piece in pieces] == [(0, b"abc")]
+            assert may_report == [False] and copy.may_report, "first the epoch is noted"
+            for _ in copy.feed(Transfer(3, Epoch(4, 60), 900, b"def").encode()):
+                assert copy.may_report
             assert list(epochs.entries) == [(1, 0), (4, 60)]
-            assert confirmed == [0, 0], "never more than we have"
+            assert confirmed == [0, 0, 0], "never more than we have"
 
     run_virtual(work)

@@ -59,6 +59,11 @@ class MasterLine(Protocol):
 class CopyDialect(Protocol):
     """How a slave speaks with its master."""
 
+    @property
+    def may_report(self) -> bool:
+        """False while what is stored belongs to something that is yet to be noted with it."""
+        ...
+
     async def open(self, line: MasterLine) -> None:
         """All that comes before the log; when it returns the master has been told where the log goes on.
 

@@ -280,7 +280,7 @@ class Follower:
                     f"the master would go on at {offset}, and our log ends at {received}: the next connection looks why"
                 )
             return 0
-        grown = self._store.receive(offset, data[:_PIECE_BYTES])
+        grown = self._store.receive(offset, data[:_PIECE_BYTES], self._report)
         if grown:
             self._arrived(grown)
         taken = self._store.received_offset - offset
@@ -292,6 +292,11 @@ class Follower:
         if link.is_open:
             link.report(self._store.received_offset)
             self._judge()
+
+    def _report(self) -> None:
+        """The log has what came: the master hears of it before queue entries are made, because sends wait for it."""
+        if self._link is not None and self._link.is_open:
+            self._link.report(self._store.received_offset)
 
     def _judge(self) -> None:
         received = self._store.received_offset

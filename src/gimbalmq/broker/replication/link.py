@@ -86,6 +86,8 @@ class MasterLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        # Reports leave at once; uvloop would keep them until the end of its turn.
+        self._transport.set_write_buffer_limits(0)
 
     def data_received(self, data: bytes) -> None:
         self.last_read = self._owner.now
@@ -109,6 +111,7 @@ class MasterLink(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._writable = True
+        self._owner.took(self)  # what could not be reported meanwhile
 
     def _work(self) -> None:
         """Takes in what came; what takes long goes on in the next turn, and nothing more is read until then."""
@@ -153,7 +156,7 @@ class MasterLink(asyncio.Protocol):
 
     def report(self, end: int, *, again: bool = False) -> None:
         """Tells the master how far we are, if it does not know or has not heard of us for long."""
-        if self._writable and (again or end > self._reported):
+        if self._writable and self._dialect.may_report and (again or end > self._reported):
             self._reported = end
             self.write(self._dialect.report(end))
 

@@ -51,6 +51,10 @@ class PlainCopy:
         self._first = 0
         self._begun = False
 
+    @property
+    def may_report(self) -> bool:
+        return True
+
     async def open(self, line: MasterLine) -> None:
         self._first = await self._agree()
         line.write(encode_report(self._first))

@@ -17,8 +17,8 @@ from gimbalmq.transport.tls import HANDSHAKE_BYTE
 
 log = logging.getLogger(__name__)
 
-_UNREAD_BYTES = 1 << 20
-"""For a slave that reads slowly no more than so many bytes and one packet are kept."""
+_WRITE_BYTES = 256 * 1024
+"""Written at once. For a slave that reads slowly no more than this and one packet is kept."""
 _TURN_BYTES = 1 << 20
 _TURN_SECONDS = 0.003
 """Then others have their turn: what is sent may have to come from the disk."""
@@ -88,6 +88,11 @@ class Replica(asyncio.Protocol):
         return max(0, self._store.max_commitlog_offset - max(0, self.acked))
 
     @property
+    def is_idle(self) -> bool:
+        """Whether it has reported all that it was sent, so that it waits for more."""
+        return 0 <= self.sent <= self.acked
+
+    @property
     def in_sync(self) -> bool:
         return self.acked >= 0 and self.behind < self._live.now.ha_max_gap_not_in_sync
 
@@ -95,7 +100,8 @@ class Replica(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(_UNREAD_BYTES)
+        # What is written leaves at once; uvloop would keep it until all that came in this turn is served.
+        self._transport.set_write_buffer_limits(0)
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
         self.address = f"{host}:{port}"
         self._last_read = self._last_write = self._now()
@@ -207,24 +213,30 @@ class Replica(asyncio.Protocol):
         end = store.max_commitlog_offset
         try:
             while self._writable and self.sent < end and not transport.is_closing():
-                size = min(most, dialect.packet_end(self.sent) - self.sent)
-                if limit is not None:
-                    size = min(size, self._pace.allowed(limit))
-                    if size <= 0:
-                        self._pump_later(self._pace.wait_seconds())
-                        return
-                data = store.log_bytes(self.sent, size)
-                transport.writelines((dialect.head(self.sent, len(data)), data))
-                self.sent += len(data)
-                self._meter.add(len(data))
-                self._pace.used(len(data))
-                left -= len(data)
+                start = self.sent
+                packets: list[bytes | memoryview] = []
+                while self.sent < end and self.sent - start < _WRITE_BYTES:
+                    size = min(most, dialect.packet_end(self.sent) - self.sent)
+                    if limit is not None:
+                        size = min(size, self._pace.allowed(limit))
+                        if size <= 0:
+                            break
+                    data = store.log_bytes(self.sent, size)
+                    packets += (dialect.head(self.sent, len(data)), data)
+                    self.sent += len(data)
+                    self._pace.used(len(data))
+                if not packets:
+                    self._pump_later(self._pace.wait_seconds())
+                    return
+                transport.writelines(packets)
+                self._meter.add(self.sent - start)
+                left -= self.sent - start
                 self._last_write = self._now()
                 if left <= 0 or self._last_write - begun >= _TURN_SECONDS:
                     self._pump_soon()
                     return
-        except StoreError as error:
-            self.refuse(f"our log cannot be sent from {self.sent} on: {error}")
+        except (StoreError, MemoryError) as error:  # whoever stores messages must not suffer from it
+            self.refuse(f"our log cannot be sent from {self.sent} on: {error!r}")
 
     def _pump_soon(self) -> None:
         if self._again is None:

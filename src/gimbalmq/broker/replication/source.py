@@ -146,9 +146,12 @@ class HaSource:
         return True
 
     def _appended(self) -> None:
-        """All that is stored in one turn of the loop leaves together."""
-        if self._pump is None:
-            self._pump = asyncio.get_running_loop().call_soon(self._send)
+        """A slave that waits for it gets it at once. For others all that is stored in one turn leaves together."""
+        for replica in list(self.replicas):
+            if replica.is_idle:
+                replica.pump()
+            elif self._pump is None:
+                self._pump = asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
         self._pump = None

@@ -172,6 +172,12 @@ class EpochCopy:
         self._packets = FromMaster()
         self._answer: asyncio.Future[MasterHandshake] = asyncio.get_running_loop().create_future()
         self._is_open = False
+        self._notes_epoch = False
+
+    @property
+    def may_report(self) -> bool:
+        """Bytes of a new epoch do not count before the epoch is noted: with only one of both we would be cut."""
+        return not self._notes_epoch
 
     async def open(self, line: MasterLine) -> None:
         config = self._live.now
@@ -200,9 +206,11 @@ class EpochCopy:
             if not self._is_open:
                 raise RemoteProtocolError("the master sends its log before we have said where ours ends")
             if packet.offset >= 0:  # Apache's master says -1 while it does not know where to begin
+                self._notes_epoch = packet.epoch.epoch > self._epochs.last_epoch
                 yield LogPiece(packet.offset, memoryview(packet.data))
             if packet.epoch.epoch > self._epochs.last_epoch and self._epochs.append(packet.epoch):
                 self._noted()
+            self._notes_epoch = False
             self._confirmed(min(packet.confirm, self._store.max_commitlog_offset))
 
     def report(self, end: int) -> bytes:
