@@ -513,7 +513,7 @@ def test_text_that_cannot_be_written_takes_up_no_room() -> None:
 def test_a_fault_of_our_own_is_the_error_of_each() -> None:
     async def work(cluster: ScriptedCluster, producer: Producer) -> None:
         futures = soon(producer, "a", "b")
-        producer._batches._open["T", "true", False].messages[0].body = "text"  # type: ignore
+        producer._batches._open["T", "true", False].bodies[0] = "text"  # type: ignore
         flush(producer)
         errors = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 60)
         assert [type(error) for error in errors] == [TypeError] * 2
