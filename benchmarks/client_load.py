@@ -71,7 +71,7 @@ async def send_async(asked: argparse.Namespace) -> Result:
     return {
         "mode": "async",
         "ok": int(sent),
-        "codes": {"0": int(sent), "1": bad},
+        "codes": {"0": good, "1": bad},
         "per_second": sent / took,
         "generator_cpu": {"user_us_each": used / max(1, sent) * 1e6},
     }

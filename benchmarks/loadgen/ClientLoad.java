@@ -19,7 +19,7 @@ import org.apache.rocketmq.common.message.Message;
 /**
  * The unmodified Java client as a load: async sends with a window, sync sends from threads, a push consumer.
  *
- *   ClientLoad async   --namesrv A --topic T --window 2000 --body 100 --seconds 8 --warmup 6 [--autobatch 1]
+ *   ClientLoad async   --namesrv A --topic T --window 2000 --body 100 --seconds 8 --warmup 6 [--autobatch 1 [--batchbytes N]]
  *   ClientLoad sync    --namesrv A --topic T --threads 1 --body 100 --seconds 4 --warmup 4
  *   ClientLoad produce --namesrv A --topic T --settle 5000000 --seconds 5    (async at two sizes, then sync)
  *   ClientLoad consume --namesrv A --topic T --count 300000 --batch 32
@@ -70,7 +70,10 @@ public final class ClientLoad {
         producer.setRetryTimesWhenSendAsyncFailed(0);
         producer.setRetryTimesWhenSendFailed(0);
         producer.setSendMsgTimeout(10_000);
-        producer.setAutoBatch(number("autobatch", 0) == 1); // its own defaults: 10 ms, 32 KB
+        producer.setAutoBatch(number("autobatch", 0) == 1);
+        if (number("batchbytes", 0) > 0) { // its own defaults: 10 ms, 32 KB
+            producer.batchMaxBytes(number("batchbytes", 0));
+        }
         producer.start();
         return producer;
     }

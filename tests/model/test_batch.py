@@ -27,6 +27,13 @@ def test_round_trip(messages: list[tuple[int, bytes, bytes]]) -> None:
     assert split_batch(encode_batch(messages)) == messages
 
 
+def test_alike_ones_are_written_as_others_are() -> None:
+    alike = [(7, b"b%d" % n, b"a\x01%d\x02" % n) for n in range(5)]
+    assert encode_batch(alike) == b"".join(encode_batch([item]) for item in alike)
+    for odd in ((8, b"b5", b"a\x015\x02"), (7, b"b", b"a\x015\x02"), (7, b"b5", b"")):
+        assert split_batch(encode_batch([*alike, odd])) == [*alike, odd]
+
+
 def test_every_cut_is_noticed() -> None:
     data = encode_batch([ITEM, ITEM])
     for end in range(1, len(data)):

@@ -208,7 +208,7 @@ class ProducerConfig(ClientConfig):
     max_in_flight: int = 10_000
     auto_batch: bool = False
     batch_max_delay: float = 0.01
-    batch_max_bytes: int = 32 * 1024
+    batch_max_bytes: int = 128 * 1024
     total_batch_max_bytes: int = 32 * 1024 * 1024
     trace: bool = False
     trace_topic: str = TRACE_TOPIC

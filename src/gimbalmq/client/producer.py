@@ -169,7 +169,11 @@ class Producer:
         """
         batches = self._batches
         if batches is not None:
-            gathered = self._gather(batches, message, queue, selector, argument, timeout, awaited=True)
+            gathered = None
+            if queue is None and selector is None and timeout is None:
+                gathered = batches.take(message, True)  # the short way, for most
+            if gathered is None:
+                gathered = self._gather(batches, message, queue, selector, argument, timeout, awaited=True)
             if gathered is not None:
                 return await gathered
         prepared = prepare(message, self._instance or self.instance, self.config, self._publish)
@@ -246,7 +250,11 @@ class Producer:
         """
         batches = self._batches
         if batches is not None:
-            gathered = self._gather(batches, message, queue, selector, argument, timeout, awaited=False)
+            gathered = None
+            if queue is None and selector is None and timeout is None:
+                gathered = batches.take(message, False)  # the short way, for most
+            if gathered is None:
+                gathered = self._gather(batches, message, queue, selector, argument, timeout, awaited=False)
             if gathered is not None:
                 return gathered
         instance = self._instance or self.instance
@@ -328,10 +336,6 @@ class Producer:
             None if it need neither wait for others nor go behind those of its queue that do.
         """
         bound = queue is not None or selector is not None or message.sharding_key is not None
-        if not bound and timeout is None and self._tracer is None:
-            taken = batches.take(message, awaited=awaited)  # the quick way, for most
-            if taken is not None:
-                return taken
         fits = timeout is None and batches.fits(message)
         if not fits and not bound:
             if batches.full:

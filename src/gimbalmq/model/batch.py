@@ -7,7 +7,8 @@ broker computes the rest and stores N ordinary records.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from gimbalmq.errors import LocalProtocolError, MessageIllegalError
@@ -19,6 +20,8 @@ ITEM_HEAD_BYTES = _HEAD.size
 ITEM_BYTES = ITEM_HEAD_BYTES + 2
 """What an item takes beside its body and properties: the head, and the properties' size behind the body."""
 
+Body = bytes | memoryview
+
 
 class BatchItem(NamedTuple):
     flag: int
@@ -26,27 +29,42 @@ class BatchItem(NamedTuple):
     properties: bytes
 
 
-def encode_batch(items: Iterable[tuple[int, bytes | memoryview, bytes]]) -> bytes:
-    """One body out of (flag, body, encoded properties) items.
+def encode_batch(items: Iterable[tuple[int, Body, bytes]]) -> bytes:
+    """One body out of (flag, body, encoded properties) items; see ``encode_columns``."""
+    rows = list(items)
+    return encode_columns(
+        [flag for flag, _, _ in rows], [body for _, body, _ in rows], [found for _, _, found in rows]
+    )
+
+
+def encode_columns(flags: Sequence[int], bodies: Sequence[Body], properties: Sequence[bytes]) -> bytes:
+    """One body out of the flags, bodies and encoded properties of as many items.
 
     Raises:
         LocalProtocolError: an item's properties do not fit their 16-bit length.
     """
-    parts: list[bytes | memoryview] = []
-    last_flag = last_body = last_properties = -1
-    head = properties_size = b""
-    for flag, body, properties in items:
-        # Those of one producer are often alike.
-        if len(properties) != last_properties or len(body) != last_body or flag != last_flag:
-            last_flag, last_body, last_properties = flag, len(body), len(properties)
-            if last_properties > MAX_PROPERTIES:
-                raise LocalProtocolError(
-                    f"properties of {last_properties} bytes; at most {MAX_PROPERTIES} fit"
-                )
-            head = _HEAD.pack(ITEM_BYTES + last_body + last_properties, 0, 0, flag, last_body)
-            properties_size = last_properties.to_bytes(2, "big")
-        parts += (head, body, properties_size, properties)
+    sizes, property_sizes, kinds = set(map(len, bodies)), set(map(len, properties)), set(flags)
+    if property_sizes and (longest := max(property_sizes)) > MAX_PROPERTIES:
+        raise LocalProtocolError(f"properties of {longest} bytes; at most {MAX_PROPERTIES} fit")
+    if len(sizes) == len(property_sizes) == len(kinds) == 1:  # those of one producer often are alike
+        (size,), (property_size,), (flag,) = sizes, property_sizes, kinds
+        head, behind = _frame(flag, size, property_size)
+        return b"".join(chain.from_iterable(zip(repeat(head), bodies, repeat(behind), properties)))
+    parts: list[Body] = []
+    alike: dict[tuple[int, int, int], tuple[bytes, bytes]] = {}
+    for flag, body, found in zip(flags, bodies, properties, strict=True):
+        kind = flag, len(body), len(found)
+        frame = alike.get(kind)
+        if frame is None:
+            frame = alike[kind] = _frame(*kind)
+        parts += (frame[0], body, frame[1], found)
     return b"".join(parts)
+
+
+def _frame(flag: int, size: int, property_size: int) -> tuple[bytes, bytes]:
+    """What stands before an item's body, and behind it."""
+    head = _HEAD.pack(ITEM_BYTES + size + property_size, 0, 0, flag, size)
+    return head, property_size.to_bytes(2, "big")
 
 
 def split_batch(data: bytes) -> list[BatchItem]:

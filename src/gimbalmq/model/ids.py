@@ -9,6 +9,7 @@ the two it is, only its place does.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -18,6 +19,8 @@ _UNIQUE_TAIL = struct.Struct(">HiIH")  # days 25 to 31 need the sign bit
 _PLACE = struct.Struct(">iq")
 _PORT_BYTES = 4
 _HEX = [f"{byte:02X}" for byte in range(256)]
+_RUN = 64
+"""Ids that are made ready at a time, so that most take no step of Python; a divisor of 256."""
 
 V4_HOST_BYTES = 4 + _PORT_BYTES
 V6_HOST_BYTES = 16 + _PORT_BYTES
@@ -89,25 +92,39 @@ class UniqueIdGenerator:
         ip: 4 or 16 address bytes.
         pid: process id; its low 16 bits are used.
         loader_hash: any int32 that is stable in this process and likely differs in others.
+
+    Attributes:
+        length: of each id, in letters.
+        run: a few ids that ``next`` would give if the time were still the same. Whoever needs thousands a second may
+            take them from here, and ask ``next`` when there is none left.
     """
 
-    __slots__ = ("_counter", "_next_start", "_now", "_prefix", "_start", "_stem")
+    __slots__ = ("_counter", "_next_start", "_now", "_prefix", "_start", "_stem", "length", "run")
 
     def __init__(self, ip: bytes, pid: int, loader_hash: int) -> None:
         loader = loader_hash & 0xFFFFFFFF
         self._prefix = (ip + (pid & 0xFFFF).to_bytes(2, "big") + loader.to_bytes(4, "big")).hex().upper()
+        self.length = len(self._prefix) + 12
         self._start = self._next_start = 0
         self._now = -1
         self._stem = ""
         """All but the counter, as it is throughout one millisecond."""
         self._counter = 0
+        self.run: Iterator[str] = iter(())
 
     def next(self, now_ms: int) -> str:
-        if now_ms != self._now:
+        if now_ms == self._now:
+            for made in self.run:
+                return made
+        else:
             self._set_time(now_ms)
-        counter = self._counter
-        self._counter = (counter + 1) & 0xFFFF
-        return f"{self._stem}{_HEX[counter >> 8]}{_HEX[counter & 0xFF]}"
+        counter = self._counter & 0xFFFF
+        self._counter = counter - counter % _RUN + _RUN
+        self.run = map(
+            f"{self._stem}{_HEX[counter >> 8]}".__add__,
+            _HEX[counter & 0xFF : self._counter - (counter & 0xFF00)],
+        )
+        return next(self.run)
 
     def _set_time(self, now_ms: int) -> None:
         since = now_ms - self._start

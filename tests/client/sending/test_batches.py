@@ -118,6 +118,23 @@ def test_messages_leave_in_one_request_and_each_has_its_own_result() -> None:
     with_producer(work)
 
 
+@pytest.mark.parametrize("own", [("a" * 31, "a" * 33), ("ü" * 32, "a" * 32)])
+def test_ids_of_any_length_and_letters_are_kept(own: tuple[str, str]) -> None:
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        messages = [Message("T", f"b{n}") for n in range(4)]
+        for message, msg_id in zip(messages[1:], own, strict=False):
+            message.system_properties[names.UNIQ_KEY] = msg_id
+        futures = [producer.send_soon(message) for message in messages]
+        flush(producer)
+        results = await asyncio.gather(*futures)
+        assert [result.msg_id for result in results[1:3]] == list(own)
+        (request,) = sends(cluster.broker)
+        for item, message in zip(split_batch(bytes(request.body)), messages, strict=True):
+            assert names.parse(item.properties.decode()) == {"UNIQ_KEY": message.msg_id, "WAIT": "true"}
+
+    with_producer(work)
+
+
 def test_awaited_sends_of_many_tasks_share_a_request() -> None:
     async def work(cluster: ScriptedCluster, producer: Producer) -> None:
         results = await asyncio.gather(*(producer.send(Message("T", str(n))) for n in range(5)))
@@ -513,7 +530,7 @@ def test_text_that_cannot_be_written_takes_up_no_room() -> None:
 def test_a_fault_of_our_own_is_the_error_of_each() -> None:
     async def work(cluster: ScriptedCluster, producer: Producer) -> None:
         futures = soon(producer, "a", "b")
-        producer._batches._open["T", "true", False].messages[0].body = "text"  # type: ignore
+        producer._batches._open["T", "true", False].bodies[0] = "text"  # type: ignore
         flush(producer)
         errors = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 60)
         assert [type(error) for error in errors] == [TypeError] * 2
@@ -621,14 +638,46 @@ def test_a_send_that_is_given_up_while_it_waits_is_never_sent() -> None:
     with_producer(work)
 
 
+def test_what_is_given_up_takes_nothing_of_its_neighbours() -> None:
+    """A flag, a tag and an id of its own stay with their message if others of the batch go."""
+
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        messages = [
+            Message(
+                "T", f"b{n}", flag=n % 3, tags="t" if n % 2 else None, properties={"p": "ä"} if n == 5 else {}
+            )
+            for n in range(8)
+        ]
+        messages[4].system_properties[names.UNIQ_KEY] = "own"
+        messages[6].system_properties[names.UNIQ_KEY] = "ü" * 3
+        futures = [producer.send_soon(message) for message in messages]
+        futures[0].cancel()
+        futures[3].cancel()
+        flush(producer)
+        kept = [n for n in range(8) if n not in (0, 3)]
+        results = await asyncio.gather(*(futures[n] for n in kept))
+        (request,) = sends(cluster.broker)
+        items = split_batch(bytes(request.body))
+        assert [(item.body, item.flag) for item in items] == [(b"b%d" % n, n % 3) for n in kept]
+        for n, item, result in zip(kept, items, results, strict=True):
+            assert names.parse(item.properties.decode()) == messages[n].all_properties()
+            assert result.msg_id == messages[n].msg_id
+        assert [messages[n].msg_id for n in (4, 6)] == ["own", "ü" * 3]
+
+    with_producer(work)
+
+
 def test_a_send_that_is_given_up_on_its_way_changes_nothing_for_others() -> None:
     async def work(cluster: ScriptedCluster, producer: Producer) -> None:
-        futures = soon(producer, "a", "b", "c")
+        gate = silent_until(cluster.broker)
+        futures = soon(producer, "a", "b", "c", "d")
         flush(producer)
         await until(lambda: sends(cluster.broker))
-        futures[0].cancel()
-        results = await asyncio.gather(*futures[1:])
-        assert [result.queue_offset for result in results] == [1, 2]
+        assert futures[0].cancel()
+        assert futures[2].cancel()
+        gate.set()
+        results = await asyncio.gather(futures[1], futures[3])
+        assert [result.queue_offset for result in results] == [1, 3]
 
     with_producer(work)
 

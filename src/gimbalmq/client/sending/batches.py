@@ -15,6 +15,8 @@ import asyncio
 from collections import deque
 from collections.abc import Coroutine
 from functools import partial
+from itertools import chain, count, repeat
+from struct import iter_unpack
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -23,11 +25,11 @@ from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.sending.lines import Lines, PlaceInLine
 from gimbalmq.client.sending.loop import Sending
-from gimbalmq.client.sending.prepare import SEND, Prepared, join, stamp
+from gimbalmq.client.sending.prepare import SEND, Prepared, join, stamp, with_id
 from gimbalmq.client.sending.rules import ONCE, Rules
 from gimbalmq.errors import MessageIllegalError, RequestTimeoutError, RocketMQError, StateError
 from gimbalmq.model import properties as names
-from gimbalmq.model.batch import ITEM_BYTES
+from gimbalmq.model.batch import ITEM_BYTES, Body, encode_columns
 from gimbalmq.model.message import Message
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.record import MAX_PROPERTIES
@@ -44,6 +46,12 @@ _ALONE: Final = frozenset({*names.DELAYS, names.TRAN_MSG, names.MESSAGE_TYPE, na
 """Messages with one of these leave alone: brokers take no delayed ones or halves in batches, and requests and replies
 have somebody who waits for them."""
 
+_WAIT: Final = names.WAIT
+_ID: Final = names.UNIQ_KEY
+_ID_MARK: Final = f"{_ID}\x01"
+_ID_BYTES: Final = len(with_id("", ""))
+"""Of an id's property beside the id."""
+
 _FLAGS: Final = 2**31
 """A message's flag is a signed number of 32 bits within a batch; alone it travels as text."""
 
@@ -51,11 +59,20 @@ _FLAGS: Final = 2**31
 class Batch(msgspec.Struct, eq=False):
     """Messages that leave together; each has its future.
 
+    Of each message only what differs is kept: what they have in common is written when they leave, for all of them at
+    once.
+
     Attributes:
         queue: the queue that all of them are bound to; None is any.
         limit: seconds to send it in, counted from when it has waited for company, and anew from when the one before it
             was stored.
+        born_ms: when the first one was sent, ms since 1970.
+        plain, plain_bytes: the properties behind the id of a message that has none of its own, and the bytes of such a
+            message beside its body.
         size: bytes, as in the request.
+        rests: the properties behind the ids, by place, of messages that have more than ``plain``.
+        flags: of the messages, by place; none is 0.
+        alone: the only message, if it is one that a batch cannot carry.
         timer: sends it at the latest; None if it is closed.
         ready: when it would have left if its queue had been free; 0.0 if it has not come to that.
     """
@@ -64,39 +81,84 @@ class Batch(msgspec.Struct, eq=False):
     queue: MessageQueue | None
     rules: Rules
     limit: float
+    born_ms: int
+    plain: str = ""
+    plain_bytes: int = 0
     size: int = 0
-    messages: list[Prepared] = []
+    bodies: list[Body] = []
+    ids: list[str] = []
     futures: list[asyncio.Future[SendResult]] = []
+    rests: dict[int, str] = {}
+    flags: dict[int, int] = {}
+    alone: Prepared | None = None
     timer: asyncio.TimerHandle | None = None
     ready: float = 0.0
+
+    def request(self) -> Prepared:
+        """All of them in one. Their ids are known here: the request's result names none."""
+        places = range(len(self.ids))
+        rests = [self.rests.get(n, self.plain) for n in places] if self.rests else [self.plain] * len(places)
+        flags = [self.flags.get(n, 0) for n in places] if self.flags else [0] * len(places)
+        body = encode_columns(flags, self.bodies, encode_properties(self.ids, rests))
+        return join(self.kind[0], body, "", self.kind[1], self.born_ms)
+
+    def message(self, place: int) -> Prepared:
+        """One of them, to be sent by itself."""
+        if self.alone is not None:
+            return self.alone
+        msg_id = self.ids[place]
+        properties = with_id(msg_id, self.rests.get(place, self.plain))
+        flag = self.flags.get(place, 0)
+        return Prepared(SEND, self.kind[0], self.bodies[place], properties, 0, flag, msg_id, self.born_ms)
 
     def settle(self, result: SendResult) -> None:
         """A broker has stored it: its messages lie one behind the other."""
         offset_ids = result.offset_msg_id.split(",")
-        if len(offset_ids) != len(self.messages):  # stored as one record, which has one id
-            offset_ids = [result.offset_msg_id] * len(self.messages)
-        status, queue, queue_offset = result.status, result.queue, result.queue_offset
-        region, trace_on = result.region_id, result.trace_on
-        for message, future, offset_id in zip(self.messages, self.futures, offset_ids, strict=True):
-            if not future.done():
-                future.set_result(
-                    SendResult(status, message.msg_id, queue, queue_offset, offset_id, None, region, trace_on)
-                )
-            queue_offset += 1
+        if len(offset_ids) != len(self.ids):  # stored as one record, which has one id
+            offset_ids = [result.offset_msg_id] * len(self.ids)
+        results = map(
+            SendResult,
+            repeat(result.status),
+            self.ids,
+            repeat(result.queue),
+            count(result.queue_offset),
+            offset_ids,
+            repeat(None),
+            repeat(result.region_id),
+            repeat(result.trace_on),
+        )
+        # All futures are the loop's own. That this takes no step of Python for each saves a tenth of sending it.
+        told = map(type(self.futures[0]).set_result, self.futures, results)
+        while True:
+            try:
+                any(told)
+                return
+            except asyncio.InvalidStateError:
+                pass  # its sender has given up; those behind it come next
 
     def fail(self, error: Exception) -> None:
         for future in self.futures:
             if not future.done():
                 future.set_exception(error)
 
-    def drop_cancelled(self) -> int:
-        """Forgets the messages whose senders have given up; how many they were."""
-        kept = [n for n, future in enumerate(self.futures) if not future.done()]
-        dropped = len(self.futures) - len(kept)
-        if dropped:
-            self.messages = [self.messages[n] for n in kept]
+    def drop_cancelled(self) -> None:
+        """Forgets the messages whose senders have given up."""
+        if any(map(type(self.futures[0]).done, self.futures)):
+            kept = [n for n, future in enumerate(self.futures) if not future.done()]
+            self.bodies = [self.bodies[n] for n in kept]
+            self.ids = [self.ids[n] for n in kept]
             self.futures = [self.futures[n] for n in kept]
-        return dropped
+            self.rests = {at: self.rests[n] for at, n in enumerate(kept) if n in self.rests}
+            self.flags = {at: self.flags[n] for at, n in enumerate(kept) if n in self.flags}
+
+
+def encode_properties(ids: list[str], rests: list[str]) -> list[bytes]:
+    """The properties of messages as they travel."""
+    if len(set(rests)) == len(set(map(len, ids))) == 1:
+        text = with_id(f"\x02{rests[0]}{_ID_MARK}".join(ids), rests[0])
+        if text.isascii():  # all of them are written at once and cut then
+            return list(chain.from_iterable(iter_unpack(f"{len(text) // len(ids)}s", text.encode())))
+    return [with_id(msg_id, rest).encode() for msg_id, rest in zip(ids, rests, strict=True)]
 
 
 class Batches:
@@ -120,13 +182,14 @@ class Batches:
     ) -> None:
         self._sending = sending
         self._now_ms = instance.clock.wall_ms
-        self._next_id = instance.unique_ids.next
+        self._unique_ids = instance.unique_ids
         self._attempts = sending.attempts
         self._group = config.group
         self._limit = config.send_timeout
         self._delay = config.batch_max_delay
         self._most_bytes = min(config.batch_max_bytes, config.max_message_size)
         self._small = min(config.compress_over, self._most_bytes)
+        self._taken_below = 0 if config.trace else self._small
         self._most_held = config.total_batch_max_bytes
         self._awaited = awaited
         self._soon = soon
@@ -200,39 +263,56 @@ class Batches:
 
     # -- gathering ------------------------------------------------------------------------
 
-    def take(self, message: Message, *, awaited: bool) -> asyncio.Future[SendResult] | None:
-        """Puts a message that is bound to no queue into the batch that is open for its like.
+    def take(self, message: Message, awaited: bool) -> asyncio.Future[SendResult] | None:
+        """Puts a message that no queue was chosen for into the batch that is open for its like.
 
         The short way, for nearly all messages of who sends many: there is such a batch, and the message has room in it.
 
         Returns:
-            None if it must go the long way, by ``prepare``.
+            None if it must go the long way, by ``prepare``: also if its key binds it, or if it is traced.
         """
         known = message.system_properties
-        topic, body = message.topic, message.body
-        batch = self._open.get((topic, known[names.WAIT], awaited))
+        body = message.body
+        length = len(body)
+        batch = self._open.get((message.topic, known[_WAIT], awaited))
         attempts = self._attempts
         if (
             batch is None
             or attempts.count >= attempts.most
             or self.held >= self._most_held
             or self._waiting
-            or not 0 < len(body) < self._small
+            or not 0 < length < self._taken_below
+            or message.sharding_key is not None
             or (message.flag and not -_FLAGS <= message.flag < _FLAGS)
-            or (len(known) > 1 and not _ALONE.isdisjoint(known))
         ):
             return None
-        now_ms = self._now_ms()
-        msg_id, properties = stamp(message, self._next_id, now_ms)
-        length = len(properties)
-        size = ITEM_BYTES + len(body) + length
-        if batch.size + size > self._most_bytes or length > MAX_PROPERTIES or not properties.isascii():
+        if len(known) == 1 and not message.properties:  # as ``stamp`` does it
+            msg_id = next(self._unique_ids.run, "") or self._unique_ids.next(self._now_ms())
+            known[_ID] = msg_id
+            size = batch.plain_bytes + length
+            if batch.size + size > self._most_bytes:
+                return None
+        elif _ALONE.isdisjoint(known):
+            msg_id, rest = stamp(message, self._unique_ids.next, self._now_ms())
+            property_bytes = _ID_BYTES + len(msg_id) + len(rest)
+            size = ITEM_BYTES + length + property_bytes
+            if (
+                batch.size + size > self._most_bytes
+                or property_bytes > MAX_PROPERTIES
+                or not (rest.isascii() and msg_id.isascii())
+            ):
+                return None
+            batch.rests[len(batch.ids)] = rest
+        else:
             return None
-        self.held += size
-        batch.size += size
-        attempts.count += 1
-        batch.messages.append(Prepared(SEND, topic, body, properties, 0, message.flag, msg_id, now_ms))
+        if message.flag:
+            batch.flags[len(batch.ids)] = message.flag
         future: asyncio.Future[SendResult] = self._new_future()
+        self.held += size
+        attempts.count += 1
+        batch.size += size
+        batch.bodies.append(body)
+        batch.ids.append(msg_id)
         batch.futures.append(future)
         return future
 
@@ -256,12 +336,18 @@ class Batches:
         kind = (prepared.topic, wait, awaited)
         batch = self._open.get(kind) if queue is None else self._bound.get(queue)
         if batch is None:
-            batch = self._begin(kind, queue)
+            batch = self._begin(kind, queue, prepared.born_ms)
         elif batch.size + size > self._most_bytes or batch.kind[1] != kind[1]:
             self._send(batch)
-            batch = self._begin(kind, queue)
+            batch = self._begin(kind, queue, prepared.born_ms)
         future: asyncio.Future[SendResult] = self._new_future()
-        batch.messages.append(prepared)
+        if prepared.flag:
+            batch.flags[len(batch.ids)] = prepared.flag
+        rest = prepared.properties[_ID_BYTES + len(prepared.msg_id) :]
+        if rest != batch.plain:
+            batch.rests[len(batch.ids)] = rest
+        batch.bodies.append(prepared.body)
+        batch.ids.append(prepared.msg_id)
         batch.futures.append(future)
         batch.size += size
         self.held += size
@@ -275,9 +361,11 @@ class Batches:
             self._let_in()
         return future
 
-    def _begin(self, kind: Kind, queue: MessageQueue | None) -> Batch:
+    def _begin(self, kind: Kind, queue: MessageQueue | None, born_ms: int) -> Batch:
         rules = ONCE if queue is not None else self._awaited if kind[2] else self._soon
-        batch = Batch(kind, queue, rules, self._limit)
+        plain = f"{_WAIT}\x01{kind[1]}\x02"
+        plain_bytes = ITEM_BYTES + _ID_BYTES + self._unique_ids.length + len(plain)
+        batch = Batch(kind, queue, rules, self._limit, born_ms, plain, plain_bytes)
         batch.timer = self._loop.call_later(self._delay, self._gathered, batch)
         if queue is None:
             self._open[kind] = batch
@@ -295,7 +383,13 @@ class Batches:
             self._send(before)
         future: asyncio.Future[SendResult] = self._loop.create_future()
         self.held += size
-        self._send(Batch((prepared.topic, "", False), queue, ONCE, limit, size, [prepared], [future]))
+        batch = Batch(
+            (prepared.topic, "", False), queue, ONCE, limit, prepared.born_ms, size=size, alone=prepared
+        )
+        batch.bodies.append(prepared.body)
+        batch.ids.append(prepared.msg_id)
+        batch.futures.append(future)
+        self._send(batch)
         if self._waiting:
             self._let_in()
         return future
@@ -344,7 +438,7 @@ class Batches:
         if batch.queue is not None:
             place = self._lines.join(batch.queue)
         task = self.own(self._deliver(batch, place))
-        task.add_done_callback(partial(self._ended, batch, len(batch.messages), batch.size, place))
+        task.add_done_callback(partial(self._ended, batch, len(batch.ids), batch.size, place))
 
     def _ended(
         self, batch: Batch, messages: int, size: int, place: PlaceInLine | None, task: asyncio.Task[None]
@@ -401,18 +495,17 @@ class Batches:
                 assert batch.queue is not None, "only what is bound stands in a line"
                 started = await self._come_first(batch.queue, place, batch.limit, started)
             batch.drop_cancelled()
-            if len(batch.messages) > 1:
+            if len(batch.ids) > 1:
                 await self._deliver_together(batch, started)
-            elif batch.messages:
+            elif batch.ids:
                 await self._deliver_each(batch, started)
         except Exception as error:  # of ours, too: somebody waits for each of these messages
             batch.fail(error)
 
     async def _deliver_together(self, batch: Batch, started: float) -> None:
-        request = join(batch.messages, batch.kind[1])
         try:
             result = await self._sending.deliver(
-                request, batch.rules, batch.limit, started=started, chosen=batch.queue
+                batch.request(), batch.rules, batch.limit, started=started, chosen=batch.queue
             )
         except MessageIllegalError:
             # Nothing is stored. What the broker does not like may be one of them, and only that one shall fail.
@@ -422,12 +515,12 @@ class Batches:
             batch.settle(result)
 
     async def _deliver_each(self, batch: Batch, started: float) -> None:
-        for message, future in zip(batch.messages, batch.futures, strict=True):
+        for place, future in enumerate(batch.futures):
             if future.done():
                 continue
             try:
                 result = await self._sending.deliver(
-                    message, batch.rules, batch.limit, started=started, chosen=batch.queue
+                    batch.message(place), batch.rules, batch.limit, started=started, chosen=batch.queue
                 )
             except RocketMQError as error:
                 if not future.done():

@@ -11,7 +11,7 @@ from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.errors import MessageIllegalError
 from gimbalmq.model import properties as names
-from gimbalmq.model.batch import ITEM_BYTES, encode_batch
+from gimbalmq.model.batch import ITEM_BYTES, Body, encode_batch
 from gimbalmq.model.compression import Compression, compress
 from gimbalmq.model.flags import COMPRESSED, TRANSACTION_PREPARED
 from gimbalmq.model.message import Message
@@ -25,9 +25,6 @@ SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
 _SEND_REPLY = int(RequestCode.SEND_REPLY_MESSAGE_V2)
 
 _NOT_IN_BATCHES = frozenset({*names.DELAYS, names.TRAN_MSG})
-
-
-Body = bytes | memoryview
 
 
 class Prepared(msgspec.Struct, gc=False):
@@ -65,7 +62,7 @@ def prepare(
         raise _wrong_size(len(body), config.max_message_size)
     known = message.system_properties
     now_ms = instance.clock.wall_ms()
-    msg_id, properties = stamp(message, instance.unique_ids.next, now_ms)
+    msg_id, rest = stamp(message, instance.unique_ids.next, now_ms)
     sys_flag = 0
     if len(body) >= config.compress_over:
         assert isinstance(config.compression, Compression)
@@ -74,6 +71,7 @@ def prepare(
     if names.TRAN_MSG in known:
         sys_flag |= TRANSACTION_PREPARED
     code = SEND if known.get(names.MESSAGE_TYPE) != "reply" else _SEND_REPLY
+    properties = with_id(msg_id, rest)
     prepared = Prepared(code, message.topic, body, properties, sys_flag, message.flag, msg_id, now_ms)
     if message.topic.startswith(RETRY_PREFIX):
         _move_retry_fields(message, prepared)
@@ -81,17 +79,22 @@ def prepare(
 
 
 def stamp(message: Message, next_id: Callable[[int], str], now_ms: int) -> tuple[str, str]:
-    """The message's id, which is noted in it, and its properties as they travel."""
+    """The message's id, which is noted in it, and its other properties as they travel."""
     known = message.system_properties
-    # The id goes first, as in Java's sends: what follows repeats, and our broker reads it only once.
     if len(known) == 1 and not message.properties:  # most messages of most producers
         msg_id = next_id(now_ms)
-        properties = f"UNIQ_KEY\x01{msg_id}\x02WAIT\x01{known[names.WAIT]}\x02"
+        rest = f"WAIT\x01{known[names.WAIT]}\x02"
     else:
         msg_id = known.pop(names.UNIQ_KEY, "") or next_id(now_ms)
-        properties = f"UNIQ_KEY\x01{msg_id}\x02{message.properties_text()}"
+        rest = message.properties_text()
     known[names.UNIQ_KEY] = msg_id
-    return msg_id, properties
+    return msg_id, rest
+
+
+def with_id(msg_id: str, rest: str) -> str:
+    """A message's properties. The id goes first, as in Java's sends: what follows repeats, and our broker reads it
+    only once."""
+    return f"UNIQ_KEY\x01{msg_id}\x02{rest}"
 
 
 def _move_retry_fields(message: Message, prepared: Prepared) -> None:
@@ -146,27 +149,21 @@ def prepare_batches(
         size += item_bytes
     wait = first.system_properties[names.WAIT]
     return [
-        _batch(first.topic, items, ",".join(item_ids), wait, now_ms)
+        join(first.topic, encode_batch(items), ",".join(item_ids), wait, now_ms)
         for items, item_ids in zip(pieces, ids, strict=True)
     ]
 
 
-def join(messages: list[Prepared], wait: str) -> Prepared:
-    """One request of messages that were prepared one by one, of one topic and none of them compressed.
-
-    Whoever joins them knows their ids: the request's result names none.
+def join(topic: str, body: bytes, ids: str, wait: str, born_ms: int) -> Prepared:
+    """One request of many messages.
 
     Args:
+        body: the messages, see ``model.batch``.
+        ids: of all of them, if the request's result shall name them.
         wait: what all of them say about waiting for the flush.
     """
-    items = [(message.flag, message.body, message.properties.encode()) for message in messages]
-    return _batch(messages[0].topic, items, "", wait, messages[0].born_ms)
-
-
-def _batch(topic: str, items: list[tuple[int, Body, bytes]], ids: str, wait: str, born_ms: int) -> Prepared:
     # No id of the batch's own: a 4.9 broker appends these properties to those of every message.
-    properties = f"{names.WAIT}\x01{wait}\x02"
-    return Prepared(SEND_BATCH, topic, encode_batch(items), properties, 0, 0, ids, born_ms)
+    return Prepared(SEND_BATCH, topic, body, f"{names.WAIT}\x01{wait}\x02", 0, 0, ids, born_ms)
 
 
 def _check_topic(topic: str) -> None:
