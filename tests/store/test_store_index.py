@@ -147,6 +147,16 @@ def test_a_commit_indexes_by_its_own_size(tmp_path: Path, size: int, indexed: in
     store.close()
 
 
+def test_slaves_are_sent_messages_before_their_keys_are_indexed(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    assert store._index is not None
+    index, seen = store._index, []
+    store.appended = lambda: seen.append((store.max_commitlog_offset, index.waiting))
+    _put_keys(store, 3)
+    assert seen == [(store.max_commitlog_offset, 0)] and index.waiting == 3
+    store.close()
+
+
 def _put_keys(store: MessageStore, count: int) -> None:
     group = store.group()
     queue = store.queue("t", 0)

@@ -261,7 +261,7 @@ def test_slaves_have_what_their_masters_have_when_they_are_in_step() -> None:
             await cluster.start_broker(("broker-b", 1))
             await cluster.in_step()
             slave = cluster.replica(1, 1)
-            slave.store.receive = lambda offset, data, written: []  # type: ignore[method-assign]
+            slave.store.receive = lambda offset, data, written=None: []  # type: ignore[method-assign]
             await _send(pool, cluster.replica(1).address, "T", b"not taken")
             with pytest.raises(TimeoutError, match="broker-b, slave 1 has its log up to"):
                 await cluster.in_step(0.2)

@@ -67,7 +67,7 @@ async def _until(broker: Broker, is_so: Callable[[Shown], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def _take_nothing(offset: int, data: object, written: object) -> list[QueueLog]:
+def _take_nothing(offset: int, data: object, written: object = None) -> list[QueueLog]:
     return []
 
 
