@@ -289,10 +289,10 @@ def test_a_run_may_have_several_topics_and_each_counts_what_it_got(
         await made.desk.create("U", 4)
         line = Line()
         topics = [("T", "U", "U")[number % 3] for number in range(LEAST * 2)]
-        topics[20] = "T"
-        odd = "UNIQ_KEY\x01one that is longer\x02"
+        topics[20:22] = "T", "U"
+        odd = {20: "UNIQ_KEY\x01one that is longer\x02", 21: "UNIQ_KEY\x01short\x02"}
         frames = [
-            frame(n, odd if n == 20 else text, b"x" * (1 + n % 5), topic=topics[n], queue_id=n % 4)
+            frame(n, odd.get(n, text), b"x" * (1 + n % 5), topic=topics[n], queue_id=n % 4)
             for n, text in enumerate(texts(LEAST * 2))
         ]
         made.take(line, frames)
@@ -309,7 +309,8 @@ def test_a_run_may_have_several_topics_and_each_counts_what_it_got(
             assert int(answer["msgId"][-16:], 16) == entry[0]
             raw = store.record_at_queue(topic, number % 4, offset)
             assert raw is not None
-            assert (odd if number == 20 else f"ID{number:05}").encode() in raw
+            assert odd.get(number, f"ID{number:05}").encode() in raw
+            assert b"\x01" + topic.encode() + b"\0" in raw[-200:]  # between body and properties
         places = [int(answers[number]["msgId"][-16:], 16) for number in range(len(topics))]
         assert places == sorted(places)
         stats = made.desk.broker.stats

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -240,6 +241,8 @@ class Shapes:
     def __init__(self, read: Callable[[bytes], Ordinary | None]) -> None:
         self._read = read
         self._known: dict[tuple[_Spans, bytes], Shape] = {}
+        self._usual: dict[int, Shape] = {}
+        """Shapes that all headers of a length had when they last came."""
 
     def find(self, raw: bytes) -> Shape | None:
         """The shape of a header, if it can have one."""
@@ -257,6 +260,7 @@ class Shapes:
             if shape is not None and len(raw) <= _LONGEST_KEPT:
                 if len(self._known) >= _SHAPES_KEPT:
                     self._known.clear()
+                    self._usual.clear()
                 self._known[name] = shape
         return shape
 
@@ -270,9 +274,10 @@ class Shapes:
                 return None
             chosen = headers if len(numbers) == len(headers) else itemgetter(*numbers.tolist())(headers)
             rows = np.frombuffer(b"".join(chosen), np.uint8).reshape(len(numbers), -1)
+            usual = self._usual.pop(rows.shape[1], None)
             while len(numbers) >= _LEAST_PART and tries:
                 tries -= 1
-                shape = self.find(headers[numbers[0]])
+                shape = usual or self.find(headers[numbers[0]])
                 if shape is None:
                     others.append(int(numbers[0]))
                     numbers, rows = numbers[1:], rows[1:]
@@ -280,8 +285,13 @@ class Shapes:
                 alike, digits = shape.match(rows)
                 if alike is None:
                     parts.append(HeaderPart(shape, numbers, rows, digits))
+                    if rows.shape[1] <= _LONGEST_KEPT and len(self._usual) < _SHAPES_KEPT:
+                        self._usual[rows.shape[1]] = shape
                     numbers = numbers[:0]
                     break
+                if usual is not None:
+                    usual = None
+                    continue
                 if np.count_nonzero(alike) < _LEAST_PART:
                     others += numbers[alike].tolist()
                 else:
@@ -521,17 +531,24 @@ def _equal_answers(
         letters.uniques,
         letters.opaques,
     )
-    length = sum(map(len, texts)) + sum(value.shape[1] for value in values)
-    row = (length + 4).to_bytes(4, "big") + length.to_bytes(4, "big") + texts.head.encode()
-    columns: list[tuple[int, Letters]] = []
-    for text, value in zip(texts[1:], values, strict=True):
-        columns.append((len(row), value))
-        row += bytes(value.shape[1]) + text.encode()
+    row, columns = _template(texts, tuple(value.shape[1] for value in values))
     made = np.empty((len(places), len(row)), np.uint8)
-    made[:] = np.frombuffer(row, np.uint8)
-    for at, value in columns:
-        made[:, at : at + value.shape[1]] = value
+    made[:] = row
+    for column, value in zip(columns, values, strict=True):
+        made[:, column] = value
     return made.tobytes()
+
+
+@lru_cache(maxsize=64)
+def _template(texts: AnswerTexts, widths: tuple[int, ...]) -> tuple[Letters, list[slice]]:
+    """An answer's frame without its values, and where they go."""
+    length = sum(map(len, texts)) + sum(widths)
+    row = (length + 4).to_bytes(4, "big") + length.to_bytes(4, "big") + texts.head.encode()
+    columns: list[slice] = []
+    for text, width in zip(texts[1:], widths, strict=True):
+        columns.append(slice(len(row), len(row) + width))
+        row += bytes(width) + text.encode()
+    return np.frombuffer(row, np.uint8), columns
 
 
 def _decimal(numbers: Numbers, width: int) -> Letters:
