@@ -290,24 +290,37 @@ def test_many_calls_of_one_turn_do_not_wait_for_its_end() -> None:
     run(work())
 
 
-def test_one_call_after_the_other_leaves_at_once_and_several_gather() -> None:
+def test_few_calls_leave_by_halves_and_many_gather(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         async with wire() as line:
             client = await line.client()
+            left: list[int] = []
+            flush = client._flush
 
-            def start() -> asyncio.Future[RemotingCommand]:
-                return client.start_call(RemotingCommand(ECHO), 5.0)
+            def note() -> None:
+                if client._out:
+                    left.append(len(client._out))
+                flush()
 
-            await start()
-            lone = start()
-            assert not client._out, "nothing was there to gather with"
-            await lone
-            together = [start() for _ in range(4)]
-            assert len(client._out) == 3, "the first one did not know of the others"
-            await asyncio.gather(*together)
-            again = [start() for _ in range(4)]
-            assert len(client._out) == 4, "there were several the last time"
-            await asyncio.gather(*again)
+            monkeypatch.setattr(client, "_flush", note)
+
+            async def writes(calls: int) -> list[int]:
+                """How many calls each write has if so many begin in one turn, and how many there are in that turn."""
+                left.clear()
+                begun = [client.start_call(RemotingCommand(ECHO), 5.0) for _ in range(calls)]
+                at_once = left.copy()
+                await asyncio.gather(*begun)
+                assert sum(left) == calls
+                return at_once
+
+            assert await writes(1) == [], "it may be the first of many"
+            assert await writes(1) == [1], "nothing was there to gather with"
+            assert await writes(8) == [1, 1, 2, 4]
+            many = channel_module._FEW_FRAMES * 8
+            await writes(many)
+            assert left[-1] > channel_module._FEW_FRAMES
+            assert await writes(many) == [], "there were many the last time"
+            assert left == [many]
 
     run(work())
 

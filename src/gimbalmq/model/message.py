@@ -461,19 +461,16 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
 
     def _read_table(self) -> Table:
         """Reads the id, and the table of what is behind it."""
-        record, start = self._record, self._properties_at
-        if record.startswith(_ID_START, start):
-            id_at = start + _ID_START_BYTES
-            end = record.find(b"\x02", id_at)
-            if end > id_at:
-                try:
-                    self._id = record[
-                        id_at:end
-                    ].decode()  # quicker than with "replace", which hardly any id needs
-                except UnicodeDecodeError:
-                    self._id = record[id_at:end].decode("utf-8", "replace")
-                start = end + 1
-        raw = record[start:]
+        raw = self._record[self._properties_at :]
+        first, end, behind = raw.partition(b"\x02")
+        if end and first.startswith(_ID_START) and len(first) > _ID_START_BYTES:
+            raw = behind
+            try:
+                self._id = first[
+                    _ID_START_BYTES:
+                ].decode()  # quicker than with "replace"; hardly any id needs that
+            except UnicodeDecodeError:
+                self._id = first[_ID_START_BYTES:].decode("utf-8", "replace")
         table = _TABLES.get(raw)
         if table is None:
             table = Table.read(raw)

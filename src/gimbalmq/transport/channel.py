@@ -84,6 +84,9 @@ _CANCEL_AGAIN_SECONDS = 1.0
 _RUN_FRAMES = 512
 """A batch handler gets so many frames at once: it must be done before the others' turn comes."""
 
+_FEW_FRAMES = 16
+"""Whoever writes no more of them at a time waits for their answers."""
+
 _ANSWERS_PER_TURN = 64
 """So many answers that waited for a slow peer are made in one turn."""
 
@@ -234,8 +237,8 @@ class Channel(asyncio.Protocol):
         self._out: list[bytes | memoryview] = []
         self._out_bytes = 0
         self._flush_scheduled = False
-        self._left_alone = False
-        """The last write was a single frame."""
+        self._left_few = False
+        """The last write was of few frames."""
         self._held: list[Frame] = []
         self._held_bytes = 0
         """Of these, if they only wait for a turn of the loop."""
@@ -293,6 +296,8 @@ class Channel(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self.load is None:
+            self._transport.set_write_buffer_limits(0)  # uvloop keeps less than this until the end of a turn
         self.last_active = self._frame_since = self._opened = self._loop.time()
         if self._client_tls is not None:
             self._start_tls(TlsPipe(self._client_tls, server_side=False, host=self._tls_host))
@@ -475,13 +480,11 @@ class Channel(asyncio.Protocol):
         elif now + timeout < self._timer_at:
             self._timer.cancel()
             self._set_timer(now + timeout)
-        if self._left_alone and not self._flush_scheduled and len(self._pending) == 1:
-            # Whoever makes one call after the other has nothing to gather, and need not wait for a turn of the loop.
-            self._out.append(frame)
-            self._flush()
-            return
         self.send_bytes(frame)
-        if self._out_bytes > REQUEST_BYTES:
+        # A few callers that wait for their answers are woken together. If their next calls left together, too, the peer
+        # would stand still while they are made, and they while it answers: so one half leaves before the other. Whoever
+        # makes one call after the other need not wait for a turn of the loop.
+        if self._out_bytes > REQUEST_BYTES or (self._left_few and len(self._pending) <= 2 * len(self._out)):
             self._flush()
 
     def oneway(self, command: RemotingCommand) -> None:
@@ -955,7 +958,7 @@ class Channel(asyncio.Protocol):
             return
         out, self._out = self._out, []
         size, self._out_bytes = self._out_bytes, 0
-        self._left_alone = len(out) == 1
+        self._left_few = len(out) <= _FEW_FRAMES
         if self._transport is not None and not self._transport.is_closing():
             if self._tls is not None:
                 try:
