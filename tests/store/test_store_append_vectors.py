@@ -25,10 +25,22 @@ ADDED = b"CLUSTER\x01c\x02"
 
 def open_store(folder: Path) -> MessageStore:
     store = MessageStore(
-        StoreConfig(root=folder, commitlog_file_bytes=20_000, queue_file_bytes=2000), ManualClock()
+        StoreConfig(
+            root=folder, commitlog_file_bytes=20_000, queue_file_bytes=2000, index_slots=50, index_entries=200
+        ),
+        ManualClock(),
     )
     store.load()
     return store
+
+
+def same_files(folder: Path, *parts: str) -> None:
+    """The stores ``one`` and ``other`` have the same log and queues, and these parts."""
+    for part in ("commitlog", "consumequeue", *parts):
+        for path in sorted((folder / "one" / part).rglob("[0-9]*")):
+            if path.is_file():
+                twin = folder / "other" / path.relative_to(folder / "one")
+                assert path.read_bytes() == twin.read_bytes(), path.relative_to(folder)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -39,6 +51,7 @@ def test_a_batch_at_once_is_stored_as_message_by_message(seed: int, host: bytes,
     for _ in range(3):
         equal, alike = rng.random() < 0.3, seed % 3 == 0
         kinds = [b"", b"a\x01b\x02", b"TAGS\x01x\x02KEYS\x01k k2\x02", b"UNIQ_KEY\x01u\x02"]
+        kinds += ["TAGS\x01標籤\x02KEYS\x01é 😀  b\x02".encode(), b"TAGS\x01a\x02TAGS\x01b\x02TAGS\x01\x02"]
         if alike:
             kinds = rng.choice(
                 [
@@ -74,12 +87,7 @@ def test_a_batch_at_once_is_stored_as_message_by_message(seed: int, host: bytes,
         assert ids == [offset_id(HOST, place) for place, _ in expected]
     for store in (one, other):
         store.close()
-    for path in sorted((tmp_path / "one" / "commitlog").iterdir()) + sorted(
-        (tmp_path / "one" / "consumequeue").rglob("0*")
-    ):
-        twin = tmp_path / "other" / path.relative_to(tmp_path / "one")
-        if path.is_file():
-            assert path.read_bytes() == twin.read_bytes(), path.name
+    same_files(tmp_path, "index")
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -162,12 +170,7 @@ def test_a_run_at_once_is_stored_as_message_by_message(seed: int, host: bytes, t
         assert list(zip(places.tolist(), offsets.tolist(), strict=True)) == expected
     for store in (one, other):
         store.close()
-    for path in sorted((tmp_path / "one" / "commitlog").iterdir()) + sorted(
-        (tmp_path / "one" / "consumequeue").rglob("0*")
-    ):
-        twin = tmp_path / "other" / path.relative_to(tmp_path / "one")
-        if path.is_file():
-            assert path.read_bytes() == twin.read_bytes(), path.name
+    same_files(tmp_path)
 
 
 def test_a_run_that_fits_no_record_leaves_the_group_as_it_was(tmp_path: Path) -> None:

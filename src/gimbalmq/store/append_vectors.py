@@ -20,7 +20,8 @@ from gimbalmq.model import properties as prop
 from gimbalmq.model.batch import ITEM_BYTES, ITEM_HEAD_BYTES
 from gimbalmq.model.crc import crc32
 from gimbalmq.model.flags import HOST_BITS
-from gimbalmq.model.queue_entry import ENTRY_BYTES, entry_dtype, tags_code
+from gimbalmq.model.javahash import key_prefix
+from gimbalmq.model.queue_entry import ENTRY_BYTES, entry_dtype
 from gimbalmq.model.record import (
     BLANK_BYTES,
     CRC_MASK,
@@ -29,10 +30,11 @@ from gimbalmq.model.record import (
     head_dtype,
     host_bits,
 )
-from gimbalmq.store.append import AppendGroup, IndexItem, KeyRun
+from gimbalmq.store.append import AppendGroup, KeyRun
 from gimbalmq.store.batch_items import Items
 from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.index_keys import hashed_singles
+from gimbalmq.store.property_vectors import Texts, texts_in
 from gimbalmq.store.vectors import Numbers, at_every, copy, crcs, overlapping
 
 
@@ -79,16 +81,28 @@ def add_items(
     entries = np.zeros(count, entry_dtype())
     entries["place"] = places
     entries["size"] = sizes
-    if items.may_have(prop.TAGS):
-        entries["code"] = [tags_code(text) for text in _properties(items)]
-    index: list[IndexItem] = []
-    if group.indexes and items.may_have(prop.KEYS, prop.UNIQ_KEY):
-        keyed = zip(_properties(items), places.tolist(), strict=True)
-        index = [(queue.topic, text, place, group.store_timestamp) for text, place in keyed]
+    index: list[KeyRun] = []
+    tagged, keyed = items.may_have(prop.TAGS), group.indexes and items.may_have(prop.KEYS, prop.UNIQ_KEY)
+    if tagged or keyed:
+        texts = texts_in(items.data, items.properties, items.property_sizes)
+        if tagged:
+            tags = texts.values(prop.TAGS)
+            entries["code"][tags.records] = texts.hashes(tags)
+        if keyed:
+            index = _item_keys(queue.topic, texts, places, group.store_timestamp)
     put_together = _alike_records if items.alike else _records
     records = put_together(items, one, columns, queue.topic_field, property_sizes, added)
     group.add_made([(queue, entries.tobytes())], _cut_by_file(records, places, sizes, group.position), index)
     return places, first
+
+
+def _item_keys(topic: str, texts: Texts, places: Numbers, timestamp: int) -> list[KeyRun]:
+    """What the index is to know of a batch's messages."""
+    keys = texts.keys()
+    if not len(keys.records):
+        return []
+    hashes = texts.hashes(keys, np.full(len(places), key_prefix(topic), np.int64))
+    return [KeyRun(hashes, places[keys.records], np.full(len(hashes), timestamp, np.int64))]
 
 
 class Part(NamedTuple):
@@ -295,13 +309,6 @@ def offset_ids(store_host: bytes, places: Numbers) -> str:
     ids["host"] = np.frombuffer(store_host, np.uint8)
     ids["place"] = places
     return ids.tobytes().hex(",", ids.itemsize).upper()
-
-
-def _properties(items: Items) -> list[bytes]:
-    return [
-        items.data[start : start + size]
-        for start, size in zip(items.properties.tolist(), items.property_sizes.tolist(), strict=True)
-    ]
 
 
 def _place(group: AppendGroup, sizes: Numbers) -> Numbers:
