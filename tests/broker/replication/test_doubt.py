@@ -170,6 +170,20 @@ def test_a_slave_that_the_controller_takes_for_alive_does_not_lead_when_the_mast
     run_virtual(work)
 
 
+def test_who_is_level_again_can_be_elected_at_once(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await lost_tail(made, 2)
+            begun = clock.monotonic()
+            second = await made.begin(2)
+            await until(lambda: not in_doubt(second))
+            assert has_all(second, made.accepted)
+            assert clock.monotonic() - begun < 2.0, "it does not wait until it asks the controller again"
+
+    run_virtual(work)
+
+
 def test_a_master_that_comes_back_before_it_is_missed_hands_over(tmp_path: Path) -> None:
     async def work(clock: VirtualClock) -> None:
         async with replicas(tmp_path, clock, 1, 2) as made:
@@ -261,8 +275,9 @@ def test_an_operator_has_it_live_though_a_controller_that_forgot_who_lives_names
 
 def test_a_master_that_was_alone_waits_for_nobody(tmp_path: Path) -> None:
     async def work(clock: VirtualClock) -> None:
-        async with replicas(tmp_path, clock, 1, 2) as made:
+        async with replicas(tmp_path, clock, 1, 2, flushIntervalCommitLog=60_000) as made:
             await made.in_sync(1, 2)
+            await made.send(made.master, 3)
             await made.kill(2)
             await made.in_sync(1)
             first = made.brokers[1]
