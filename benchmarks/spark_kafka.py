@@ -10,9 +10,9 @@ of each partition. Ours has its defaults, and Spark the one setting that docs/sp
 Beside each rate stands the processor time that a row took, by broker, JVM and Python: it suffers least from
 other programs on the machine.
 
-Before each round of a sink the machine's kernel is made to take as much memory as the round will fill, and to
-give it back. A hypervisor that takes back what a guest does not use hands it out again page by page, at five
-times the cost of the write itself: the figure would be the hypervisor's.
+Before each round of a sink everything of the round before is written to the disk, and as much memory is touched
+and let go as the round will fill. A hypervisor that takes back what a guest does not use hands it out again page
+by page, at five times the cost of the write itself: the figure would be the hypervisor's.
 
     python benchmarks/spark_kafka.py [--quick] [--goals] [--part NAME] [--rows N] [--only ours|kafka] [--json FILE]
 """
@@ -25,7 +25,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -189,7 +188,7 @@ def measure(
                     if once and number:
                         continue
                     if method == "sink":
-                        fetch_memory(FETCHED)
+                        prepare_machine()
                     figures = side.do(method, arguments)
                     if figures and (number or once):
                         side.found.setdefault(name, []).append(figures)
@@ -206,12 +205,10 @@ def chosen(steps: Sequence[Step], parts: Sequence[str]) -> list[Step]:
     return [step for step in steps if step in wanted or (step[1] == "fill" and step[2]["topic"] in read)]
 
 
-def fetch_memory(size: int) -> None:
-    """Fills pages of the kernel's cache and lets them go: the next to write gets them, and no hypervisor is asked."""
-    block = bytes(1 << 20)
-    with tempfile.TemporaryFile() as file:
-        for _ in range(size >> 20):
-            file.write(block)
+def prepare_machine() -> None:
+    """Leaves no bytes to be written for the round before, and memory in the machine for the next one's."""
+    os.sync()
+    assert len(b"x" * FETCHED) == FETCHED  # every page of it is touched, and let go
 
 
 def measure_all(sides: Sequence[Side], ours: Ours | None, scale: Scale) -> None:
