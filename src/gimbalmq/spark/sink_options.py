@@ -55,7 +55,7 @@ class SinkSettings:
     batch_size: int = option(
         integer(1, 1_000_000),
         "rows of one request at most",
-        default="4000",
+        default="8000",
     )
     batch_bytes: int = option(size(1024, _LARGEST_FRAME_BODY), "bytes of one request at most", default="1m")
     sends_in_flight: int = option(

@@ -30,8 +30,9 @@ _LARGE = 4096
 """Pieces of this mean size and above: what costs is the copy itself."""
 
 # The C library gives large blocks back to the kernel at once, and getting them anew, page by page, costs more than
-# filling them. It keeps blocks of a size it has seen freed; so it is shown one.
-np.empty(16 << 20, np.uint8)
+# filling them. It keeps blocks of a size it has seen freed, up to 32 MB, and twice as much free memory; so it is
+# shown one of nearly that.
+np.empty((32 << 20) - (64 << 10), np.uint8)
 
 
 def gather(file: Source, starts: Numbers, sizes: Numbers) -> Buffer:
