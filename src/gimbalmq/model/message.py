@@ -466,9 +466,8 @@ class MessageView(msgspec.Struct, eq=False, gc=False):
         if end and first.startswith(_ID_START) and len(first) > _ID_START_BYTES:
             raw = behind
             try:
-                self._id = first[
-                    _ID_START_BYTES:
-                ].decode()  # quicker than with "replace"; hardly any id needs that
+                # This is quicker than with "replace", which hardly any id needs.
+                self._id = first[_ID_START_BYTES:].decode()
             except UnicodeDecodeError:
                 self._id = first[_ID_START_BYTES:].decode("utf-8", "replace")
         table = _TABLES.get(raw)

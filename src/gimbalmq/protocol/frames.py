@@ -27,6 +27,7 @@ _PIECE_BYTES = 64
 """What a piece of a frame costs beside its bytes: a peer may send a frame in very small pieces."""
 
 _LARGE = 65_536
+"""The body of a frame of so many bytes is worth being copied only once."""
 
 _LEAST_RUN = 16
 """So many equal frames are worth being cut by one call."""

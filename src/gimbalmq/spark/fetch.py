@@ -159,9 +159,8 @@ class PartitionReader:
 
     def _decoded(self, partition: Partition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Answers joined to batches; short ranges of one broker share a batch."""
-        most = (
-            self._settings.pull_bytes * 1.25
-        )  # what would take a batch far beyond pullBytes begins the next
+        # What would take a batch far beyond pullBytes begins the next.
+        most = self._settings.pull_bytes * 1.25
         held: list[Body] = []
         size = rows = 0
         broker = ""

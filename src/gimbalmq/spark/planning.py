@@ -19,7 +19,7 @@ LEAST_ROWS: Final = 4000
 FULL_ROWS: Final = 250_000
 """Messages of a task whose cost no longer matters."""
 FEWEST_CORES: Final = 4
-"""Tasks that a batch has before they grow beyond LEAST_ROWS, if there are no more cores than that."""
+"""So many cores are counted on at least: a batch has a task for each before tasks grow beyond LEAST_ROWS."""
 
 
 class QueueRange(NamedTuple):

@@ -146,7 +146,7 @@ class Run(NamedTuple):
     Attributes:
         queues: those that they go to, each once.
         queue_numbers: which of these each message goes to.
-        parts, singles: every message is in one of them.
+        parts, singles: every message is in one of them; there is a part at least.
     """
 
     queues: Sequence[QueueLog]

@@ -52,7 +52,7 @@ def _single_keys(items: list[IndexItem], indexed: int) -> Batch | None:
 
 
 def hashed_singles(items: list[IndexItem]) -> Batch | None:
-    """The same of records that are in no run; at least one."""
+    """What ``hashed_keys`` tells, of records that are in no run; there must be one."""
     import numpy as np
 
     from gimbalmq.store.property_vectors import texts_of

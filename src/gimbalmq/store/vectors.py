@@ -1,7 +1,7 @@
 """Pieces of memory moved by vectors: thousands of them with a few calls of numpy, without a step of Python for each.
 
 Python's price for a step is the same whatever the step does, so what is done for thousands of records is done for all
-of them at once. ``read_vectors`` and ``append_vectors`` are made of this.
+of them at once. Whatever works by vectors in the store is made of this.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Ordinary messages to known topics are nearly all traffic. They are appended in one group and answered in one write, and
 the header of each is decoded once, straight into a struct (send_header.py); or, if many are alike, all of them at once
-(send_runs.py). Whatever asks for more than being stored (a new topic, a delay, a transaction, a retry, another
-encoding) goes the plain way (send.py), one message at a time; all ways end in the same store and the same answer.
+(send_runs.py, and send_answers.py for their answers). Whatever asks for more than being stored (a new topic, a delay, a
+transaction, a retry, another encoding) goes the plain way (send.py), one message at a time; all ways end in the same
+store and the same answer.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.channel import Channel, Handlers
 
 if TYPE_CHECKING:
-    from gimbalmq.broker.handlers.send_runs import AnswerLetters, HeaderPart, Numbers, Ordinary, Shapes
+    from gimbalmq.broker.handlers.send_answers import AnswerLetters
+    from gimbalmq.broker.handlers.send_runs import HeaderPart, Ordinary, Shapes
+    from gimbalmq.store.vectors import Numbers
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +52,11 @@ _UNIQUE = f"{prop.UNIQ_KEY}\x01"
 _UNIQUE_LENGTH = len(_UNIQUE)
 _NOT_ORDINARY = ~ORDINARY_FLAGS
 
-
 _LEAST_RUN = 64
 """So many messages at once are taken by vectors; fewer sooner one by one."""
 
 _MOST_SKIPPED = 64
-"""So many runs of a connection are at most not asked whether their messages are alike, after those before were not."""
+"""So many runs of a connection are passed over at most, after one whose messages were like no others."""
 
 _Answered = tuple[int, int, str, bool, int, int]
 """Opaque, queue id, unique key, waits for the disk or slaves, commit-log offset, queue offset."""
@@ -98,7 +100,7 @@ class FastSendHandlers:
         self._tails: dict[str, _Tail] = {}
         self._shapes: Shapes | None = None
         self._unlike: WeakKeyDictionary[Channel, tuple[int, int]] = WeakKeyDictionary()
-        """Connections whose last run was of many kinds: how many are not asked now, and how many next time."""
+        """Connections whose messages were like no others: how many runs are passed over now, how many the next time."""
         self._answer_head = ""
         self._cluster_property = cluster_property(live.now)
 
@@ -456,10 +458,10 @@ class FastSendHandlers:
         return "".join(parts).encode("latin-1")
 
     def _run_answers(self, letters: AnswerLetters, places: Numbers, offsets: Numbers, code: int) -> bytes:
-        from gimbalmq.broker.handlers import send_runs
+        from gimbalmq.broker.handlers.send_answers import AnswerTexts, answers
 
-        texts = send_runs.AnswerTexts(self._head(code), _QUEUE_ID, _QUEUE_OFFSET, _TRANSACTION, _OPAQUE, _END)
-        return send_runs.answers(texts, letters, places, offsets)
+        texts = AnswerTexts(self._head(code), _QUEUE_ID, _QUEUE_OFFSET, _TRANSACTION, _OPAQUE, _END)
+        return answers(texts, letters, places, offsets)
 
     def _head(self, code: int) -> str:
         return f'{{"code":{code:d},{self._answer_head}'

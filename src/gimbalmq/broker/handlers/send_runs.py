@@ -4,7 +4,7 @@ A producer's headers differ in few places: opaque, queue, time, unique key, keys
 have these at the same places. So of headers of one length the first is read as JSON, and of the others it is only asked
 whether they differ from it in such places alone, and whether digits and letters stand there. If so, each says what the
 first one says, with other values. Those that differ in more may be of another kind, of which there may be several in a
-run. Answers are made in the same way: they differ in few places, too.
+run.
 
 What is where in a header is guessed and then tried out: the first header is read once more with other values in those
 places, and the guess was right if exactly these values have changed.
@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -23,16 +22,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gimbalmq.broker.handlers.send_answers import AnswerLetters, Letters
 from gimbalmq.broker.handlers.send_header import SendHeader, decode_header
 from gimbalmq.model import properties as prop
-from gimbalmq.model.javahash import hash_rows, java_hash
+from gimbalmq.model.javahash import hash_rows, key_prefix
 from gimbalmq.protocol.command import ONEWAY_FLAG
 from gimbalmq.store.append_vectors import Part, Run, Single
 from gimbalmq.store.consumequeue import QueueLog
+from gimbalmq.store.vectors import Numbers
 
-Letters = NDArray[np.uint8]
-"""A row for each message, a column for each letter."""
-Numbers = NDArray[np.int64]
 _Span = tuple[int, int]
 
 _LETTER = rb"[!#-\[\]-~]"
@@ -81,7 +79,7 @@ class Ordinary(NamedTuple):
 
 
 class _Spans(NamedTuple):
-    """Where values stand that may differ."""
+    """Where in a header the values stand that may differ."""
 
     opaque: _Span
     queue: _Span
@@ -142,7 +140,7 @@ class Shape:
         self._texts = np.array([column for span in spans.texts() for column in range(*span)])
         self._properties = np.frombuffer(first.properties, np.uint8)
         self._places = places
-        self._prefix = java_hash(first.header.extFields.b + "#")
+        self._prefix = key_prefix(first.header.extFields.b)
 
     def match(self, rows: Letters) -> tuple[NDArray[np.bool_] | None, Letters]:
         """Which rows have this shape, None if all; and the digits of all."""
@@ -466,31 +464,7 @@ def first_outside(bodies: Sequence[bytes], most: int) -> int:
     return next(number for number, size in enumerate(sizes) if not 0 < size <= most)
 
 
-class AnswerLetters(NamedTuple):
-    """What an answer repeats of its request."""
-
-    opaques: Letters
-    queues: Letters
-    uniques: Letters
-
-
-class AnswerTexts(NamedTuple):
-    """What stands between the values of an answer.
-
-    Before the offset id's last half, the queue id, the queue offset, the unique key and the opaque; and at the end.
-    """
-
-    head: str
-    queue_id: str
-    queue_offset: str
-    unique: str
-    opaque: str
-    end: str
-
-
-def joined_letters(
-    parts: Sequence[HeaderPart],
-) -> list[tuple[AnswerLetters, Numbers]]:
+def joined_letters(parts: Sequence[HeaderPart]) -> list[tuple[AnswerLetters, Numbers]]:
     """What the answers to some parts repeat, and the numbers of their messages; together if they are equally long."""
     found: dict[tuple[int, ...], list[tuple[AnswerLetters, Numbers]]] = {}
     for part in parts:
@@ -504,59 +478,3 @@ def joined_letters(
             equal = [(letters, np.concatenate([numbers for _, numbers in equal]))]
         joined += equal
     return joined
-
-
-def answers(texts: AnswerTexts, letters: AnswerLetters, places: Numbers, offsets: Numbers) -> bytes:
-    """The frames of answers; those whose queue offset has as many digits are made together."""
-    low, high = len(str(int(offsets.min()))), len(str(int(offsets.max())))
-    if low == high:
-        return _equal_answers(texts, letters, places, offsets, low)
-    made: list[bytes] = []
-    for width in range(low, high + 1):
-        chosen = np.flatnonzero((offsets < 10**width) & (offsets >= (10 ** (width - 1) if width > 1 else 0)))
-        if len(chosen):
-            some = AnswerLetters(*(part[chosen] for part in letters))
-            made.append(_equal_answers(texts, some, places[chosen], offsets[chosen], width))
-    return b"".join(made)
-
-
-def _equal_answers(
-    texts: AnswerTexts, letters: AnswerLetters, places: Numbers, offsets: Numbers, width: int
-) -> bytes:
-    hexadecimal = places.astype(">i8").tobytes().hex().upper().encode()
-    values = (
-        np.frombuffer(hexadecimal, np.uint8).reshape(-1, 16),
-        letters.queues,
-        _decimal(offsets, width),
-        letters.uniques,
-        letters.opaques,
-    )
-    row, columns = _template(texts, tuple(value.shape[1] for value in values))
-    made = np.empty((len(places), len(row)), np.uint8)
-    made[:] = row
-    for column, value in zip(columns, values, strict=True):
-        made[:, column] = value
-    return made.tobytes()
-
-
-@lru_cache(maxsize=64)
-def _template(texts: AnswerTexts, widths: tuple[int, ...]) -> tuple[Letters, list[slice]]:
-    """An answer's frame without its values, and where they go."""
-    length = sum(map(len, texts)) + sum(widths)
-    row = (length + 4).to_bytes(4, "big") + length.to_bytes(4, "big") + texts.head.encode()
-    columns: list[slice] = []
-    for text, width in zip(texts[1:], widths, strict=True):
-        columns.append(slice(len(row), len(row) + width))
-        row += bytes(width) + text.encode()
-    return np.frombuffer(row, np.uint8), columns
-
-
-def _decimal(numbers: Numbers, width: int) -> Letters:
-    made = np.empty((len(numbers), width), np.uint8)
-    for column in range(width - 1, 0, -1):
-        rest = numbers // 10
-        made[:, column] = numbers - rest * 10
-        numbers = rest
-    made[:, 0] = numbers
-    made += 0x30
-    return made

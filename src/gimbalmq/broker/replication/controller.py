@@ -22,7 +22,7 @@ class Controllers:
     """All controllers of a broker.
 
     Attributes:
-        caller: asks them.
+        caller: what they are asked by, and replicas too.
         leader: the one that led when it was last asked; None if that is not known.
     """
 

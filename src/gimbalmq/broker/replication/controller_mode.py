@@ -244,7 +244,7 @@ class ControllerMode:
             log.warning("%s; tried again", error)
 
     def _is_level(self) -> bool:
-        """Whether we have had all that the master had that the controller named last: all that was answered."""
+        """Whether we are level with the master that the controller named last, and so have all that was answered."""
         follower, standing = self._replication.follower, self.elections.standing
         return (
             follower.is_connected

@@ -61,7 +61,7 @@ class CopyDialect(Protocol):
 
     @property
     def may_report(self) -> bool:
-        """False while what is stored belongs to something that is yet to be noted with it."""
+        """False while what was stored last must not be reported: something has to be noted first, such as its epoch."""
         ...
 
     async def open(self, line: MasterLine) -> None:

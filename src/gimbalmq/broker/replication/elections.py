@@ -125,7 +125,8 @@ class Elections:
         self._is_beating = False
         self._has_begun = False
         self._said: str | None = None
-        """What was logged last. A broker in doubt has no trouble with its role, and the same one with its log again."""
+        """What was logged last. A broker in doubt takes its role without trouble, and then has the same trouble with
+        its log again; that is logged once."""
         self._wholeness = wholeness
         self._doubt = Doubt(wholeness, controllers, live, clock, self._own_end, self._tell, self._elect)
 
@@ -194,7 +195,8 @@ class Elections:
             self.own_id = await self._identify()
         standing = await self._register()
         if self._wholeness.in_doubt:
-            # Registering names no master that the controller does not hear, and that one can still tell what we lack.
+            # The answer to a registration names no master that the controller does not hear. That one can still tell us
+            # what we lack, so the controller is asked for it.
             standing = await self._replica_info()
         if not self._is_beating:
             # An election needs brokers that live, and the first heartbeat must come before it.

@@ -25,7 +25,7 @@ from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.sending.lines import Lines, PlaceInLine
 from gimbalmq.client.sending.loop import Sending
-from gimbalmq.client.sending.prepare import SEND, Prepared, join, stamp, with_id
+from gimbalmq.client.sending.prepare import SEND, Prepared, batch_request, stamp, with_id
 from gimbalmq.client.sending.rules import ONCE, Rules
 from gimbalmq.errors import MessageIllegalError, RequestTimeoutError, RocketMQError, StateError
 from gimbalmq.model import properties as names
@@ -99,8 +99,8 @@ class Batch(msgspec.Struct, eq=False):
         places = range(len(self.ids))
         rests = [self.rests.get(n, self.plain) for n in places] if self.rests else [self.plain] * len(places)
         flags = [self.flags.get(n, 0) for n in places] if self.flags else [0] * len(places)
-        body = encode_columns(flags, self.bodies, encode_properties(self.ids, rests))
-        return join(self.kind[0], body, "", self.kind[1], self.born_ms)
+        body = encode_columns(flags, self.bodies, _encode_with_ids(self.ids, rests))
+        return batch_request(self.kind[0], body, "", self.kind[1], self.born_ms)
 
     def message(self, place: int) -> Prepared:
         """One of them, to be sent by itself."""
@@ -152,8 +152,8 @@ class Batch(msgspec.Struct, eq=False):
             self.flags = {at: self.flags[n] for at, n in enumerate(kept) if n in self.flags}
 
 
-def encode_properties(ids: list[str], rests: list[str]) -> list[bytes]:
-    """The properties of messages as they travel."""
+def _encode_with_ids(ids: list[str], rests: list[str]) -> list[bytes]:
+    """The properties of messages as they travel: the id of each, and the rest of them."""
     if len(set(rests)) == len(set(map(len, ids))) == 1:
         text = with_id(f"\x02{rests[0]}{_ID_MARK}".join(ids), rests[0])
         if text.isascii():  # all of them are written at once and cut then

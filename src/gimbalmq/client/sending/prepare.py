@@ -149,12 +149,12 @@ def prepare_batches(
         size += item_bytes
     wait = first.system_properties[names.WAIT]
     return [
-        join(first.topic, encode_batch(items), ",".join(item_ids), wait, now_ms)
+        batch_request(first.topic, encode_batch(items), ",".join(item_ids), wait, now_ms)
         for items, item_ids in zip(pieces, ids, strict=True)
     ]
 
 
-def join(topic: str, body: bytes, ids: str, wait: str, born_ms: int) -> Prepared:
+def batch_request(topic: str, body: bytes, ids: str, wait: str, born_ms: int) -> Prepared:
     """One request of many messages.
 
     Args:

@@ -81,7 +81,7 @@ class _AlikeProperties:
 
     So are those of most producers' messages. A record is taken as the pattern: bytes that should be the
     same in all records are compared, a run of them at a time, and what lies between must be values without
-    separators. Where all of it is so, nothing is left to be searched for. Nothing is said of other records.
+    separators. If all of it is so, nothing is left to be searched for. Nothing is said of other records.
     """
 
     _recent: ClassVar[_Pattern | None] = None
