@@ -55,6 +55,8 @@ Figures = dict[str, list[dict[str, float]]]
 
 FETCHED = 768 << 20  # bytes of memory that are there before a sink's round: more than any side fills
 
+GOALS = ("read 100 B", "read varied", "read 1 KB", "catch up", "sink", "sink, tuned", "micro-batch")
+
 ONCE = frozenset({"fill", "fill_mixed", "micro_batch", "python_side"})
 """Methods that have no rounds: they prepare, or take their median themselves."""
 
@@ -172,7 +174,7 @@ def measure(
     settings: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> None:
     """Has the sides do their steps in turns, each in a Spark of its own; steps of one name are one step of both."""
-    steps = {side: chosen(steps.get(side, ()), scale.parts) for side in steps}
+    steps = {side: chosen(these, scale.parts) for side, these in steps.items()}
     taking = [side for side in sides if steps.get(side.name)]
     try:
         for side in taking:
@@ -369,13 +371,15 @@ def main() -> None:
         "--part",
         action="append",
         default=[],
-        metavar="NAME",
-        help="only this step ('sink', 'catch up'); repeatable",
+        choices=GOALS,
+        help="only this step of --goals; repeatable",
     )
     parser.add_argument("--rows", type=int, default=4_000_000, metavar="N", help="rows of 100 B to read")
     parser.add_argument("--only", choices=("ours", "kafka"), help="measure one side, no ratios")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file")
     asked = parser.parse_args()
+    if asked.part and not asked.goals:
+        parser.error("--part chooses among the steps of --goals: write --goals, too")
     scale = Scale(asked.rows, asked.quick, asked.goals, asked.part)
     wanted = [asked.only] if asked.only else ["ours", "kafka"]
     if "kafka" in wanted and (reason := kafka_peer.why_not()) is not None:
