@@ -41,6 +41,7 @@ from gimbalmq.store.cutting import CutReport
 from gimbalmq.store.files import Files
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.tasks import Tasks
+from gimbalmq.store.results import RecoveryReport
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class ControllerMode:
     """Java: ReplicasManager and AutoSwitchHAService.
 
     Args:
-        was_closed: the store was closed properly before this start.
+        recovery: how the store was found at this start.
         flush: has the log synced.
 
     Attributes:
@@ -81,7 +82,7 @@ class ControllerMode:
         writer: Writer,
         long_poll: LongPoll,
         address: str,
-        was_closed: bool,
+        recovery: RecoveryReport,
         flush: Callable[[], Awaitable[None]],
     ) -> None:
         config, folder = live.now, Path(live.now.store_path_root_dir)
@@ -110,9 +111,15 @@ class ControllerMode:
             config.broker_name,
             files,
         )
-        is_empty = store.max_commitlog_offset == 0 and identity.given() is not None
+        is_known = identity.given() is not None
         self._wholeness = Wholeness(
-            folder / "config", files, tables, was_closed=was_closed, is_empty=is_empty
+            folder / "config",
+            files,
+            tables,
+            was_closed=recovery.clean,
+            is_shorter=recovery.is_shorter,
+            is_empty=is_known and store.max_commitlog_offset == 0,
+            is_known=is_known,
         )
         self.elections = Elections(
             Controllers(caller, config.controller_addresses),
@@ -144,8 +151,8 @@ class ControllerMode:
         self._tasks.every(_WHOLE_SECONDS, self._note_wholeness, "wholeness")
         if self._wholeness.in_doubt:
             log.warning(
-                "the power of this broker's machine was cut, or its folder emptied, so it may have lost what it had "
-                "confirmed: it cannot be elected before it has been level with a master, or knows that no other "
+                "the power of this broker's machine was cut, or files of its folder are gone, so it may have lost what "
+                "it had confirmed: it cannot be elected before it has been level with a master, or knows that no other "
                 "replica has more"
             )
         await self.elections.start()
@@ -229,19 +236,19 @@ class ControllerMode:
             self.elections.notified()
 
     async def _note_wholeness(self) -> None:
-        try:
-            if self._wholeness.in_doubt:
-                if self._is_level():
-                    await self._wholeness.is_whole()
-                    log.warning("this broker has all that its master has; it can be elected again")
-            elif self.sync_set is not None and self.sync_set.is_alone:
-                epoch = self.sync_set.epoch
-                if self._wholeness.alone_in != epoch:
-                    # Others may have what was confirmed before; we must not lose it after we have said that none has.
-                    await self._flush()
-                    await self._wholeness.is_alone(epoch)
-        except StoreError as error:
-            log.warning("%s; tried again", error)
+        """Raises StoreError, and is called again."""
+        if not self._store.can_sync:
+            await self._wholeness.may_lose()
+        elif self._wholeness.in_doubt:
+            if self._is_level():
+                await self._wholeness.is_whole()
+                log.warning("this broker has all that its master has; it can be elected again")
+        elif self.sync_set is not None and self.sync_set.is_alone:
+            epoch = self.sync_set.epoch
+            if self._wholeness.alone_in != epoch:
+                # Others may have what was confirmed before; we must not lose it after we have said that none has.
+                await self._flush()
+                await self._wholeness.is_alone(epoch)
 
     def _is_level(self) -> bool:
         """Whether we have had all that the master had that the controller named last: all that was answered."""
