@@ -17,6 +17,7 @@ from gimbalmq.broker.json_file import TableThread
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.replication.acknowledging import Acknowledging
 from gimbalmq.broker.replication.controller import Controllers
+from gimbalmq.broker.replication.doubt import log_end
 from gimbalmq.broker.replication.elections import Elections, Progress
 from gimbalmq.broker.replication.epochs import Epochs
 from gimbalmq.broker.replication.follower import State
@@ -40,8 +41,8 @@ from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.cutting import CutReport
 from gimbalmq.store.files import Files
 from gimbalmq.store.message_store import MessageStore
-from gimbalmq.transport.tasks import Tasks
 from gimbalmq.store.results import RecoveryReport
+from gimbalmq.transport.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ _FIND_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Between questions to a new master where its log can be copied; the last one again and again."""
 _TRIM_SECONDS = 10.0
 _TELL_SECONDS = 0.02
+_SAVE_AGAIN_SECONDS = 1.0
 _WHOLE_SECONDS = 0.25
 """Between looks whether a broker in doubt has all again, and whether a master has become alone."""
 _LOST_SECONDS = 0.5
@@ -101,6 +103,8 @@ class ControllerMode:
         """What a slave knows to be confirmed."""
         self._telling: asyncio.TimerHandle | None = None
         self._looks = 0
+        self._unsaved = 0
+        """Changes of the epochs that are not in the file yet."""
         self._cutting: asyncio.Future[CutReport] | None = None
         self.sync_set: SyncSet | None = None
         self.epochs = Epochs(Path(config.store_path_epoch_file or folder / "epochFileCheckpoint"), files)
@@ -170,7 +174,8 @@ class ControllerMode:
     # --- roles -------------------------------------------------------------------------------
 
     def progress(self) -> Progress:
-        return Progress(self.epochs.last_epoch, self._store.max_commitlog_offset, self.confirm)
+        end = self._store.max_commitlog_offset
+        return Progress(self.epochs.last_epoch, end, self.confirm, log_end(self.epochs.entries, end).epoch)
 
     @property
     def confirm(self) -> int:
@@ -316,6 +321,7 @@ class ControllerMode:
             last_common=self._replication.last_common,
             confirmed=self._told_confirm,
             noted=self._noted,
+            is_saved=lambda: not self._unsaved,
         )
 
     async def _cut(self, offset: int) -> CutReport:
@@ -379,8 +385,23 @@ class ControllerMode:
     # --- epochs ------------------------------------------------------------------------------
 
     def _noted(self) -> None:
-        """A slave's log has come to a new epoch. A file that lags behind is safe, so nobody waits for it."""
-        self._tasks.spawn(self._save_epochs(), "epochs")
+        """A slave's epochs have changed; it reports nothing before they are in the file."""
+        self._unsaved += 1
+        self._tasks.spawn(self._save_noted(), "epochs")
+
+    async def _save_noted(self) -> None:
+        told = ""
+        while True:
+            try:
+                await self._save_epochs()
+                break
+            except StoreError as error:
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("%s; tried again, and the master hears of nothing new until then", told)
+                await asyncio.sleep(_SAVE_AGAIN_SECONDS)
+        self._unsaved -= 1
+        self._replication.follower.report()
 
     async def _save_epochs(self) -> None:
         async with self._saving:
