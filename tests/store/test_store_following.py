@@ -417,6 +417,20 @@ def test_whoever_waits_for_the_log_is_told_before_queues_grow(filled: MessageSto
     slave.close()
 
 
+def test_a_report_that_fails_costs_no_queue_entry(filled: MessageStore, tmp_path: Path) -> None:
+    slave = follower(tmp_path / "slave")
+
+    def written() -> None:
+        raise ValueError("the line is broken")
+
+    data = log_of(filled)
+    while (at := slave.received_offset) < len(data):
+        with pytest.raises(ValueError, match="broken"):
+            slave.receive(at, data[at : at + LOG_FILE], written)
+    assert_same(filled, slave)
+    slave.close()
+
+
 def test_pieces_of_the_log_lie_in_one_file(filled: MessageStore) -> None:
     end = filled.max_commitlog_offset
     assert bytes(filled.log_bytes(end, 100)) == b""

@@ -320,7 +320,7 @@ class Broker:
                 self.writer,
                 self.long_poll,
                 self.address,
-                self.recovery.clean,
+                self.recovery,
                 self.commit.flush,
             )
         self.acting_mode: ActingMode | None = None

@@ -207,9 +207,11 @@ class Following:
             self._write(memoryview(block)[: whole.size])
         # What was not looked at is not taken, and comes again.
         self._partial = bytearray(block[whole.size :]) if whole.is_all else bytearray()
-        if whole.size and whole.damage is None:
-            written()
-        grown = self._dispatch(whole) if whole.size else []
+        try:
+            if whole.size and whole.damage is None:
+                written()
+        finally:  # whatever that does, what the log has gets its entries
+            grown = self._dispatch(whole) if whole.size else []
         if whole.damage is not None:
             self.forget_partial()
             raise whole.damage

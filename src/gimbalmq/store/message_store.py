@@ -167,6 +167,7 @@ class MessageStore(StoreReading):
                 self._queue_files.remove_topic(list(self._topics.pop(topic).values()), topic)
             if self._index is not None:
                 self._index.forget_behind(0)
+            report.is_shorter = point.safe_offset > 0
             return
         dispatcher = Dispatcher(
             self.queue,
@@ -178,6 +179,7 @@ class MessageStore(StoreReading):
         )
         recovery = Recovery(self.log, self._queue_files, self._index, point, report)
         recovery.run(lambda: list(self._all_queues()), dispatcher)
+        report.is_shorter = self.log.position < point.safe_offset
         self._tails.count(
             self._all_queues(), dispatcher.unwritten
         )  # nothing unwritten, unless the disk is full

@@ -70,6 +70,7 @@ class RecoveryReport:
         records_scanned: valid records met from there on.
         redispatched: queue entries that had been missing.
         truncated_bytes: bytes behind the last valid record that were thrown away.
+        is_shorter: the log ends before what the checkpoint says was on the disk.
         end_reason: why the scan ended where it ended.
         notes: what an operator should know (adopted sizes, ignored files).
     """
@@ -79,6 +80,7 @@ class RecoveryReport:
     records_scanned: int = 0
     redispatched: int = 0
     truncated_bytes: int = 0
+    is_shorter: bool = False
     end_reason: str = ""
     notes: list[str] = field(default_factory=list)
 

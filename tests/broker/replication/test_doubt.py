@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
 
 from gimbalmq.broker.broker import Broker
+from gimbalmq.broker.replication.doubt import log_end
+from gimbalmq.errors import DiskFullError, StoreIOError
 from gimbalmq.protocol.codes import ResponseCode
 from gimbalmq.protocol.replication_bodies import EpochTable
 from gimbalmq.rpc import management, replication
@@ -313,5 +316,146 @@ def test_who_stands_at_a_replicas_address_must_be_a_replica(
             second = await made.begin(2)
             await until(lambda: "broker-b is there now" in trouble(second))
             assert not second.roles.is_master
+
+    run_virtual(work)
+
+
+def test_the_address_of_one_that_is_gone_may_be_our_own(tmp_path: Path) -> None:
+    """A container gets the address that another one had."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await lost_tail(made, 2)
+            await made.kill(1)
+            made.controller.replicas[NAME].addresses[1] = "10.0.0.2:10911"
+            second = await made.begin(2)
+            await until(lambda: "replica 2 is there now" in trouble(second))
+            assert not second.roles.is_master
+
+    run_virtual(work)
+
+
+def test_a_term_without_bytes_does_not_make_a_log_fuller() -> None:
+    """A master notes its term before the first byte of it, and may lose what it wrote before."""
+    entries = [(6, 0), (7, 1000)]
+    assert log_end(entries, 1000) == (6, 1000) < log_end([(6, 0)], 1200) < log_end(entries, 1001)
+    assert log_end([], 0) == (-1, 0)
+
+
+def test_bytes_of_a_new_term_are_reported_when_the_file_names_the_term(tmp_path: Path) -> None:
+    """Else a slave that is killed between both comes back with bytes of the term before, and seems to have less."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            second = made.brokers[2]
+            mode = second.controller_mode
+            assert mode is not None
+            gate, save, fails = asyncio.Event(), mode._save_epochs, [DiskFullError("full")]
+
+            async def slow() -> None:
+                await gate.wait()
+                if fails:
+                    raise fails.pop()
+                await save()
+
+            mode._save_epochs = slow  # type: ignore[method-assign]
+            mode._noted()
+            sending = asyncio.ensure_future(made.send(made.master))
+            end = second.store.max_commitlog_offset
+            await until(lambda: second.store.max_commitlog_offset > end)
+            await asyncio.sleep(0.1)
+            assert not sending.done()
+            gate.set()
+            await asyncio.sleep(0.1)
+            assert not sending.done(), "the disk was full, and it is tried again"
+            assert await sending == [ResponseCode.SUCCESS]
+
+    run_virtual(work)
+
+
+def test_an_operators_word_counts_for_those_who_are_silent_only(tmp_path: Path) -> None:
+    """Somebody who is not in the set may have what the silent ones are known to have."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2, 3) as made:
+            await made.in_sync(1, 2, 3)
+            await lost_tail(made, 2)
+            made.controller.missed(NAME, 2)
+            made.controller.replicas[NAME].in_sync = {1, 2}
+            await made.kill(1)
+            assert made.controller.replicas[NAME].master is None
+            await made.begin(2, haLeadInDoubt="true")
+            await leads(made, 3)
+
+    run_virtual(work)
+
+
+def test_a_master_that_was_alone_has_who_can_be_elected_and_has_more_elected(tmp_path: Path) -> None:
+    """One that is about to join the set has nearly everything."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await lost_tail(made, 1)
+            known = made.controller.replicas[NAME]
+            known.in_sync = {1}
+            (tmp_path / "1" / "config" / "wholeness.json").write_text(
+                f'{{"aloneInSetEpoch": {known.set_epoch}, "boot": "0", "inDoubt": false}}'
+            )
+            await made.begin(1)
+            await leads(made, 2)
+
+    run_virtual(work)
+
+
+def test_the_fullest_tells_whom_it_waits_for_after_a_power_cut_of_all(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2, 3) as made:
+            await made.in_sync(1, 2, 3)
+            poor = made.image(1)
+            assert await made.send(made.master, 5) == [ResponseCode.SUCCESS] * 5
+            await made.cut_power(3, made.image(3))
+            await made.cut_power(2, made.image(2))
+            await made.cut_power(1, poor)
+            first, second = await made.begin(1), await made.begin(2)
+            await until(lambda: "No answer from 3 at" in trouble(first))
+            await until(lambda: "No answer from 3 at" in trouble(second))
+            made.network.reset("10.0.0.99")  # connections to those who were there before
+            await asyncio.sleep(0.1)
+            for broker in (first, second):
+                await management.update_broker_config(made.pool, broker.address, {"haLeadInDoubt": "true"})
+            await leads(made, 2)
+
+    run_virtual(work)
+
+
+def test_a_log_that_is_gone_while_the_rest_of_the_folder_is_there(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await made.send(made.master, 5)
+            await made.brokers.pop(2).close()
+            shutil.rmtree(tmp_path / "2" / "commitlog")
+            made.controller.replicas[NAME].in_sync = {1, 2}
+            made.network.cut("10.0.0.1", "10.0.0.2")
+            second = await made.begin(2)
+            assert in_doubt(second)
+
+    run_virtual(work)
+
+
+def test_a_broker_whose_disk_refused_a_sync_is_in_doubt_when_it_starts_again(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            second = made.brokers[2]
+            second.store.trouble.sync_failed(StoreIOError("the disk is failing"))
+            assert second.controller_mode is not None
+            await until(lambda: '"inDoubt": true' in (tmp_path / "2/config/wholeness.json").read_text())
+            await made.kill(2)
+            made.network.cut("10.0.0.1", "10.0.0.2")
+            assert in_doubt(await made.begin(2))
 
     run_virtual(work)

@@ -69,7 +69,7 @@ class Broker:
         )
 
     def progress(self) -> Progress:
-        return Progress(self.epoch, self.end, self.end)
+        return Progress(self.epoch, self.end, self.end, self.epoch)
 
     async def lead(self, standing: Standing) -> None:
         if self.fails:

@@ -504,3 +504,21 @@ def test_log_of_another_broker_than_the_one_that_was_asked_is_noticed(tmp_path: 
             await other.stop()
 
     virtual(work)
+
+
+def test_a_slave_that_cannot_be_served_costs_no_message(tmp_path: Path) -> None:
+    """It is sent the log within the commit, which must go on."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with pair(tmp_path, clock) as (master, slave):
+            await until(lambda: slave.follower.state is State.FOLLOWING)
+            replica = master.source.replicas[0]
+            await until(lambda: replica.is_idle)
+            with patch.object(replica.dialect, "head", side_effect=ValueError("no such epoch")):
+                fill(master.store, 3)
+                assert master.store.queue("orders", 0).max_offset == 1
+                await until(lambda: replica not in master.source.replicas)
+            await slave.caught_up(master)
+            assert_same(master.store, slave.store)
+
+    virtual(work)

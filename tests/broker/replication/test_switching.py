@@ -117,6 +117,7 @@ def copy_of(store: MessageStore, epochs: Epochs, confirmed: list[int]) -> EpochC
         last_common=None,  # type: ignore[arg-type]
         confirmed=confirmed.append,
         noted=lambda: None,
+        is_saved=lambda: True,
     )
 
 
@@ -180,5 +181,15 @@ def test_a_slave_takes_bytes_epochs_and_what_is_confirmed(tmp_path: Path) -> Non
                 assert copy.may_report
             assert list(epochs.entries) == [(1, 0), (4, 60)]
             assert confirmed == [0, 0, 0], "never more than we have"
+
+    run_virtual(work)
+
+
+def test_nothing_is_reported_before_the_epochs_are_in_their_file(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        with store_with(tmp_path, 0) as store:
+            copy = copy_of(store, Epochs(tmp_path / "epochs"), [])
+            copy._is_saved = lambda: False
+            assert not copy.may_report
 
     run_virtual(work)

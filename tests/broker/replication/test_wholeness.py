@@ -99,3 +99,42 @@ def test_a_doubt_whose_end_cannot_be_kept_is_not_over(tmp_path: Path) -> None:
 def test_a_machines_boot_has_a_number_on_linux() -> None:
     boot = Files().boot_id()
     assert boot == Files().boot_id() and boot != ""
+
+
+def test_a_file_that_cannot_be_read_is_a_doubt(tmp_path: Path, thread: TableThread) -> None:
+    (tmp_path / "wholeness.json").write_text("{")
+    damaged = started(tmp_path, thread, "one", was_closed=True)
+    assert damaged.in_doubt
+    assert started(tmp_path, thread, "one", was_closed=True).in_doubt
+    run(damaged.is_whole())
+    assert not started(tmp_path, thread, "one", was_closed=True).in_doubt
+
+
+def test_a_full_disk_keeps_only_those_in_doubt_from_their_role(tmp_path: Path, thread: TableThread) -> None:
+    class Full(Booted):
+        def open(self, path: Path | str, *, create: bool = False) -> int:
+            raise OSError(28, "no space")
+
+    run(Wholeness(tmp_path, Full("one"), thread, was_closed=True).begin())
+    with pytest.raises(DiskFullError):
+        run(Wholeness(tmp_path, Full("one"), thread, was_closed=False).begin())
+
+
+def test_a_shorter_log_is_a_doubt_that_the_next_start_still_has(tmp_path: Path, thread: TableThread) -> None:
+    run(started(tmp_path, thread, "one", was_closed=True).is_alone(3))
+    assert Wholeness(tmp_path, Booted("one"), thread, was_closed=True, is_shorter=True).in_doubt
+    again = started(tmp_path, thread, "one", was_closed=True)
+    assert again.in_doubt and again.alone_in is None
+
+
+def test_sets_of_another_controller_tell_nothing(tmp_path: Path, thread: TableThread) -> None:
+    run(started(tmp_path, thread, "one", was_closed=True).is_alone(3))
+    assert Wholeness(tmp_path, Booted("one"), thread, was_closed=True, is_known=False).alone_in is None
+
+
+def test_after_a_sync_that_failed_the_next_start_is_in_doubt(tmp_path: Path, thread: TableThread) -> None:
+    failing = started(tmp_path, thread, "one", was_closed=True)
+    run(failing.may_lose())
+    run(failing.is_alone(3))
+    assert not failing.in_doubt, "what it has can still be read"
+    assert started(tmp_path, thread, "one", was_closed=False).in_doubt

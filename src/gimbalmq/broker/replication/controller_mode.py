@@ -17,6 +17,7 @@ from gimbalmq.broker.json_file import TableThread
 from gimbalmq.broker.longpoll import LongPoll
 from gimbalmq.broker.replication.acknowledging import Acknowledging
 from gimbalmq.broker.replication.controller import Controllers
+from gimbalmq.broker.replication.doubt import log_end
 from gimbalmq.broker.replication.elections import Elections, Progress
 from gimbalmq.broker.replication.epochs import Epochs
 from gimbalmq.broker.replication.follower import State
@@ -40,6 +41,7 @@ from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.cutting import CutReport
 from gimbalmq.store.files import Files
 from gimbalmq.store.message_store import MessageStore
+from gimbalmq.store.results import RecoveryReport
 from gimbalmq.transport.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ _FIND_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Between questions to a new master where its log can be copied; the last one again and again."""
 _TRIM_SECONDS = 10.0
 _TELL_SECONDS = 0.02
+_SAVE_AGAIN_SECONDS = 1.0
 _WHOLE_SECONDS = 0.25
 """Between looks whether a broker in doubt has all again, and whether a master has become alone."""
 _LOST_SECONDS = 0.5
@@ -59,7 +62,7 @@ class ControllerMode:
     """Java: ReplicasManager and AutoSwitchHAService.
 
     Args:
-        was_closed: the store was closed properly before this start.
+        recovery: how the store was found at this start.
         flush: has the log synced.
 
     Attributes:
@@ -81,7 +84,7 @@ class ControllerMode:
         writer: Writer,
         long_poll: LongPoll,
         address: str,
-        was_closed: bool,
+        recovery: RecoveryReport,
         flush: Callable[[], Awaitable[None]],
     ) -> None:
         config, folder = live.now, Path(live.now.store_path_root_dir)
@@ -100,6 +103,8 @@ class ControllerMode:
         """What a slave knows to be confirmed."""
         self._telling: asyncio.TimerHandle | None = None
         self._looks = 0
+        self._unsaved = 0
+        """Changes of the epochs that are not in the file yet."""
         self._cutting: asyncio.Future[CutReport] | None = None
         self.sync_set: SyncSet | None = None
         self.epochs = Epochs(Path(config.store_path_epoch_file or folder / "epochFileCheckpoint"), files)
@@ -110,9 +115,15 @@ class ControllerMode:
             config.broker_name,
             files,
         )
-        is_empty = store.max_commitlog_offset == 0 and identity.given() is not None
+        is_known = identity.given() is not None
         self._wholeness = Wholeness(
-            folder / "config", files, tables, was_closed=was_closed, is_empty=is_empty
+            folder / "config",
+            files,
+            tables,
+            was_closed=recovery.clean,
+            is_shorter=recovery.is_shorter,
+            is_empty=is_known and store.max_commitlog_offset == 0,
+            is_known=is_known,
         )
         self.elections = Elections(
             Controllers(caller, config.controller_addresses),
@@ -144,8 +155,8 @@ class ControllerMode:
         self._tasks.every(_WHOLE_SECONDS, self._note_wholeness, "wholeness")
         if self._wholeness.in_doubt:
             log.warning(
-                "the power of this broker's machine was cut, or its folder emptied, so it may have lost what it had "
-                "confirmed: it cannot be elected before it has been level with a master, or knows that no other "
+                "the power of this broker's machine was cut, or files of its folder are gone, so it may have lost what "
+                "it had confirmed: it cannot be elected before it has been level with a master, or knows that no other "
                 "replica has more"
             )
         await self.elections.start()
@@ -163,7 +174,8 @@ class ControllerMode:
     # --- roles -------------------------------------------------------------------------------
 
     def progress(self) -> Progress:
-        return Progress(self.epochs.last_epoch, self._store.max_commitlog_offset, self.confirm)
+        end = self._store.max_commitlog_offset
+        return Progress(self.epochs.last_epoch, end, self.confirm, log_end(self.epochs.entries, end).epoch)
 
     @property
     def confirm(self) -> int:
@@ -229,19 +241,19 @@ class ControllerMode:
             self.elections.notified()
 
     async def _note_wholeness(self) -> None:
-        try:
-            if self._wholeness.in_doubt:
-                if self._is_level():
-                    await self._wholeness.is_whole()
-                    log.warning("this broker has all that its master has; it can be elected again")
-            elif self.sync_set is not None and self.sync_set.is_alone:
-                epoch = self.sync_set.epoch
-                if self._wholeness.alone_in != epoch:
-                    # Others may have what was confirmed before; we must not lose it after we have said that none has.
-                    await self._flush()
-                    await self._wholeness.is_alone(epoch)
-        except StoreError as error:
-            log.warning("%s; tried again", error)
+        """Raises StoreError, and is called again."""
+        if not self._store.can_sync:
+            await self._wholeness.may_lose()
+        elif self._wholeness.in_doubt:
+            if self._is_level():
+                await self._wholeness.is_whole()
+                log.warning("this broker has all that its master has; it can be elected again")
+        elif self.sync_set is not None and self.sync_set.is_alone:
+            epoch = self.sync_set.epoch
+            if self._wholeness.alone_in != epoch:
+                # Others may have what was confirmed before; we must not lose it after we have said that none has.
+                await self._flush()
+                await self._wholeness.is_alone(epoch)
 
     def _is_level(self) -> bool:
         """Whether we are level with the master that the controller named last, and so have all that was answered."""
@@ -309,6 +321,7 @@ class ControllerMode:
             last_common=self._replication.last_common,
             confirmed=self._told_confirm,
             noted=self._noted,
+            is_saved=lambda: not self._unsaved,
         )
 
     async def _cut(self, offset: int) -> CutReport:
@@ -372,8 +385,23 @@ class ControllerMode:
     # --- epochs ------------------------------------------------------------------------------
 
     def _noted(self) -> None:
-        """A slave's log has come to a new epoch. A file that lags behind is safe, so nobody waits for it."""
-        self._tasks.spawn(self._save_epochs(), "epochs")
+        """A slave's epochs have changed; it reports nothing before they are in the file."""
+        self._unsaved += 1
+        self._tasks.spawn(self._save_noted(), "epochs")
+
+    async def _save_noted(self) -> None:
+        told = ""
+        while True:
+            try:
+                await self._save_epochs()
+                break
+            except StoreError as error:
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("%s; tried again, and the master hears of nothing new until then", told)
+                await asyncio.sleep(_SAVE_AGAIN_SECONDS)
+        self._unsaved -= 1
+        self._replication.follower.report()
 
     async def _save_epochs(self) -> None:
         async with self._saving:

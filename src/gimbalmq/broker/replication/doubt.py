@@ -9,14 +9,15 @@ nobody is, it asks the others how far their logs go before it takes the role. If
 master: whoever is named as the master may change the set, and the controller elects from the set whom it is told to.
 
 Everybody is asked who may have been answered for: the other members of the set, or all replicas if this broker is alone
-in it, because an election leaves nobody else there. One that does not answer may have more, and is waited for.
+in it, because an election leaves nobody else there. One that does not answer may have more, and is waited for. Only if
+this broker was alone before its power was cut is nobody waited for: then others have more by chance, if at all.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from gimbalmq._clock import Clock
@@ -36,10 +37,21 @@ _ASK_SECONDS = 2.0
 
 
 class LogEnd(NamedTuple):
-    """How far a log goes; of two the greater one has more."""
+    """How far a log goes; of two the greater one has more.
+
+    Attributes:
+        epoch: of the last byte. A term of which a log has no byte does not count: it may be noted by one that has lost
+            what others have of an older term.
+        end: of the log.
+    """
 
     epoch: int
     end: int
+
+
+def log_end(starts: Iterable[tuple[int, int]], end: int) -> LogEnd:
+    """The end of a log whose epochs begin there (epoch, start), oldest first."""
+    return LogEnd(max((epoch for epoch, start in starts if start < end), default=-1), end)
 
 
 class Doubt:
@@ -79,19 +91,26 @@ class Doubt:
         standing, replicas = await self._known()
         if standing.master_id not in (None, own_id):
             return standing
-        if standing.in_sync == {own_id} and standing.set_epoch == self._wholeness.alone_in:
-            await self._over("it was alone in the set, so no other replica has what it may have lost")
-            return standing
-        ends, silent = await self._ask_all(standing, own_id, replicas)
-        if silent and not self._live.now.ha_lead_in_doubt:
-            raise _waits_for(silent)
+        was_alone = standing.in_sync == {own_id} and standing.set_epoch == self._wholeness.alone_in
+        others = replicas.keys() - {own_id}
+        may_have_more = standing.in_sync - {own_id} or others
+        ends, silent = await self._ask_all(may_have_more, replicas)
+        if silent:
+            if not (was_alone or self._live.now.ha_lead_in_doubt):
+                raise _waits_for(silent)
+            # Others may have what only the silent ones are known to have.
+            by_chance, _ = await self._ask_all(others - may_have_more, replicas)
+            ends |= {number: end for number, end in by_chance.items() if replicas[number].alive}
+        if was_alone:
+            ends = {number: end for number, end in ends.items() if replicas[number].alive}
         ours = self._own_end()
         fullest = max(
             ends, key=lambda number: (ends[number], bool(replicas[number].alive), -number), default=own_id
         )
         if ends.get(fullest, ours) > ours:
             return await self._hand_over(standing, own_id, fullest, ours, ends[fullest])
-        await self._over(_has_all(ours, silent))
+        alone = "it was alone in the set, and nobody who can be elected has more"
+        await self._over(alone if was_alone else _has_all(ours, silent))
         return standing
 
     async def compare(self, own_id: int) -> None:
@@ -100,25 +119,26 @@ class Doubt:
         After a power cut of all, the one that is named as the master may be in doubt, too, and wait for this one.
 
         Raises:
-            StateError: it has not, or that is not known, and the master does not answer.
+            StateError: others may have more: those that do not answer. If a master answers that has more, it is copied.
         """
         standing, replicas = await self._known()
-        ends, silent = await self._ask_all(standing, own_id, replicas)
+        ends, silent = await self._ask_all(
+            standing.in_sync - {own_id} or replicas.keys() - {own_id}, replicas
+        )
         ours = self._own_end()
+        has_all = all(end <= ours for end in ends.values())
         if silent and not self._live.now.ha_lead_in_doubt:
-            if standing.master_id in silent:
+            if has_all or standing.master_id in silent:
                 raise _waits_for(silent)
-        elif all(end <= ours for end in ends.values()):
+        elif has_all:
             await self._over(_has_all(ours, silent))
 
     async def _ask_all(
-        self, standing: Standing, own_id: int, replicas: dict[int, ReplicaIdentity]
+        self, numbers: Iterable[int], replicas: dict[int, ReplicaIdentity]
     ) -> tuple[dict[int, LogEnd], dict[int, str]]:
-        """How far the logs of those go who may have more; who of them does not tell, and why."""
-        asked = [
-            replicas[number] for number in sorted(standing.in_sync - {own_id} or replicas.keys() - {own_id})
-        ]
-        told = await asyncio.gather(*(self._ask(one.broker_address) for one in asked))
+        """How far the logs of these go; who of them does not tell, and why."""
+        asked = [replicas[number] for number in sorted(numbers)]
+        told = await asyncio.gather(*(self._ask(one.broker_id, one.broker_address) for one in asked))
         ends: dict[int, LogEnd] = {}
         silent: dict[int, str] = {}
         for one, end in zip(asked, told, strict=True):
@@ -147,7 +167,7 @@ class Doubt:
         )
         return standing, {replica.broker_id: replica for replica in replicas}
 
-    async def _ask(self, address: str | None) -> LogEnd | str:
+    async def _ask(self, number: int, address: str | None) -> LogEnd | str:
         """How far a replica's log goes, or why that is not known."""
         if not address:
             return "the controller does not know where it is"
@@ -157,7 +177,11 @@ class Doubt:
             return str(error)
         if told.broker_name != self._live.now.broker_name:
             return f"{told.broker_name or 'somebody else'} is there now"
-        return LogEnd(told.epoch_list[-1].epoch if told.epoch_list else -1, told.max_offset)
+        # The address of one that is gone may be another replica's by now, or even our own. Of Apache's brokers a master
+        # says 0, and one without a role -1.
+        if told.broker_id > 0 and told.broker_id != number:
+            return f"replica {told.broker_id} is there now"
+        return log_end(((one.epoch, one.start_offset) for one in told.epoch_list), told.max_offset)
 
     async def _hand_over(
         self, standing: Standing, own_id: int, fullest: int, ours: LogEnd, theirs: LogEnd
@@ -177,7 +201,8 @@ class Doubt:
             found = await self._have_elected(standing, own_id, fullest)
         except ResponseError as error:
             raise StateError(
-                f"{lacks}. The controller does not make {fullest} the master instead: {error}. Does {fullest} reach it?"
+                f"{lacks}. The controller does not make {fullest} the master instead: {error}. Does {fullest} reach "
+                "it? If it has lost its power, too, it may wait for others; then its own trouble says so"
             ) from error
         log.warning("%s. The controller has elected %s instead", lacks, found.master_id)
         return found
@@ -215,8 +240,8 @@ class Doubt:
 
 def _waits_for(silent: Mapping[int, str]) -> StateError:
     return StateError(
-        "the power of this broker's machine was cut, or its folder emptied, so it may have lost what it had confirmed; "
-        "it does not lead before it knows that others have no more. No answer from "
+        "the power of this broker's machine was cut, or files of its folder are gone, so it may have lost what it had "
+        "confirmed; it does not lead before it knows that others have no more. No answer from "
         f"{', '.join(silent.values())}. Start them; if they are gone for good, set haLeadInDoubt=true at this broker, "
         "and what only they have is lost"
     )

@@ -61,11 +61,16 @@ is voted out meanwhile, says no, and what it began may still be done."""
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a heartbeat tells of the log."""
+    """What a heartbeat tells of the log.
+
+    Attributes:
+        written_epoch: of its last byte; ``epoch`` may have none yet.
+    """
 
     epoch: int
     end: int
     confirm: int
+    written_epoch: int
 
 
 class RoleTaker(Protocol):
@@ -220,7 +225,7 @@ class Elections:
 
     def _own_end(self) -> LogEnd:
         progress = self._taker.progress()
-        return LogEnd(progress.epoch, progress.end)
+        return LogEnd(progress.written_epoch, progress.end)
 
     async def _identify(self) -> int:
         """Gets an id. What is asked for is in a file before, so that a crash cannot cost one."""

@@ -8,8 +8,9 @@ that follow a term in which nothing was written count to that term. Two replicas
 differ in bytes, which is why a slave also compares its last record (see ``switching``). Ours drops the entry of a term
 without bytes when it becomes the master, or has agreed with one.
 
-A file that lags behind the log is safe: bytes of a newer epoch then count to an older one, whose end at the master is
-where the newer one begins; a slave cuts them off and copies them again.
+A file that lags behind the log is safe as long as nobody was told of the bytes: they then count to an older epoch,
+whose end at the master is where the newer one begins; a slave cuts them off and copies them again. So a slave reports
+bytes of a new epoch when the file names it (see ``switching``).
 """
 
 from __future__ import annotations

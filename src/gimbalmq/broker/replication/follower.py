@@ -280,7 +280,7 @@ class Follower:
                     f"the master would go on at {offset}, and our log ends at {received}: the next connection looks why"
                 )
             return 0
-        grown = self._store.receive(offset, data[:_PIECE_BYTES], self._report)
+        grown = self._store.receive(offset, data[:_PIECE_BYTES], self.report)
         if grown:
             self._arrived(grown)
         taken = self._store.received_offset - offset
@@ -293,7 +293,7 @@ class Follower:
             link.report(self._store.received_offset)
             self._judge()
 
-    def _report(self) -> None:
+    def report(self) -> None:
         """The log has what came: the master hears of it before queue entries are made, because sends wait for it."""
         if self._link is not None and self._link.is_open:
             self._link.report(self._store.received_offset)

@@ -235,7 +235,9 @@ class Replica(asyncio.Protocol):
                 if left <= 0 or self._last_write - begun >= _TURN_SECONDS:
                     self._pump_soon()
                     return
-        except (StoreError, MemoryError) as error:  # whoever stores messages must not suffer from it
+        except Exception as error:  # whoever stores messages calls this, and must not suffer from it
+            if not isinstance(error, StoreError | MemoryError):
+                log.exception("a slave could not be sent our log")
             self.refuse(f"our log cannot be sent from {self.sent} on: {error!r}")
 
     def _pump_soon(self) -> None:

@@ -141,6 +141,7 @@ class EpochCopy:
         last_common: finds the end of the last record that our log has in common with a master's.
         confirmed: called with what the master says is confirmed, when we have the bytes that came with it.
         noted: called when there is a new epoch to be saved.
+        is_saved: whether all epochs that were noted are in the file.
     """
 
     def __init__(
@@ -157,6 +158,7 @@ class EpochCopy:
         last_common: Callable[[str], Awaitable[int]],
         confirmed: Callable[[int], None],
         noted: Callable[[], None],
+        is_saved: Callable[[], bool],
     ) -> None:
         self._store = store
         self._epochs = epochs
@@ -169,6 +171,7 @@ class EpochCopy:
         self._last_common = last_common
         self._confirmed = confirmed
         self._noted = noted
+        self._is_saved = is_saved
         self._packets = FromMaster()
         self._answer: asyncio.Future[MasterHandshake] = asyncio.get_running_loop().create_future()
         self._is_open = False
@@ -176,8 +179,12 @@ class EpochCopy:
 
     @property
     def may_report(self) -> bool:
-        """Bytes of a new epoch do not count before the epoch is noted: with only one of both we would be cut."""
-        return not self._notes_epoch
+        """Bytes of a new epoch do not count before the epoch is in the file.
+
+        If our process ended with only one of both, these bytes would count to the epoch before. A master that has lost
+        power would take us for one that has less, and the next one would have us cut them.
+        """
+        return not self._notes_epoch and self._is_saved()
 
     async def open(self, line: MasterLine) -> None:
         config = self._live.now
