@@ -6,6 +6,8 @@ import asyncio
 import random
 import zlib
 from collections.abc import Callable
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import lz4.frame
@@ -16,6 +18,7 @@ from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.producer import Producer
+from gimbalmq.client.sending.prepare import prepare_batches
 from gimbalmq.client.sending.rules import RETRY_CODES
 from gimbalmq.errors import (
     ConfigError,
@@ -32,6 +35,7 @@ from gimbalmq.errors import (
 )
 from gimbalmq.model import properties as names
 from gimbalmq.model.batch import split_batch
+from gimbalmq.model.ids import UniqueIdGenerator, parse_unique_id
 from gimbalmq.model.message import Message
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.results import SendStatus
@@ -231,6 +235,16 @@ def test_batch_is_one_request_of_items_with_their_own_ids() -> None:
             assert result.msg_id == ",".join(ids) and len(set(ids)) == 3
 
     run(work())
+
+
+def test_ids_of_a_batch_of_any_length_have_the_time_of_each() -> None:
+    """Beside its time an id has 16 bits: the ids of a batch of 65,537 messages would not all differ."""
+    ids, times = UniqueIdGenerator(bytes(4), 1, 1), count(1_000_000)
+    clock = SimpleNamespace(wall_ms=lambda: next(times))
+    instance: Any = SimpleNamespace(clock=clock, unique_ids=ids)
+    messages = [Message("T", b"x") for _ in range(3)]
+    prepare_batches(messages, instance, ProducerConfig(group="pg", namesrv="127.0.0.1:9876"))
+    assert len({parse_unique_id(message.msg_id or "").month_ms for message in messages}) == 3
 
 
 def test_batch_is_split_where_it_grows_too_large() -> None:

@@ -83,6 +83,24 @@ def test_ids_taken_from_the_run_are_none_that_is_given_again() -> None:
     }
 
 
+@pytest.mark.parametrize("back", [64, 1000, 1024])
+def test_a_clock_that_steps_back_gives_no_id_twice(back: int) -> None:
+    now = local_ms(2026, 11, 15, 9, 4, 14)
+    ids = UniqueIdGenerator(bytes(4), 1, 1)
+    made = [ids.next(now + ms) for ms in range(2048)]
+    made += [ids.next(now + ms) for ms in range(2048 - back, 4096)]
+    assert len(set(made)) == len(made)
+
+
+def test_ids_differ_while_the_clock_is_back_in_the_last_month() -> None:
+    turn = local_ms(2027, 1, 1)
+    ids = UniqueIdGenerator(bytes(4), 1, 1)
+    ids.next(turn)
+    made = [ids.next(turn - 900_000 + ms) for ms in range(5000)]
+    assert {parse_unique_id(each).month_ms for each in made} == {0}
+    assert len(set(made)) == len(made)
+
+
 @pytest.mark.parametrize("text", ["", "7F", "Z" * 32, "0" * 33])
 def test_what_is_no_id(text: str) -> None:
     with pytest.raises(ValueError):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import tarfile
+import tracemalloc
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -399,6 +400,24 @@ def test_what_came_before_does_not_show_in_what_comes() -> None:
         for second in buffers:
             decode(first, ALL, broker="broker-a")
             assert rows(second) == [as_view_says(view) for view in decode_views(second)]
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["of the last buffer", "among them"])
+def test_a_long_property_of_others_takes_no_memory_for_each_record(before: bool) -> None:
+    long = [record(properties={"KEYS": "x" * 30_000})]
+    data = b"".join(record(number) for number in range(3000))
+    if before:
+        decode(b"".join(long * 3), ALL, broker="broker-a")
+    else:
+        data += long[0]
+    tracemalloc.start()
+    try:
+        found = decode(data, ["key"], broker="broker-a")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.num_rows - found.column(0).null_count == (0 if before else 1)
+    assert most < 10 * len(data)
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,16 @@ def test_occurrences_are_kept_when_the_table_grows() -> None:
     assert found is not None and found.tolist() == [3] * 50 + [1] * 29_950
 
 
+def test_a_large_table_is_not_looked_through_for_a_few_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    occurrences = Occurrences()
+    numbers = hash_rows([pa.array([b"%d" % n for n in range(30_000)], pa.binary())], 30_000).high
+    assert occurrences.before(numbers[:29_000]) is None
+    monkeypatch.setattr(row_hash._Places, "put_new", lambda *_: pytest.fail("all places for a few numbers"))
+    assert occurrences.before(numbers[29_000:29_100]) is None
+    again = occurrences.before(numbers[28_950:29_150])
+    assert again is not None and again.tolist() == [1] * 150 + [0] * 50
+
+
 def test_the_table_grows_and_forgets_nothing() -> None:
     met = Met()
     rows = [b"%d" % n for n in range(50_000)]

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from itertools import chain, islice, product, repeat, starmap
 from typing import NamedTuple
 
 _UNIQUE_TAIL = struct.Struct(">HiIH")  # days 25 to 31 need the sign bit
@@ -20,7 +21,7 @@ _PLACE = struct.Struct(">iq")
 _PORT_BYTES = 4
 _HEX = [f"{byte:02X}" for byte in range(256)]
 _RUN = 64
-"""Ids that are made ready at a time, so that most take no step of Python; a divisor of 256."""
+"""So many ids are taken from ``run`` at most before the time is asked for again: most take no step of Python."""
 
 V4_HOST_BYTES = 4 + _PORT_BYTES
 V6_HOST_BYTES = 16 + _PORT_BYTES
@@ -109,7 +110,9 @@ class UniqueIdGenerator:
         self._now = -1
         self._stem = ""
         """All but the counter, as it is throughout one millisecond."""
-        self._counter = 0
+        self._counter = map("".join, chain.from_iterable(starmap(product, repeat((_HEX, _HEX)))))
+        """Numbers of 16 bits as text, over and over. None is skipped: if the clock steps back, a time comes again, and
+        only these tell its ids apart."""
         self.run: Iterator[str] = iter(())
 
     def next(self, now_ms: int) -> str:
@@ -118,13 +121,8 @@ class UniqueIdGenerator:
                 return made
         else:
             self._set_time(now_ms)
-        counter = self._counter & 0xFFFF
-        self._counter = counter - counter % _RUN + _RUN
-        self.run = map(
-            f"{self._stem}{_HEX[counter >> 8]}".__add__,
-            _HEX[counter & 0xFF : self._counter - (counter & 0xFF00)],
-        )
-        return next(self.run)
+        self.run = run = map(self._stem.__add__, islice(self._counter, _RUN))
+        return next(run)
 
     def _set_time(self, now_ms: int) -> None:
         since = now_ms - self._start

@@ -27,6 +27,8 @@ _LAST_BITS: Final = np.uint64(31)
 _WORD: Final = 8
 _CHUNK_WORDS: Final = 1 << 14
 """So many words are mixed at a time: their numbers stay in the processor's cache."""
+_MOST_PLACES: Final = 64
+"""A table of more places for each number that is put is not looked through: that takes longer than it saves."""
 
 
 class RowHashes(NamedTuple):
@@ -208,7 +210,7 @@ class _Places:
     def put_new(self, numbers: Numbers) -> bool:
         """Puts numbers that are all different and not there yet, in half the time; if they are not, puts none.
 
-        There must be room (``grow``).
+        There must be room (``grow``). The whole table is looked through in the end.
         """
         table = self._numbers
         mask = len(table) - 1
@@ -259,13 +261,14 @@ class Occurrences:
             if self._again is not None:
                 again, self._again = self._again, self._nothing()
                 self._again[moved] = again[old]
-        if self._again is None:
-            if self._places.put_new(numbers):
-                return None
-            self._again = self._nothing()
+        few = len(self._places) < _MOST_PLACES * len(numbers)
+        if self._again is None and few and self._places.put_new(numbers):
+            return None
         places, new = self._places.put(numbers)
         if new.all():
             return None
+        if self._again is None:
+            self._again = self._nothing()
         found = np.zeros(len(numbers), np.int64)
         rows = np.flatnonzero(~new)
         rows = rows[np.argsort(places[rows], kind="stable")]

@@ -20,6 +20,7 @@ from gimbalmq.errors import (
 )
 from gimbalmq.model import properties as names
 from gimbalmq.model.batch import split_batch
+from gimbalmq.model.ids import parse_unique_id
 from gimbalmq.model.message import Message
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.results import SendResult, SendStatus
@@ -131,6 +132,21 @@ def test_ids_of_any_length_and_letters_are_kept(own: tuple[str, str]) -> None:
         (request,) = sends(cluster.broker)
         for item, message in zip(split_batch(bytes(request.body)), messages, strict=True):
             assert names.parse(item.properties.decode()) == {"UNIQ_KEY": message.msg_id, "WAIT": "true"}
+
+    with_producer(work)
+
+
+def test_an_id_tells_the_time_of_its_message_after_a_long_pause() -> None:
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        ids, now_ms = producer.instance.unique_ids, producer.instance.clock.wall_ms
+        ids.next(now_ms() - 3_600_000)
+        again, message = Message("T", b"again"), Message("T", b"new")
+        again.system_properties[names.UNIQ_KEY] = "a" * 32
+        futures = [producer.send_soon(each) for each in (again, message)]
+        flush(producer)
+        await asyncio.gather(*futures)
+        told = [parse_unique_id(each).month_ms for each in (message.msg_id or "", ids.next(now_ms()))]
+        assert 0 <= told[1] - told[0] < 60_000
 
     with_producer(work)
 

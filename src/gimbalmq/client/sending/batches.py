@@ -368,6 +368,7 @@ class Batches:
         batch = Batch(kind, queue, rules, self._limit, born_ms, plain, plain_bytes)
         batch.timer = self._loop.call_later(self._delay, self._gathered, batch)
         if queue is None:
+            self._unique_ids.run = iter(())  # its time may be hours ago, if this message had an id
             self._open[kind] = batch
         else:
             self._bound[queue] = batch

@@ -120,6 +120,7 @@ class _AlikeProperties:
         """Finds out which records are like the pattern."""
         items, varying, resized = pattern
         self._names = [name.decode() for name, _ in items]
+        self._exclude_sizes(pattern)
         same = b""  # what is to be found next in every record
         at = self._at
         following = sum(len(name) + len(value) + 2 for name, value in items[resized + 1 :])
@@ -140,23 +141,32 @@ class _AlikeProperties:
         self._expect(at, same)
         self._exclude(at + len(same) != self._stop)
 
+    def _exclude_sizes(self, pattern: _Pattern) -> None:
+        """Records that are too short, or not as long: what is compared after this lies within the others."""
+        items, _, resized = pattern
+        sizes = self._stop - self._at
+        size = sum(len(name) + len(value) + 2 for name, value in items) - 1
+        if resized < len(items):
+            self._exclude(sizes <= size - len(items[resized][1]))
+        else:
+            self._exclude(sizes != size)
+
     def _exclude(self, unlike: Mask) -> None:
         if unlike.any():
             self.alike = self.alike & ~unlike
 
     def _expect(self, at: Ints, same: bytes) -> None:
+        """Only of those that may still be alike: a pattern may be far longer than other records."""
         if not same:
             return
-        last = len(self._data) - len(same)
-        if last < 0:
-            self._exclude(at >= 0)
-            return
-        if int(at.max()) > last:
-            self._exclude(at > last)
-            at = np.minimum(at, last)
-        if not all_equal(self._data, at, same):
+        rows = None if self.alike.all() else np.flatnonzero(self.alike)
+        if rows is not None:
+            at = at[rows]
+        if at.size and not all_equal(self._data, at, same):
             found = windows(self._data, f"V{len(same)}")[at].view(np.uint8).reshape(-1, len(same))
-            self._exclude((found != np.frombuffer(same, np.uint8)).any(axis=1))
+            unlike = (found != np.frombuffer(same, np.uint8)).any(axis=1)
+            self.alike = self.alike.copy()
+            self.alike[unlike if rows is None else rows[unlike]] = False
 
     def _inside_record(self, at: Ints, stop: Ints) -> tuple[Ints, Ints]:
         """The same positions; none at all in records that are not alike."""
