@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from operator import length_hint
 from typing import NamedTuple
 
 _UNIQUE_TAIL = struct.Struct(">HiIH")  # days 25 to 31 need the sign bit
@@ -99,7 +100,7 @@ class UniqueIdGenerator:
             take them from here, and ask ``next`` when there is none left.
     """
 
-    __slots__ = ("_counter", "_next_start", "_now", "_prefix", "_start", "_stem", "length", "run")
+    __slots__ = ("_counter", "_letters", "_next_start", "_now", "_prefix", "_start", "_stem", "length", "run")
 
     def __init__(self, ip: bytes, pid: int, loader_hash: int) -> None:
         loader = loader_hash & 0xFFFFFFFF
@@ -110,6 +111,8 @@ class UniqueIdGenerator:
         self._stem = ""
         """All but the counter, as it is throughout one millisecond."""
         self._counter = 0
+        self._letters: Iterator[str] = iter(())
+        """The last two letters of the ids in ``run``."""
         self.run: Iterator[str] = iter(())
 
     def next(self, now_ms: int) -> str:
@@ -118,12 +121,12 @@ class UniqueIdGenerator:
                 return made
         else:
             self._set_time(now_ms)
+            # Nobody took these: if each time used up a whole run, a clock that steps back would soon meet them again.
+            self._counter -= length_hint(self._letters)
         counter = self._counter & 0xFFFF
         self._counter = counter - counter % _RUN + _RUN
-        self.run = map(
-            f"{self._stem}{_HEX[counter >> 8]}".__add__,
-            _HEX[counter & 0xFF : self._counter - (counter & 0xFF00)],
-        )
+        self._letters = iter(_HEX[counter & 0xFF : self._counter - (counter & 0xFF00)])
+        self.run = map(f"{self._stem}{_HEX[counter >> 8]}".__add__, self._letters)
         return next(self.run)
 
     def _set_time(self, now_ms: int) -> None:
