@@ -476,8 +476,10 @@ def test_a_sender_that_says_so_is_told_the_first_message_id_only(count: int, tmp
         ("T", _batch((b"m", {"DELAY": "3"})), "delayed"),
         ("T", b"\0\0\0\1garbage", "byte 0"),
         ("T", _batch((b"m", {})) + b"\0\0\0", "byte 23"),
+        ("T", _batch(*[(b"m", {})] * 2000, (b"m", {"A": "x" * 32_750})), "32767"),
+        ("T", _batch(*[(b"m", {"A": "x" * 32_750})] * 50), "32767"),
     ],
-    ids=["retry topic", "nothing", "empty body", "delay", "garbage", "cut off"],
+    ids=["retry topic", "nothing", "empty body", "delay", "garbage", "cut off", "long", "all long"],
 )
 def test_batches_that_are_refused_store_nothing(tmp_path: Path, topic: str, body: bytes, word: str) -> None:
     async def work() -> None:
@@ -487,6 +489,35 @@ def test_batches_that_are_refused_store_nothing(tmp_path: Path, topic: str, body
             answer = await desk.client.send(topic, body, code=RequestCode.SEND_BATCH_MESSAGE, batch=True)
             assert answer.code == ResponseCode.MESSAGE_ILLEGAL and word in (answer.remark or "")
             assert desk.broker.store.max_commitlog_offset == end
+
+    run(work())
+
+
+@pytest.mark.parametrize("count", [3, 300], ids=["message by message", "by vectors"])
+def test_a_batch_whose_time_fits_no_record_is_refused(count: int, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            await desk.create("T")
+            ext = send_fields("T", batch=True, bornTimestamp=1 << 70)
+            answer = await desk.client.ask(RequestCode.SEND_BATCH_MESSAGE, ext, _batch(*[(b"m", {})] * count))
+            assert answer.code == ResponseCode.MESSAGE_ILLEGAL and "bornTimestamp" in (answer.remark or "")
+            assert (await desk.client.send()).code == 0
+
+    run(work())
+
+
+def test_a_batch_of_many_is_stored_by_vectors_though_its_first_message_is_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one, tens of thousands would hold up everybody else for seconds."""
+
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            await desk.create("T")
+            monkeypatch.setattr("gimbalmq.broker.handlers.send.split_batch", None)
+            body = _batch((b"l" * 20_000, {}), *[(b"m", {})] * 2500)
+            answer = await desk.client.send(body=body, code=RequestCode.SEND_BATCH_MESSAGE, batch=True)
+            assert (answer.code, len(desk.messages("T"))) == (0, 2501)
 
     run(work())
 

@@ -412,6 +412,23 @@ def test_one_that_differs_is_taken_by_itself_and_order_is_kept(
     runner.run(work())
 
 
+def test_a_run_that_ends_before_those_that_are_alike_is_taken_one_by_one(
+    bench: tuple[asyncio.Runner, Bench],
+) -> None:
+    runner, made = bench
+
+    async def work() -> None:
+        line = Line()
+        odd = [frame(n, f"UNIQ_KEY\x01{'i' * (n + 1)}\x02") for n in range(LEAST)]
+        alike = [frame(LEAST + n, text) for n, text in enumerate(texts(LEAST))]
+        alike[0] = (*alike[0][:2], b"")
+        made.take(line, [*odd, *alike])
+        assert line.plain == [alike[0]]
+        assert made.end(0) == len(line.answers()) == LEAST * 2 - 1
+
+    runner.run(work())
+
+
 def test_one_way_runs_are_stored_and_get_no_answer(bench: tuple[asyncio.Runner, Bench]) -> None:
     runner, made = bench
 

@@ -63,6 +63,14 @@ def test_a_small_step_back_over_the_month_gives_zero_a_large_one_the_old_month()
     assert parse_unique_id(ids.next(turn - 86_400_000)).month_ms == 30 * 86_400_000
 
 
+def test_a_clock_that_steps_back_over_the_month_gives_other_ids_nevertheless() -> None:
+    ids = UniqueIdGenerator(bytes(4), 1, 1)
+    turn = local_ms(2027, 1, 1)
+    ids.next(turn + 5)
+    made = {ids.next(turn - 900_000 + now) for now in range(5000)}
+    assert len(made) == 5000
+
+
 def test_the_counter_wraps() -> None:
     ids = UniqueIdGenerator(bytes(16), 1, 1)
     made = {ids.next(0) for _ in range(65536)}

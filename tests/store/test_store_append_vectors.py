@@ -17,6 +17,7 @@ from gimbalmq.store.append_vectors import Part, Run, add_items, add_run, offset_
 from gimbalmq.store.batch_items import read_items
 from gimbalmq.store.config import StoreConfig
 from gimbalmq.store.message_store import MessageStore
+from gimbalmq.store.vectors import at_every
 from tests.support import ManualClock
 
 HOST = b"\x7f\0\0\1\0\0\0\x07"
@@ -116,6 +117,28 @@ def test_names_that_only_some_of_equally_long_properties_have_are_found() -> Non
         assert found.may_have("WAITX")
         assert found.may_have("DELAY") == some.startswith(b"DELAY")
         assert found.may_have("KEYS") == some.startswith(b"KEYS")
+
+
+def test_thousands_of_names_take_no_step_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[object] = []
+
+    def noted(*arguments: object) -> object:
+        steps.append(arguments)
+        return at_every(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("gimbalmq.store.batch_items.at_every", noted)
+    found = read_items(encode_batch([(0, b"x", b"TAGS\x01" + b"\x01" * 20_000 + b"\x02")] * 50))
+    assert found is not None and found.alike
+    assert found.may_have("TAGS") and not found.may_have("KEYS")
+    assert len(steps) < 200
+
+
+def test_items_of_all_sizes_without_properties_take_no_step_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    # To gather pieces of no bytes takes a slice for each.
+    monkeypatch.setattr("gimbalmq.store.batch_items.gather", None)
+    found = read_items(encode_batch([(0, b"x" * (1 + number % 3), b"") for number in range(100)]))
+    assert found is not None and not found.alike
+    assert not found.may_have("TAGS")
 
 
 def test_equally_long_items_that_are_cut_differently_are_not_alike() -> None:

@@ -157,6 +157,23 @@ def test_slaves_are_sent_messages_before_their_keys_are_indexed(tmp_path: Path) 
     store.close()
 
 
+def test_messages_show_although_slaves_could_not_be_sent_them(tmp_path: Path) -> None:
+    """A queue that is left behind its messages would never show them, nor any that come later."""
+    store = open_store(tmp_path)
+
+    def fail() -> None:
+        raise RuntimeError("no slave takes it")
+
+    store.appended = fail
+    with pytest.raises(RuntimeError):
+        _put_keys(store, 3)
+    store.appended = None
+    assert store.queue("t", 0).max_offset == 3
+    _put_keys(store, 2)
+    assert store.queue("t", 0).max_offset == 5
+    store.close()
+
+
 def _put_keys(store: MessageStore, count: int) -> None:
     group = store.group()
     queue = store.queue("t", 0)

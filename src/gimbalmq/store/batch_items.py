@@ -23,10 +23,11 @@ _LENGTH = np.dtype(">u2")
 _END = np.dtype(">u4")
 _FLAG_AT = 12
 _BODY_SIZE_AT = 16
-_SHORT_RUN = 16
+_SHORT_RUN = 64
 _SINGLES = 64
 _MOST_SINGLES = 4096
 _END_BYTES = 4
+_MOST_NAMES = 64
 _NAME_END = 1
 _VALUE_END = 2
 
@@ -35,7 +36,7 @@ class Items(NamedTuple):
     """Where the parts of a batch's messages lie in its bytes.
 
     Attributes:
-        name_ends: the last four bytes, as a number, of the names that any property has.
+        name_ends: the last four bytes, as a number, of the names that any property has; each once or more.
         alike: bytes of every item if all of them have bodies of one length and properties of one length; else 0.
     """
 
@@ -45,12 +46,12 @@ class Items(NamedTuple):
     body_sizes: Numbers
     properties: Numbers
     property_sizes: Numbers
-    name_ends: frozenset[int]
+    name_ends: NDArray[np.uint32]
     alike: int = 0
 
     def may_have(self, *names: str) -> bool:
         """Whether a property may have one of these names, of four letters or more; if not, none has."""
-        return any(_end_of(name) in self.name_ends for name in names)
+        return any(bool((self.name_ends == _end_of(name)).any()) for name in names)
 
 
 @cache
@@ -116,35 +117,36 @@ def _read_mixed(data: bytes) -> Items | None:
     closed = (property_sizes == 0) | (raw[ends - 1] == _VALUE_END)
     if not bool(closed.all()):
         return None
-    names = _name_ends(np.frombuffer(gather(raw, properties, property_sizes), np.uint8))
-    return Items(data, heads[:, 3], bodies, body_sizes, properties, property_sizes, names)
+    told = np.flatnonzero(property_sizes)
+    names = gather(raw, properties[told], property_sizes[told]) if len(told) else b""
+    found = _name_ends(np.frombuffer(names, np.uint8))
+    return Items(data, heads[:, 3], bodies, body_sizes, properties, property_sizes, found)
 
 
-def _name_ends(properties: NDArray[np.uint8]) -> frozenset[int]:
+def _name_ends(properties: NDArray[np.uint8]) -> NDArray[np.uint32]:
     """Of names in properties that lie one behind the other: they end before a U+0001."""
     at = np.flatnonzero(properties == _NAME_END)
     at = at[at >= _END_BYTES] - _END_BYTES
     if not at.size:
-        return frozenset()
-    words = np.ndarray((properties.size - _END_BYTES + 1,), ">u4", properties, strides=(1,))
-    found = words[at]
-    # Most batches are of one kind; sorting costs more than the rest of this.
-    if bool((found == found[0]).all()):
-        return frozenset((int(found[0]),))
-    return frozenset(np.unique(found).tolist())
+        return np.empty(0, np.uint32)
+    words = np.ndarray((properties.size - _END_BYTES + 1,), _END, properties, strides=(1,))
+    found = words[at].astype(np.uint32)
+    # Most batches are of one kind. Those of others are not sorted: that costs more than to look for a few names.
+    return found[:1] if bool((found == found[0]).all()) else found
 
 
-def _name_ends_alike(properties: bytes, told: int, count: int) -> frozenset[int]:
+def _name_ends_alike(properties: bytes, told: int, count: int) -> NDArray[np.uint32]:
     """The same for properties of one length: names mostly end in the same places, so a few columns tell."""
     raw = np.frombuffer(properties, np.uint8)
     places = [at for at, letter in enumerate(properties[:told]) if letter == _NAME_END]
-    if np.count_nonzero(raw == _NAME_END) == len(places) * count and (not places or places[0] >= _END_BYTES):
+    few = len(places) <= _MOST_NAMES and (not places or places[0] >= _END_BYTES)
+    if few and np.count_nonzero(raw == _NAME_END) == len(places) * count:
         columns = [at_every(properties, _END, at - _END_BYTES, told, count) for at in places]
         if all(
             properties[at::told].count(_NAME_END) == count and bool((column == column[0]).all())
             for at, column in zip(places, columns, strict=True)
         ):
-            return frozenset(int(column[0]) for column in columns)
+            return np.array([column[0] for column in columns], np.uint32)
     return _name_ends(raw)
 
 

@@ -275,8 +275,13 @@ class MessageStore(StoreReading):
         """For AppendGroup only: the records are in the log; now show them."""
         self._open_group = None
         self._last_timestamp = timestamp
-        if self.appended is not None:  # first of all: slaves have it while we go on
-            self.appended()
+        try:
+            if self.appended is not None:  # first of all: slaves have it while we go on
+                self.appended()
+        finally:  # a queue that were not shown now would never be
+            self._show(touched, index)
+
+    def _show(self, touched: list[QueueLog], index: list[IndexItem | KeyRun] | None) -> None:
         limit = self.config.queue_tail_bytes
         tails = self._tails
         try:

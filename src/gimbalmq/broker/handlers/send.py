@@ -46,6 +46,9 @@ from gimbalmq.transport.channel import Answer, Channel, Handlers
 _VECTORS_FROM = 48
 """A batch of so many messages is stored by vectors, all at once; fewer are quicker one by one."""
 
+_VECTORS_FROM_BYTES = 65_536
+"""So is one of so many bytes: if only its first message is large, there may be thousands of others."""
+
 _SPECIAL_NAMES = (*prop.DELAYS, prop.TIMER_OUT_MS, prop.TRAN_MSG, prop.CLUSTER)
 """Properties that ask for more than being stored."""
 
@@ -266,7 +269,8 @@ class SendHandlers:
         """
         data = bytes(request.body)
         if (
-            len(data) < _VECTORS_FROM * int.from_bytes(data[:4], "big")  # if all are as long as the first
+            # If all are as long as the first.
+            len(data) < min(_VECTORS_FROM * int.from_bytes(data[:4], "big"), _VECTORS_FROM_BYTES)
             or len(topic) > names.MAX_TOPIC_LENGTH
             or header.topic.startswith(names.RETRY_PREFIX)
             or header.sys_flag & ~ORDINARY_FLAGS
@@ -293,6 +297,9 @@ class SendHandlers:
                 header.born_timestamp,
                 channel.peer_bytes,
             )
+        except (StoreError, OverflowError):  # one fits no record
+            group.abort()
+            return None
         except BaseException:
             group.abort()
             raise

@@ -250,9 +250,10 @@ class FastSendHandlers:
                 count = number  # the plain way takes it
                 break
             singles.append((number, single))
-        if count < _LEAST_RUN:
+        parts = found.before(count)
+        if count < _LEAST_RUN or not parts:  # those that are alike may all come later
             return 0
-        sends = send_runs.Sends(found.before(count), singles, bodies[:count])
+        sends = send_runs.Sends(parts, singles, bodies[:count])
         run = sends.run(self._queue_of, channel.peer_bytes)
         if run is None:
             return 0
