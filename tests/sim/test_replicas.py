@@ -109,6 +109,15 @@ def test_a_slave_without_power_is_elected_while_the_controller_does_not_hear_the
     kept(run_replicas(106399, REPLICATED["all of three, dark"]))
 
 
+def test_a_master_that_comes_back_in_its_term_shows_no_more_than_before() -> None:
+    """Its last message was on no other replica; readers saw it, and then another master put one in its place."""
+    schedule = [
+        Fault(3.026, "replica in the dark", 0.6498863154291751, 0.281),
+        Fault(3.386, "replica in the dark", 0.724391502169599, 1.026),
+    ]
+    kept(run_replicas(401407, REPLICATED["all of three, dark"], schedule))
+
+
 def test_a_slave_that_lost_power_is_not_level_yet_when_its_master_stops() -> None:
     """It was elected, and lacked what the third one had."""
     schedule = [

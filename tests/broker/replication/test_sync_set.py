@@ -29,7 +29,7 @@ class Desk:
         self.set = SyncSet(1, self.slaves, lambda: self.end, self.live, self.clock)
         self.wishes = 0
         self.set.wish = self._wish
-        self.set.begin([1], 1)
+        self.set.begin([1], 1, 0)
 
     def _wish(self) -> None:
         self.wishes += 1
@@ -207,7 +207,7 @@ def test_who_does_not_catch_up_for_15_seconds_leaves() -> None:
 
 def test_a_member_that_never_came_has_a_moment_to_do_so() -> None:
     desk = Desk()
-    desk.set.begin([1, 2], 7)
+    desk.set.begin([1, 2], 7, desk.end)
     desk.set.check()
     assert desk.set.wished() == {1, 2}
     desk.clock.now += 4.9
@@ -290,5 +290,17 @@ def test_an_option_may_change_while_sends_wait() -> None:
 def test_a_new_term_begins_with_all_of_the_log(all_ack: bool) -> None:
     desk, _ = joined(all_ack=all_ack)
     desk.end += 100
-    desk.set.begin([1], 9)
+    desk.set.begin([1], 9, desk.end - 100)
     assert desk.set.confirm == desk.end and desk.set.counted == {1} and desk.set.epoch == 9
+
+
+def test_a_master_started_again_in_its_term_confirms_nothing_by_itself() -> None:
+    """It may have messages that no slave had: they were shown, and then another was elected that lacks them."""
+    desk = Desk()
+    desk.set.begin([1, 2, 3], 9, desk.end - 100)
+    assert desk.set.confirm == desk.end - 100
+    desk.connect(2, desk.end)
+    assert desk.set.confirm == desk.end - 100, "nobody knows yet what 3 has"
+    desk.connect(3, desk.end - 40)
+    assert desk.set.confirm == desk.end - 40
+    assert desk.set.wished() == {1, 2, 3}, "who lacks what was never confirmed has lost nothing"

@@ -202,7 +202,7 @@ class ControllerMode:
         await self._save_epochs()
         assert self.elections.own_id is not None
         sync_set = SyncSet(self.elections.own_id, _Voters(replication), self._end, self._live, self._clock)
-        sync_set.begin(standing.in_sync, standing.set_epoch)
+        sync_set.begin(standing.in_sync, standing.set_epoch, store.confirm_offset)
         sync_set.wish = self.elections.wish
         sync_set.confirmed = self._advanced
         self._acknowledging.in_set = lambda: sync_set.size

@@ -106,15 +106,23 @@ class SyncSet:
         """How many are in sync for certain."""
         return len(self.members)
 
-    def begin(self, members: Iterable[int], epoch: int) -> None:
-        """A term begins: all of our log counts, and of the set only what the controller says."""
+    def begin(self, members: Iterable[int], epoch: int, known: int) -> None:
+        """A term begins, or goes on after a restart: of the set only what the controller says counts.
+
+        At the begin of a term the set is this broker alone, and all of its log is confirmed. A master that was started
+        again in its own term still has the others in its set, who need not have the end of its log: until they say that
+        they have it, nobody is shown more than was confirmed before.
+
+        Args:
+            known: up to where the log is known to be confirmed.
+        """
         self.members, self.epoch = frozenset(members), epoch
         self._asked = frozenset()
         self._joining.clear()
         self._missing.clear()
         self._poorer.clear()
         self._paces.clear()
-        self.confirm = self._end()
+        self.confirm = min(known, self._end())
         self._look()
 
     def take(self, members: Iterable[int], epoch: int) -> bool:
