@@ -231,7 +231,12 @@ class Balancer:
         any_change = await self._let_go_of(todo.drop, set(mine), reason)
         for queue in [queue for queue in self._claims if queue.topic == topic and queue not in todo.take]:
             del self._claims[queue]
-        any_change = await self._take_all(todo.take, reason) or any_change
+        # The first of them is read before the last one is taken, and may not have the others' part of the limits.
+        self._puller.share_limits(len(self._holdings.held) + len(todo.take))
+        try:
+            any_change = await self._take_all(todo.take, reason) or any_change
+        finally:
+            self._puller.share_limits(len(self._holdings.held))
         if any_change:
             changed.append(topic)
             await self._tell_changed(topic, queues, sort_queues(mine), reason)
