@@ -51,15 +51,12 @@ def test_a_long_turn_is_measured_and_its_stack_told(
         watchdog = LoopWatchdog(0.15, 0.15)
         watchdog.start()
         async with asyncio.timeout(20):
-            while (
-                not watchdog.pauses
-            ):  # a turn in which the watchdog's thread has had no turn of its own is not seen
+            # On a busy machine the watchdog's thread may come late: it sees less of a turn then, or nothing.
+            while watchdog.longest is None or watchdog.longest.seconds <= 0.35:
                 await asyncio.sleep(0.05)
                 work(0.4)
                 await asyncio.sleep(0.05)
         watchdog.close()
-        assert watchdog.longest is not None
-        assert watchdog.longest.seconds > 0.35
         assert work.__name__ in watchdog.longest.stack
 
     with caplog.at_level(logging.WARNING):
