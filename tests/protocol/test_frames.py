@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gimbalmq.errors import RemoteProtocolError
@@ -53,6 +53,7 @@ frames = st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=60), bodies)
 
 @pytest.mark.parametrize("large", [20, 65_536])
 @given(parts=frames, sizes=st.lists(st.integers(0, 200), max_size=40))
+@example(parts=[(0, b"", b"")], sizes=[1, 0])
 def test_frames_do_not_depend_on_chunks(
     large: int, parts: list[tuple[int, bytes, bytes]], sizes: list[int]
 ) -> None:

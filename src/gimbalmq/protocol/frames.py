@@ -60,6 +60,8 @@ class FrameReader:
             RemoteProtocolError: an illegal length; nothing after it can be trusted.
         """
         if self._pieces:
+            if not data:
+                return []
             self._pieces.append(data)
             self.held_bytes += len(data) + _PIECE_BYTES
             self.wanted_bytes -= len(data)
