@@ -148,7 +148,7 @@ class _Reading:
                 min_partitions=settings.min_partitions,
                 max_records=settings.max_records_per_partition,
                 min_records=settings.min_records_per_partition,
-                # Those of the driver's machine: all there are with local[n], and a guess on a cluster.
+                # Those of the driver's machine: as many as local[*] has, a guess with local[n] and on a cluster.
                 cores=os.cpu_count() or 1,
             )
         return [TopicPartition(part, cluster.addresses(wanted.queue for wanted in part)) for part in planned]
