@@ -13,7 +13,6 @@ import queue
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ from typing import IO, NamedTuple
 import pytest
 
 from tests.cli.commands import Server, environment, serving
+from tests.peers.process import free_port
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = (
@@ -305,20 +305,6 @@ def test_a_newcomer_types_the_pages_in_order(tmp_path: Path) -> None:
 # -- a page with a cluster of its own ---------------------------------------------------------------
 
 
-def _free_ports(first: int, count: int) -> tuple[int, int]:
-    """Of a name server, and the first of so many brokers, ten apart, each with two before and one behind it."""
-    for base in range(first, 60000, 50):
-        ports = [base, *(base + 10 * index + step for index in range(1, count + 1) for step in (-2, 0, 1))]
-        with ExitStack() as stack:
-            try:
-                for port in ports:
-                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            except OSError:
-                continue
-        return base, base + 10
-    raise AssertionError("no free ports")
-
-
 def _wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not condition():
@@ -330,7 +316,8 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 def test_a_newcomer_types_the_page_of_replication(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a cluster of its own, whose master is killed: the page's addresses, folder and process are the test's."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # where the cluster makes its folder
-    namesrv, port = _free_ports(31000 + os.getpid() % 20000, 2)
+    namesrv = free_port(groups=4)
+    port = namesrv + 14  # ports of brokers are ten apart, and need three neighbours each
     cluster_step, *steps = _steps("replication.md")
     words = [*cluster_step.text.split()[1:], "--namesrv-port", str(namesrv), "--port", str(port)]
     wrong: list[str] = []

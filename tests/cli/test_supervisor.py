@@ -11,7 +11,7 @@ import threading
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,19 +32,7 @@ from gimbalmq.errors import NoPermissionError
 from gimbalmq.sync import Admin, Producer
 from gimbalmq.testing.loop import VirtualClock, run_virtual
 from tests.cli.commands import Server, gimbalmq, serving
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def free_port_before(port: int) -> bool:
-    try:
-        socket.create_server(("127.0.0.1", port - 10)).close()
-    except OSError:
-        return False
-    return True
+from tests.peers.process import free_port
 
 
 def eventually(what: Callable[[], object], seconds: float = 30) -> None:
@@ -229,11 +217,8 @@ def test_a_second_signal_ends_brokers_that_hang(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_cannot_start_ends_the_command(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        port = 0
-        while not port or not free_port_before(port):
-            taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            port = taken.getsockname()[1]
+    port = free_port(groups=2) + 14
+    with socket.create_server(("127.0.0.1", port)):
         words = ("--brokers", 2, "--namesrv-port", 0, "--port", port - 10, "--store", tmp_path)
         done = gimbalmq("server", *words, "--log-level", "error")
     assert done.returncode == 1

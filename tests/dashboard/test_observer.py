@@ -89,6 +89,15 @@ def test_another_member_after_queues_moved_is_another_change() -> None:
     assert not belongs_to(Change(1001 + SETTLING_MS, (), (), (Move(Q1, "a", "b"),)), first)
 
 
+def test_queues_let_go_for_a_member_that_is_seen_later_are_one_change_with_it() -> None:
+    let_go = Change(1000, (), (), (Move(Q1, "a", ""),))
+    taken = Change(2000, ("b",), (), (Move(Q1, "", "b"),))
+    assert belongs_to(taken, let_go)
+    assert together(let_go, taken).moves == (Move(Q1, "a", "b"),)
+    assert not belongs_to(taken, Change(1000, (), ("a",), let_go.moves))
+    assert not belongs_to(taken, Change(1000, (), (), (*let_go.moves, Move(Q2, "a", "c"))))
+
+
 def test_a_history_explains_changes_with_what_is_new_whatever_the_clocks_say() -> None:
     history = GroupHistory()
     old = taken("long ago", at_ms=99_999_999)

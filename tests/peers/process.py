@@ -54,8 +54,11 @@ def _claim(port: int) -> bool:
     return True
 
 
-def free_port() -> int:
+def free_port(groups: int = 1) -> int:
     """A port that is free together with its neighbours, and given to nobody else while this process lives.
+
+    With more than one group, the numbers up to 8 * groups - 3 behind it are its own as well, but for each that is 3
+    more than a multiple of 8.
 
     A Java broker also listens on its port - 2 (the fast port) and + 1 (replication), so those must be free too. The
     numbers lie below Linux's ephemeral range, where outgoing connections would take them meanwhile. A server may
@@ -64,7 +67,10 @@ def free_port() -> int:
     """
     for _ in range(200):
         port = random.randrange(12_000, 32_000, 8)
-        if _claim(port + 3) and all(_free(port + step) for step in (-2, -1, 0, 1)):
+        starts = range(port, port + 8 * groups, 8)
+        # Of a whole row of groups every number is needed, of a single one those beside the port.
+        needed = (-2, -1, 0, 1) if groups == 1 else (-2, -1, 0, 1, 2, 4, 5)
+        if all(_claim(start + 3) and all(_free(start + step) for step in needed) for start in starts):
             return port
     raise PeerError("no free group of ports between 12000 and 32000")
 

@@ -118,10 +118,15 @@ def change_between(before: Sample, after: Sample) -> Change | None:
 
 def belongs_to(later: Change, first: Change) -> bool:
     """Whether a change is the rest of the one before: queues follow members, and a queue that is handed
-    over is for a moment nobody's."""
+    over is for a moment nobody's.
+
+    A look takes time: queues may be seen let go before the member is seen for whom they were.
+    """
     if later.at_ms - first.last_ms > SETTLING_MS:
         return False
-    return not (later.joined or later.left) or not first.moves
+    if not (later.joined or later.left) or not first.moves:
+        return True
+    return not (first.joined or first.left) and all(not move.after for move in first.moves)
 
 
 def together(first: Change, later: Change) -> Change:
