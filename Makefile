@@ -40,18 +40,19 @@ check: $(READY)
 	$(BIN)/lint-imports --no-cache >.lint-imports.out || { cat .lint-imports.out; rm -f .lint-imports.out; exit 1; }
 	@tail -2 .lint-imports.out; rm -f .lint-imports.out
 
+# With a second word: what runs pytest.
 define pytest
-$(BIN)/pytest -q -o cache_dir=.pytest_cache/$@ $(1) $(ARGS)
+$(BIN)/$(or $(2),pytest) -q -o cache_dir=.pytest_cache/$@ $(1) $(ARGS)
 endef
 
-# Tests with JVMs depend on the machine: in CI those that failed are run once more, by themselves. A hiccup refuses
-# nothing, a fault fails twice; the first report stays in the log, and "make test" ends with their names.
+# Tests with processes, browsers and JVMs depend on the machine: in CI those that failed are run once more, by themselves. A
+# hiccup refuses nothing, a fault fails twice; the first report stays in the log, and "make test" ends with their names.
 define pytest_twice
 @rm -f .pytest_cache/again-$@
-$(call pytest,$(1)) $(if $(CI),--cache-clear || { \
+$(call pytest,$(1),$(2)) $(if $(CI),--cache-clear || { \
 	echo "FAILED ONCE; once more by themselves:"; \
 	sed -n 's/^ *"\(.*\)": true.*$$/  \1/p' .pytest_cache/$@/v/cache/lastfailed >.pytest_cache/again-$@; \
-	$(call pytest,$(1)) --last-failed --last-failed-no-failures none; })
+	$(call pytest,$(1),$(2)) --last-failed --last-failed-no-failures none; })
 endef
 
 # Unit tests in two processes; Spark's in one, because they share a JVM.
@@ -81,10 +82,10 @@ FLOORED := $(foreach floor,$(FLOORS),$(subst +, ,$(firstword $(subst :, ,$(floor
 TRACED := $(addprefix tests/,$(FLOORED))
 comma := ,
 space := $(subst ,, )
+TRACER = coverage run --data-file=.coverage.floor --source=$(subst $(space),$(comma),$(addprefix gimbalmq.,$(FLOORED))) -m pytest
 floor: $(READY)
 	@rm -f .coverage.floor*
-	$(BIN)/coverage run --data-file=.coverage.floor --source=$(subst $(space),$(comma),$(addprefix gimbalmq.,$(FLOORED))) \
-		-m pytest -q -o cache_dir=.pytest_cache/$@ $(UNIT) $(TRACED)
+	$(call pytest_twice,$(UNIT) $(TRACED),$(TRACER))
 	@$(BIN)/coverage combine --quiet --data-file=.coverage.floor
 	@code=0; for floor in $(FLOORS); do \
 		names=$${floor%:*}; echo "coverage of $$names, at least $${floor#*:} %:"; \
@@ -95,7 +96,7 @@ floor: $(READY)
 
 # All unit tests but those.
 rest: $(READY)
-	$(call pytest,$(UNIT) $(addprefix --ignore=,$(TRACED)))
+	$(call pytest_twice,$(UNIT) $(addprefix --ignore=,$(TRACED)))
 
 # The last three wait more than they compute, for JVMs that start and clocks that tick: they go side by side.
 test: rest floor
