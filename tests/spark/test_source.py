@@ -182,6 +182,19 @@ def test_a_time_that_nothing_was_stored_after(topic: Topic) -> None:
     assert len(numbers(topic, endingTimestamp=later)) == 100
 
 
+def test_a_time_among_large_messages_of_which_a_pull_brings_one(
+    shared_cluster: ThreadCluster, new_topic: NewTopic
+) -> None:
+    """Looked for from before, the first one that is late enough is the first of its answer."""
+    topic = new_topic(shared_cluster, 1)
+    topic.send(20, body=lambda number: str(number).rjust(300_000).encode())
+    middle = stored_at(topic, 19) + timedelta(milliseconds=1)
+    while time.time() <= middle.timestamp():
+        time.sleep(0.001)
+    topic.send(4, body=lambda number: str(number).rjust(300_000).encode())
+    assert numbers(topic, startingTimestamp=round(middle.timestamp() * 1000)) == [20, 21, 22, 23]
+
+
 # --- topics --------------------------------------------------------------------------------------
 
 

@@ -342,6 +342,7 @@ class Cluster:
         low = await groups.min_offset(wire, address, queue, timeout=timeout)
         high = await groups.max_offset(wire, address, queue, timeout=timeout)
         # Brokers of 4.x answer with whichever neighbour is nearer in time, so look at the messages there.
+        # An answer may hold fewer than were asked for: what is known to be earlier is not looked at again.
         at = max(low, min(near, high) - _SAMPLE // 2)
         while at < high:
             pulled = await self._pull(address, queue, at, _SAMPLE)
@@ -351,7 +352,7 @@ class Cluster:
             if later is not None:
                 at = max(low, at - _SAMPLE)
             elif pulled.next_offset > at:
-                at = pulled.next_offset
+                at = low = pulled.next_offset
             else:
                 break
         return None
