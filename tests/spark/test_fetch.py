@@ -18,7 +18,9 @@ import pytest
 
 from gimbalmq.errors import ConnectError, DataLossError, RequestTimeoutError, RocketMQError
 from gimbalmq.model.queues import MessageQueue
-from gimbalmq.protocol.codes import RequestCode
+from gimbalmq.protocol.codes import RequestCode, ResponseCode
+from gimbalmq.protocol.frames import Frame, FrameReader
+from gimbalmq.protocol.serializers import decode_command, encode_frame
 from gimbalmq.rpc import groups
 from gimbalmq.rpc.call import ask
 from gimbalmq.spark import columns
@@ -347,6 +349,34 @@ def test_a_broker_that_moved_is_found_by_its_name(
         assert found.numbers(QueueRange(topic.queue(0), 0, 10)) == list(range(10))
         found.addresses = {}
         assert found.numbers(QueueRange(topic.queue(0), 0, 10)) == list(range(10))
+
+
+def test_pulls_that_wait_where_a_broker_was_are_made_anew_where_it_is(
+    shared_cluster: ThreadCluster, new_topic: NewTopic, fetching: MakeFetching
+) -> None:
+    """Of two pulls, a slave says to one that it is busy and keeps silent about the other; then its master is back."""
+    topic = new_topic(shared_cluster, 2)
+    topic.send(20)
+    found = fetching(topic)
+    ranges = found.everything()
+
+    def refuse_one() -> None:
+        with server.accept()[0] as peer:
+            reader, frames = FrameReader(), list[Frame]()
+            while len(frames) < 2:
+                frames += reader.feed(peer.recv(65_536))
+            kind, header, _ = frames[0]
+            peer.sendall(encode_frame(decode_command(kind, header).reply(ResponseCode.SYSTEM_BUSY, "busy")))
+            while peer.recv(65_536):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=refuse_one)
+        thread.start()
+        found.addresses = {"broker-a": f"127.0.0.1:{server.getsockname()[1]}"}
+        assert sorted(found.numbers(*ranges)) == list(range(20))
+        thread.join()
+    assert len(found.pauses) == 1
 
 
 def test_a_broker_that_stays_away_fails_the_task_with_advice(

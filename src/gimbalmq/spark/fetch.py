@@ -414,12 +414,16 @@ class PartitionReader:
 
     def _failed(self, address: str, error: RocketMQError) -> None:
         """A broker that is gone for the moment: all its pulls are made again, where it is then."""
-        self._wire.drop(address)
-        for _, piece, _ in self._out.pop(address, {}).values():
-            piece.asked = False
+        self._give_up(address)
         cursor = self._cursors[0]
         self._pause(f"pulling {_told(cursor.queue)} from {address or 'its broker'}", error)
         self._look_up()
+
+    def _give_up(self, address: str) -> None:
+        """No answer from there counts any more."""
+        self._wire.drop(address)
+        for _, piece, _ in self._out.pop(address, {}).values():
+            piece.asked = False
 
     def _pause(self, what: str, error: RocketMQError) -> None:
         pause = next(self._pauses, None)
@@ -442,8 +446,11 @@ class PartitionReader:
         except RocketMQError as error:
             log.warning("the route could not be asked for: %s", error)
             return
-        moved = {name: address for name, address in cluster.addresses(queues).items() if address}
-        self._addresses.update(moved)
+        for name, address in cluster.addresses(queues).items():
+            before = self._addresses.get(name, "")
+            if address and address != before:
+                self._addresses[name] = address
+                self._give_up(before)  # nobody would look for answers there
 
 
 def _told(queue: MessageQueue) -> str:
