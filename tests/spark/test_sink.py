@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import pickle
 import random
@@ -863,6 +864,30 @@ def test_nothing_overtakes_rows_of_a_sharding_key_that_could_not_be_sent(scripte
     with pytest.raises(SendFailedError, match="rows 20 to 29"):
         sink.SinkWriter(SinkSettings.read(options), {"body": 0, "shardingKey": 1}, "q").write(rows())
     assert stored == list(range(20))
+
+
+def test_a_failure_in_the_moment_a_request_gets_its_turn_leaves_nobody_waiting(
+    scripted: ScriptedCluster,
+) -> None:
+    (request,) = encode(table(body=[b"late"]))
+    sender = sink_send.Sender(SinkSettings.read({"namesrv": scripted.namesrv, "topic": "T"}))
+    encoder = sink_encode.RowEncoder(
+        sender.settings, {"body": 0}, task="q-0-0", queues=lambda _: [], unique_id=str
+    )
+    flight = sink_send.Flight(sender, encoder)
+
+    class FailsMeanwhile(threading.Condition):
+        def __exit__(self, *error: Any) -> None:
+            super().__exit__(*error)
+            flight._failure = flight._failure or (request, SendFailedError("T", []))
+
+    flight._changed = FailsMeanwhile()
+    with contextlib.suppress(SendFailedError):
+        flight.put(request)
+    flight.wait()
+    with pytest.raises(SendFailedError):
+        flight.check()
+    assert flight.sent.rows == 0
 
 
 def test_after_a_lost_answer_free_rows_go_to_the_queue_of_the_same_number(scripted: ScriptedCluster) -> None:

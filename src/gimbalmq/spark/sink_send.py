@@ -249,8 +249,8 @@ class Flight:
         """Starts a request, waiting for its turn; raises as ``check`` does."""
         with self._changed:
             self._changed.wait_for(lambda: self._out < self._limit or self._ended)
-            self._out += not self._ended
-        self.check()
+            self.check()
+            self._out += 1
         self._sender.loop.call_soon_threadsafe(self._begin, request)
 
     def wait(self) -> None:
