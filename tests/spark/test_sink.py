@@ -355,6 +355,13 @@ def test_a_columns_absence_and_its_nulls_are_the_same() -> None:
     assert plain == nulls
 
 
+def test_a_negative_queue_id_asks_for_none_whatever_others_ask_for() -> None:
+    (plain,) = messages_of(encode(table(body=[b"x"])))
+    for other in (None, 1):
+        sent = messages_of(encode(table(body=[b"x", b"y"], queueId=[-5, other])))
+        assert plain in sent
+
+
 def test_compression_does_not_change_an_id() -> None:
     body = b"L" * 5000
     (packed,) = messages_of(encode(table(body=[body])))

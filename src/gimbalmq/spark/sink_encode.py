@@ -380,7 +380,7 @@ class RowEncoder:
         column = self._column(batch, "queueId")
         if column is None or column.null_count == len(column):
             return np.full(batch.num_rows, -1, np.int64)
-        return np.array(column.cast(pa.int64()).fill_null(-1))
+        return np.asarray(column.cast(pa.int64()).fill_null(-1)).clip(min=-1)
 
     def _assign(
         self,
