@@ -590,6 +590,39 @@ def test_only_the_message_that_a_broker_does_not_like_fails() -> None:
     with_producer(work)
 
 
+@pytest.mark.parametrize("bound", [False, True])
+def test_good_ones_of_a_refused_batch_are_not_late_however_many_they_are(bound: bool) -> None:
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        async def picky(channel: Channel, request: RemotingCommand) -> RemotingCommand:
+            await asyncio.sleep(producer.config.send_timeout / 4)
+            if b"bad" in bodies(request):
+                return request.reply(13, "a body it does not like")
+            return cluster.broker.stored(request)
+
+        cluster.broker.on_send = picky
+        queue = MessageQueue("T", "broker-a", 1) if bound else None
+        futures = soon(producer, *"abc", "bad", *"defg", queue=queue)
+        flush(producer)
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        assert [n for n, one in enumerate(outcomes) if not isinstance(one, SendResult)] == [3]
+
+    with_producer(work)
+
+
+def test_ones_of_a_refused_batch_wait_for_a_broker_that_falls_silent_once() -> None:
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        broker = cluster.broker
+        broker.on_send = lambda channel, request: request.reply(13, "no") if request.code == BATCH else None
+        futures = soon(producer, *"abcd", queue=MessageQueue("T", "broker-a", 1))
+        flush(producer)
+        started = asyncio.get_running_loop().time()
+        for error in await asyncio.gather(*futures, return_exceptions=True):
+            assert isinstance(error, RequestTimeoutError)
+        assert asyncio.get_running_loop().time() - started < 1.5 * producer.config.send_timeout
+
+    with_producer(work)
+
+
 def test_batches_follow_the_rules_of_how_they_were_sent() -> None:
     """Awaited ones go to another broker after most errors; of the others an error answer is final."""
 

@@ -27,7 +27,13 @@ from gimbalmq.client.sending.lines import Lines, PlaceInLine
 from gimbalmq.client.sending.loop import Sending
 from gimbalmq.client.sending.prepare import SEND, Prepared, batch_request, stamp, with_id
 from gimbalmq.client.sending.rules import ONCE, Rules
-from gimbalmq.errors import MessageIllegalError, RequestTimeoutError, RocketMQError, StateError
+from gimbalmq.errors import (
+    MessageIllegalError,
+    RequestTimeoutError,
+    ResponseError,
+    RocketMQError,
+    StateError,
+)
 from gimbalmq.model import properties as names
 from gimbalmq.model.batch import ITEM_BYTES, Body, encode_columns
 from gimbalmq.model.message import Message
@@ -516,6 +522,7 @@ class Batches:
             batch.settle(result)
 
     async def _deliver_each(self, batch: Batch, started: float) -> None:
+        """One after the other. As long as the broker answers, waiting for those before is no reason to fail."""
         for place, future in enumerate(batch.futures):
             if future.done():
                 continue
@@ -524,12 +531,16 @@ class Batches:
                     batch.message(place), batch.rules, batch.limit, started=started, chosen=batch.queue
                 )
             except RocketMQError as error:
+                answered = isinstance(error, ResponseError)
                 if not future.done():
                     future.set_exception(error)
             else:
+                answered = True
                 self._note_stored(batch)
                 if not future.done():
                     future.set_result(result)
+            if answered:
+                started = self._loop.time()
 
     def _note_stored(self, batch: Batch) -> None:
         if batch.queue is not None:
