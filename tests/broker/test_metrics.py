@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gimbalmq.errors import ConfigError
 from tests.broker.desk import broker_config, open_desk
+from tests.peers.process import free_port
 from tests.support import ManualClock, run, until
 
 
@@ -122,9 +123,12 @@ def test_metrics_stay_on_the_loopback_and_the_token_stays_hidden(
     """They were served on the broker's own address, so with --host 0.0.0.0 to everybody."""
 
     async def work() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as borrowed:
-            free = borrowed.getsockname()[1]
-        keys = {"bindAddress": "0.0.0.0", "metricsPromExporterPort": free, "metricsToken": TOKEN}
+        free = free_port()
+        keys: dict[str, Any] = {
+            "bindAddress": "0.0.0.0",
+            "metricsPromExporterPort": free,
+            "metricsToken": TOKEN,
+        }
         async with open_desk(tmp_path, **keys) as desk:
             assert desk.broker.metrics._server is not None
             assert desk.broker.metrics._server.sockets[0].getsockname() == ("127.0.0.1", free)

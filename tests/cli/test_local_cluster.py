@@ -14,6 +14,7 @@ from gimbalmq.cli import local_cluster
 from gimbalmq.cli.command_line import build_parser
 from gimbalmq.cli.main import main
 from tests.cli.commands import gimbalmq
+from tests.peers.process import free_port
 
 
 def _args(*words: object) -> argparse.Namespace:
@@ -71,9 +72,8 @@ def test_wrong_options_are_told(
 
 
 def test_a_server_that_does_not_start_says_why_and_all_others_end(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:
-        port, namesrv = taken.getsockname()[1], free.getsockname()[1]
-        free.close()
+    port, namesrv = free_port(), free_port()
+    with socket.create_server(("127.0.0.1", port)):
         words = ("--brokers", 1, "--replicas", 1, "--port", port, "--namesrv-port", namesrv)
         done = gimbalmq("cluster", "local", *words, "--store", tmp_path)
     assert done.returncode == 1 and done.stdout == ""

@@ -200,7 +200,7 @@ def said(server: Server) -> list[str]:
     """What a server prints until it has told what to do next; only a first start has a second command."""
     lines = [server.next_line(60)]
     while not lines[-1].startswith("  export "):
-        lines.append(server.next_line(10))
+        lines.append(server.next_line(60))
     return lines
 
 

@@ -217,7 +217,7 @@ def test_a_second_signal_ends_brokers_that_hang(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_cannot_start_ends_the_command(tmp_path: Path) -> None:
-    port = free_port(groups=2) + 14
+    port = free_port(groups=3) + 14  # the second of two, ten apart, which need three neighbours each
     with socket.create_server(("127.0.0.1", port)):
         words = ("--brokers", 2, "--namesrv-port", 0, "--port", port - 10, "--store", tmp_path)
         done = gimbalmq("server", *words, "--log-level", "error")

@@ -80,14 +80,15 @@ def owners(page: Page) -> Any:
     return page.get_by_role("table").filter(has=page.get_by_text("Consumer offset"))
 
 
-def picture(page: Page) -> Any:
-    """Names over the columns of the ownership picture, and how many cells are full."""
-    return page.evaluate(
-        """() => {
+def expect_picture(page: Page, names: list[str], full: int) -> None:
+    """Names over the columns of the ownership picture, and how many cells are full; both follow the table."""
+    page.wait_for_function(
+        """([names, full]) => {
             const plot = getElement(document.querySelector('.nicegui-echart')).chart.getOption();
-            const full = plot.series[0].data.filter(cell => cell.value[2] === 1);
-            return [plot.xAxis[0].data, full.length];
-        }"""
+            const cells = plot.series[0].data.filter(cell => cell.value[2] === 1);
+            return plot.xAxis[0].data.join() === names.join() && cells.length === full;
+        }""",
+        arg=[names, full],
     )
 
 
@@ -149,15 +150,14 @@ def test_a_rebalance_is_seen_within_two_seconds_with_reason_and_pause(
             newcomer.first.wait_for()
             took.append(time.monotonic() - began)
             expect(newcomer).not_to_have_count(0)
-            assert picture(page)[0] == ["newcomer", "worker-1", "worker-2"]
+            expect_picture(page, ["newcomer", "worker-1", "worker-2"], 8)
         expect(newcomer).to_have_count(0)
         expect(page.get_by_text("2 members", exact=True)).to_be_visible()
         if took[-1] < 2:
             break
     assert min(took) < 2, took
     expect(owners(page).get_by_text("@worker-2")).to_have_count(4)
-    names, full = picture(page)
-    assert (names, full) == (["worker-1", "worker-2"], 8)
+    expect_picture(page, ["worker-1", "worker-2"], 8)
     joined = page.get_by_role("row", name=re.compile(r"\+ \S*@newcomer")).last
     expect(joined).to_contain_text("members changed")
     expect(joined).to_contain_text(re.compile(r"\d+ ms"))
