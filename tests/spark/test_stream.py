@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -325,6 +326,32 @@ def test_a_broker_that_is_away_keeps_its_place(new_topic: NewTopic, driver: Make
         cluster.start_broker(0)
         topic.send(2)
         assert stream.batch() == [3, 4]
+
+
+def test_a_broker_that_comes_back_with_an_empty_disk_is_data_loss(
+    new_topic: NewTopic, driver: MakeDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LocalCluster.in_thread(brokers=2) as cluster:
+        topic = new_topic(cluster, 1)
+        topic.send(3)
+        strict = driver(topic, startingOffsets="earliest").begin()
+        careless = driver(topic, startingOffsets="earliest", failOnDataLoss="false").begin()
+        for stream in (strict, careless):
+            stream.batch()
+        disk = cluster.broker.live.now.store_path_root_dir
+        cluster.stop_broker(0)
+        for stream in (strict, careless):
+            assert stream.batch() == []
+        shutil.rmtree(disk)
+        cluster.start_broker(0)
+        with pytest.raises(DataLossError, match="was deleted"):
+            strict.batch()
+        caplog.clear()
+        assert careless.batch() == careless.batch() == []
+        assert [record.message for record in caplog.records if "was deleted" in record.message] != []
+        caplog.clear()
+        assert careless.batch() == []
+        assert not caplog.records, "it is said once"
 
 
 def test_a_slave_that_is_behind_its_master_is_no_loss(topic: Topic, driver: MakeDriver) -> None:

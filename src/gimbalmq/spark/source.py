@@ -287,6 +287,8 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._commit_again = float("-inf")
         self._last_batch = float("-inf")
         self._missing: frozenset[MessageQueue] = frozenset()
+        self._deleted: frozenset[MessageQueue] = frozenset()
+        self._missed_at = float("-inf")
 
     def __getstate__(self) -> dict[str, Any]:
         return {"settings": self.settings, "arrow_schema": self.arrow_schema}
@@ -362,16 +364,23 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         """The bounds of all queues there are; who has gone is told apart from who is away."""
         queues = self.cluster.queues()
         missing = frozenset(begun).difference(queues)
-        if missing != self._missing:
-            # A broker that is down takes its routes with it, for a while; a deleted topic is another matter.
+        now = SYSTEM_CLOCK.monotonic()
+        if missing != self._missing or (missing and now - self._missed_at >= self.settings.metadata_ttl):
+            # A broker that is down takes its routes with it, for a while; a deleted topic is another matter, and so is
+            # a broker that comes back without the topic.
+            self._missed_at = now
             alive = self.cluster.brokers_alive() if missing else set()
             deleted = sorted(queue for queue in missing if queue.broker_name in alive)
             if deleted:
                 self.cluster.forget_routes()
                 deleted = [queue for queue in deleted if queue not in self.cluster.queues()]
-            if deleted:
-                _say_lost([offsets.Loss(queue, begun[queue], None) for queue in deleted], self.settings)
-            for queue in sorted(missing.difference(deleted)):
+            lost = [
+                offsets.Loss(queue, begun[queue], None) for queue in deleted if queue not in self._deleted
+            ]
+            if lost:
+                _say_lost(lost, self.settings)
+            self._deleted = frozenset(deleted)
+            for queue in sorted(missing.difference(deleted, self._missing)):
                 log.warning(
                     "broker %s is away; queue %d of %s waits for it",
                     queue.broker_name,
