@@ -53,3 +53,10 @@ def test_garbage_never_escapes_as_another_error(data: bytes) -> None:
 def test_properties_that_do_not_fit() -> None:
     with pytest.raises(LocalProtocolError):
         encode_batch([(0, b"", b"x" * 32768)])
+
+
+@pytest.mark.parametrize("flag", [2**31, -(2**31) - 1])
+def test_a_flag_that_does_not_fit(flag: int) -> None:
+    for others in (0, 1):
+        with pytest.raises(LocalProtocolError, match=str(flag)):
+            encode_batch([ITEM] * others + [(flag, b"x", b"")])

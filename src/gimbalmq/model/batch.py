@@ -41,7 +41,7 @@ def encode_columns(flags: Sequence[int], bodies: Sequence[Body], properties: Seq
     """One body out of the flags, bodies and encoded properties of as many items.
 
     Raises:
-        LocalProtocolError: an item's properties do not fit their 16-bit length.
+        LocalProtocolError: an item's properties do not fit their 16-bit length, or its flag 32 bits.
     """
     sizes, property_sizes, kinds = set(map(len, bodies)), set(map(len, properties)), set(flags)
     if property_sizes and (longest := max(property_sizes)) > MAX_PROPERTIES:
@@ -63,7 +63,10 @@ def encode_columns(flags: Sequence[int], bodies: Sequence[Body], properties: Seq
 
 def _frame(flag: int, size: int, property_size: int) -> tuple[bytes, bytes]:
     """What stands before an item's body, and behind it."""
-    head = _HEAD.pack(ITEM_BYTES + size + property_size, 0, 0, flag, size)
+    try:
+        head = _HEAD.pack(ITEM_BYTES + size + property_size, 0, 0, flag, size)
+    except struct.error as error:
+        raise LocalProtocolError(f"a flag of {flag} and a body of {size} bytes: {error}") from error
     return head, property_size.to_bytes(2, "big")
 
 
