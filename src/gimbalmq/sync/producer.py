@@ -82,7 +82,8 @@ class Producer(BlockingClient[producers.Producer]):
         """Sends one message without waiting; the future has its result, or any error.
 
         The quickest way to send many. It waits only while ``max_in_flight`` messages are without answer. Callbacks of
-        the future run on the shared loop, where nothing can be waited for.
+        the future run on the shared loop, where nothing can be waited for. The message is read on the loop, a moment
+        later: a program that changes it must make another one for the next send.
 
         Raises:
             StateError: it was called on the loop, and ``max_in_flight`` messages are without answer.
