@@ -522,6 +522,41 @@ def test_a_batch_of_many_is_stored_by_vectors_though_its_first_message_is_large(
     run(work())
 
 
+@pytest.mark.parametrize("lengths", [1, 3])
+def test_a_batch_of_many_is_stored_by_vectors_though_its_properties_end_without_a_mark(
+    lengths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java's clients of 4.9.1 to 5.1.4 write none behind the last value."""
+
+    async def work() -> None:
+        async with open_desk(tmp_path) as desk:
+            await desk.create("T", 2)
+            body = encode_batch(
+                (0, b"m" * (1 + n % lengths), b"KEYS\x01k%03d\x02WAIT\x01true\x02TAGS\x01t%03d" % (n, n))
+                for n in range(100)
+            )
+            code = RequestCode.SEND_BATCH_MESSAGE
+            with monkeypatch.context() as patch:
+                patch.setattr("gimbalmq.broker.handlers.send.split_batch", None)
+                answer = await desk.client.send(body=body, code=code, batch=True, text="WAIT\x01true")
+            monkeypatch.setattr("gimbalmq.store.batch_items.read_items", lambda _: None)
+            await desk.client.send(body=body, code=code, batch=True, text="WAIT\x01true", queue_id=1)
+            ids = fields(answer)["msgId"].split(",")
+            store = desk.broker.store
+            for n, (one, other) in enumerate(
+                zip(*(store.entries("T", q, 0, 200) for q in (0, 1)), strict=True)
+            ):
+                assert (int(ids[n][-16:], 16), one[1:]) == (one[0], other[1:])
+            for one, other in zip(desk.messages("T"), desk.messages("T", 1), strict=True):
+                assert (one.body, list(one.properties.items())) == (
+                    other.body,
+                    list(other.properties.items()),
+                )
+            assert len(ids) == len(desk.messages("T")) == 100
+
+    run(work())
+
+
 # -- refusals --------------------------------------------------------------------------------
 
 

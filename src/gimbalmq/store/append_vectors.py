@@ -49,10 +49,15 @@ def add_items(
 ) -> tuple[Numbers, int]:
     """Adds all of them; their commit-log offsets, and the queue offset of the first.
 
+    Args:
+        added: to the properties of each.
+
     Raises:
         StoreError: one fits no record; the group is to be aborted then.
     """
     count = len(items.bodies)
+    if not items.closed:
+        added = prop.PROPERTY_END.encode() + added
     property_sizes = items.property_sizes + len(added)
     if int(property_sizes.max()) > MAX_PROPERTIES:
         raise StoreError(f"properties of {int(property_sizes.max())} bytes; at most {MAX_PROPERTIES} fit")

@@ -37,6 +37,7 @@ class Items(NamedTuple):
 
     Attributes:
         name_ends: the last four bytes, as a number, of the names that any property has; each once or more.
+        closed: whether the properties of all items end with U+0002, as far as there are any; if not, those of none do.
         alike: bytes of every item if all of them have bodies of one length and properties of one length; else 0.
     """
 
@@ -47,6 +48,7 @@ class Items(NamedTuple):
     properties: Numbers
     property_sizes: Numbers
     name_ends: NDArray[np.uint32]
+    closed: bool
     alike: int = 0
 
     def may_have(self, *names: str) -> bool:
@@ -82,7 +84,8 @@ def _read_alike(data: bytes) -> Items | None:
     if not alike:
         return None
     properties = at_every(data, np.dtype((np.void, told)), ITEM_BYTES + body, size, count).tobytes()
-    if told and properties[told - 1 :: told].count(_VALUE_END) != count:
+    closed = properties[told - 1 :: told].count(_VALUE_END) if told else count
+    if 0 < closed < count:
         return None
     starts = np.arange(0, len(data), size)
     return Items(
@@ -93,6 +96,7 @@ def _read_alike(data: bytes) -> Items | None:
         starts + (ITEM_BYTES + body),
         np.full(count, told),
         _name_ends_alike(properties, told, count),
+        closed > 0,
         size,
     )
 
@@ -113,14 +117,14 @@ def _read_mixed(data: bytes) -> Items | None:
     if not bool((ends == starts + heads[:, 0]).all()):
         return None
     raw = np.frombuffer(data, np.uint8)
-    # Properties that do not end as ours do would run into what is added to them.
+    # What is added to properties goes behind a U+0002. Clients of 4.9.1 to 5.1.4 write none behind the last value.
     closed = (property_sizes == 0) | (raw[ends - 1] == _VALUE_END)
-    if not bool(closed.all()):
+    if bool(closed.any()) and not bool(closed.all()):
         return None
     told = np.flatnonzero(property_sizes)
     names = gather(raw, properties[told], property_sizes[told]) if len(told) else b""
     found = _name_ends(np.frombuffer(names, np.uint8))
-    return Items(data, heads[:, 3], bodies, body_sizes, properties, property_sizes, found)
+    return Items(data, heads[:, 3], bodies, body_sizes, properties, property_sizes, found, bool(closed[0]))
 
 
 def _name_ends(properties: NDArray[np.uint8]) -> NDArray[np.uint32]:
