@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from gimbalmq.model.batch import encode_batch, split_batch
 from gimbalmq.model.ids import offset_id
 from gimbalmq.model.javahash import tag_hash
 from gimbalmq.model.record import find_property
+from gimbalmq.store.append import KeyRun
 from gimbalmq.store.append_vectors import Part, Run, add_items, add_run, offset_ids
 from gimbalmq.store.batch_items import read_items
 from gimbalmq.store.config import StoreConfig
@@ -93,6 +95,28 @@ def test_a_batch_at_once_is_stored_as_message_by_message(seed: int, host: bytes,
     for store in (one, other):
         store.close()
     same_files(tmp_path, "index")
+
+
+@pytest.mark.parametrize("keys", [1, 3, 999, 5000])
+def test_keys_of_a_large_batch_are_indexed_in_pieces_and_those_of_a_record_together(
+    keys: int, tmp_path: Path
+) -> None:
+    # All in one go, they held up everybody else for as long as all the rest of a batch takes.
+    store = open_store(tmp_path)
+    text = b"KEYS\x01" + b" ".join([b"k"] * keys) + b"\x02"
+    data = encode_batch([(0, b"m", text)] * (20_000 // keys))
+    found = read_items(data)
+    assert found is not None
+    group = store.group()
+    places, _ = add_items(group, store.queue("T", 0), found, b"", 0, 5, HOST)
+    runs = [run for run in group._index or () if isinstance(run, KeyRun)]
+    assert max(map(len, runs)) < 4096 + keys
+    ends = [(int(run.places[0]), int(run.places[-1])) for run in runs]
+    assert all(last < first for (_, last), (first, _) in pairwise(ends))
+    assert np.concatenate([run.places for run in runs]).tolist() == np.repeat(places, keys).tolist()
+    assert {len(run.hashes) == len(run.places) == len(run.times) for run in runs} == {True}
+    group.abort()
+    store.close()
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -71,3 +71,14 @@ def test_a_value_ends_with_its_record(tail: bytes) -> None:
         pieces = zip(keys.starts.tolist(), keys.sizes.tolist(), strict=True)
         assert [texts.units[at : at + size].tobytes() for at, size in pieces] == [b"ab", b"c", b"d"]
         assert keys.records.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("text", [b"k " * 10_000, b" " * 20_000, b"k" + b" " * 20_000 + b"l"])
+def test_thousands_of_words_are_found_without_sorting(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    # To sort them took most of the time that the index had, and that held up the loop.
+    monkeypatch.setattr("gimbalmq.store.property_vectors.np.sort", None)
+    for texts in both_ways([b"KEYS\x01" + text + b"\x02"] * 3):
+        keys = texts.keys()
+        assert keys.records.tolist() == [n for n in range(3) for _ in text.split()]
+        pieces = zip(keys.starts.tolist(), keys.sizes.tolist(), strict=True)
+        assert [texts.units[at : at + size].tobytes() for at, size in pieces] == text.split() * 3

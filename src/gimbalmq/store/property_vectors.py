@@ -76,17 +76,19 @@ class Texts(NamedTuple):
         """The words of values that spaces divide."""
         if not len(values.records):
             return values
-        ends = values.starts + values.sizes
         # Only inside the values: other properties may be large, and all spaces.
         before = np.cumsum(values.sizes) - values.sizes
         places = np.arange(int(values.sizes.sum())) + np.repeat(values.starts - before, values.sizes)
-        inside = places[self.units[places] == _SPACE]
-        if not len(inside):
+        inside = self.units[places] != _SPACE
+        if bool(inside.all()):
             return values
-        starts = np.sort(np.concatenate((values.starts, inside + 1)))
-        sizes = np.sort(np.concatenate((ends, inside))) - starts
-        starts, sizes = starts[sizes > 0], sizes[sizes > 0]
-        return Values(values.records[np.searchsorted(values.starts, starts, "right") - 1], starts, sizes)
+        # Two neighbours of one word are inside, and of one value. No sorting: a value may be thousands of words.
+        joined = inside[1:] & inside[:-1]
+        joined[before[1:] - 1] = False
+        first = np.flatnonzero(inside & ~np.append(False, joined))
+        last = np.flatnonzero(inside & ~np.append(joined, False))
+        numbers = np.searchsorted(before, first, "right") - 1
+        return Values(values.records[numbers], places[first], last - first + 1)
 
     def hashes(self, values: Values, prefixes: Numbers | None = None) -> NDArray[np.int32]:
         """The hash of each value; behind a prefix, if the hash of the one of each record is given."""
