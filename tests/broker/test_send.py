@@ -573,6 +573,8 @@ def test_a_batch_of_many_is_stored_by_vectors_though_its_properties_end_without_
         ({"bornTimestamp": 1 << 70}, ["bornTimestamp"]),
         ({"flag": 1 << 31}, ["flag"]),
         ({"sysFlag": 1 << 40}, ["sysFlag"]),
+        # It was stored, answered and read, and gone after a crash.
+        ({"sysFlag": 0x81}, ["sysFlag 129", "batch queues"]),
         ({"reconsumeTimes": -(1 << 40)}, ["reconsumeTimes"]),
     ],
 )

@@ -30,7 +30,7 @@ from gimbalmq.errors import (
 from gimbalmq.model import properties as prop
 from gimbalmq.model import topics as names
 from gimbalmq.model.batch import split_batch
-from gimbalmq.model.flags import COMPRESSED, COMPRESSION_MASK, PERM_WRITE
+from gimbalmq.model.flags import COMPRESSED, COMPRESSION_MASK, INNER_BATCH, PERM_WRITE
 from gimbalmq.model.ids import UniqueIdGenerator, offset_id
 from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.protocol.codes import V3_4_9, RequestCode, ResponseCode
@@ -112,6 +112,12 @@ class SendHandlers:
 
     def _send(self, channel: Channel, request: RemotingCommand) -> Answer | asyncio.Future[Answer]:
         header = send_header(request)
+        if header.sys_flag & INNER_BATCH:
+            # Found on disk again, by recovery or a slave, such a record gets no queue entry.
+            raise MessageIllegalError(
+                f"sysFlag {header.sys_flag} says that the message is a batch in one record, "
+                "which only Apache's batch queues hold"
+            )
         known = header.topic in self._topics
         topic = self._topic_for(channel, header)
         queue_id = header.queue_id
