@@ -147,6 +147,15 @@ def test_names_that_only_some_of_equally_long_properties_have_are_found() -> Non
         assert found.may_have("KEYS") == some.startswith(b"KEYS")
 
 
+def test_a_name_is_not_taken_for_another_that_ends_as_it_does() -> None:
+    for body in (b"x" * 20, b"x" * 21):
+        told = b"MASTER\x01y\x02ERROR_MSG\x01z\x02RELAY\x01z\x02SENT_MS\x01z"
+        found = read_items(encode_batch([(0, b"x" * 20, told), (0, body, told)] * 40))
+        assert found is not None
+        assert not found.may_have("CLUSTER", "TRAN_MSG", "DELAY", "TIMER_OUT_MS")
+        assert found.may_have("CLUSTER", "SENT_MS")
+
+
 def test_thousands_of_names_take_no_step_each(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[object] = []
 

@@ -53,7 +53,11 @@ class Items(NamedTuple):
 
     def may_have(self, *names: str) -> bool:
         """Whether a property may have one of these names, of four letters or more; if not, none has."""
-        return any(bool((self.name_ends == _end_of(name)).any()) for name in names)
+        # Others may end as it does: without a second look a property ERROR_MSG would be taken for TRAN_MSG.
+        return any(
+            bool((self.name_ends == _end_of(name)).any()) and name.encode() + b"\x01" in self.data
+            for name in names
+        )
 
 
 @cache
