@@ -11,6 +11,9 @@ from typing import Final
 
 NAME_END = "\x01"
 PROPERTY_END = "\x02"
+ZEROS: Final = "\0" * 512
+"""No message may have this in its properties. In a log it is a disk's sector that was never written, and recovery ends
+the log before such a record."""
 
 KEYS = "KEYS"
 TAGS = "TAGS"

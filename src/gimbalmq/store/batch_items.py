@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gimbalmq.model import properties as prop
 from gimbalmq.model.batch import ITEM_BYTES, ITEM_HEAD_BYTES
 from gimbalmq.store.vectors import Numbers, at_every, equal_sizes, gather, overlapping
 
@@ -30,6 +31,7 @@ _END_BYTES = 4
 _MOST_NAMES = 64
 _NAME_END = 1
 _VALUE_END = 2
+_ZEROS = prop.ZEROS.encode()
 
 
 class Items(NamedTuple):
@@ -89,7 +91,7 @@ def _read_alike(data: bytes) -> Items | None:
         return None
     properties = at_every(data, np.dtype((np.void, told)), ITEM_BYTES + body, size, count).tobytes()
     closed = properties[told - 1 :: told].count(_VALUE_END) if told else count
-    if 0 < closed < count:
+    if 0 < closed < count or _ZEROS in properties:
         return None
     starts = np.arange(0, len(data), size)
     return Items(
@@ -127,6 +129,8 @@ def _read_mixed(data: bytes) -> Items | None:
         return None
     told = np.flatnonzero(property_sizes)
     names = gather(raw, properties[told], property_sizes[told]) if len(told) else b""
+    if _ZEROS in data and _ZEROS in bytes(names):
+        return None
     found = _name_ends(np.frombuffer(names, np.uint8))
     return Items(data, heads[:, 3], bodies, body_sizes, properties, property_sizes, found, bool(closed[0]))
 

@@ -239,6 +239,7 @@ class SendHandlers:
     ) -> Draft:
         body = bytes(request.body)
         self._check_body(body)
+        _check_properties(header.properties)
         properties.setdefault(prop.UNIQ_KEY, self._unique_ids.next(self._clock.wall_ms()))
         properties[prop.CLUSTER] = self._live.now.broker_cluster_name
         return Draft(
@@ -334,7 +335,9 @@ class SendHandlers:
         drafts = []
         for item in split_batch(bytes(request.body)):
             self._check_body(item.body)
-            properties = prop.parse(item.properties.decode("utf-8", "replace"))
+            text = item.properties.decode("utf-8", "replace")
+            _check_properties(text)
+            properties = prop.parse(text)
             if prop.DELAY in properties:
                 raise MessageIllegalError("delayed messages cannot be sent in a batch")
             properties[prop.CLUSTER] = self._live.now.broker_cluster_name
@@ -364,6 +367,13 @@ class SendHandlers:
             transaction_id=unique,
         )
         return request.reply(ResponseCode.SUCCESS, None, header.to_ext() | trace_fields(self._live.now))
+
+
+def _check_properties(text: str) -> None:
+    if prop.ZEROS in text:
+        raise MessageIllegalError(
+            f"the message's properties have {len(prop.ZEROS)} NUL characters in a row: give such data in the body"
+        )
 
 
 def _is_retry(header: AnySendHeader, properties: dict[str, str]) -> bool:

@@ -215,6 +215,7 @@ class FastSendHandlers:
             and unique_at >= 0
             and unique_end > unique_at + _UNIQUE_LENGTH
             and len(text) < MAX_PROPERTIES // 4
+            and prop.ZEROS not in text
         ):
             end = text[unique_end:]
             tail = self._tails.get(end) or self._read_tail(end)
