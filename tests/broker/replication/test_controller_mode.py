@@ -137,6 +137,28 @@ def test_a_term_without_data_does_not_hide_that_logs_differ(tmp_path: Path) -> N
     run_virtual(work)
 
 
+def test_what_the_first_master_wrote_alone_is_not_taken_for_its_successors(tmp_path: Path) -> None:
+    """Nothing was written in the first term when it ended, so both terms begin at the same place."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            first, second = made.brokers[1], made.brokers[2]
+            await until(lambda: epochs(second) == (Epoch(1, 0),))
+            made.network.cut("10.0.0.1", "10.0.0.2")
+            made.network.cut("10.0.0.1", "10.0.0.101")
+            assert await made.send(first, 3, size=300) == [ResponseCode.FLUSH_SLAVE_TIMEOUT] * 3
+            made.controller.missed(NAME, 1)
+            await until(lambda: second.roles.is_master)
+            await made.send(second, 3, size=70)
+            made.network.mend()
+            await made.in_sync(1, 2)
+            assert log_of(first) == log_of(second)
+            assert epochs(first) == epochs(second) == (Epoch(1, 0), Epoch(2, 0))
+
+    run_virtual(work)
+
+
 def test_the_controllers_death_changes_nothing(tmp_path: Path) -> None:
     async def work(clock: VirtualClock) -> None:
         async with replicas(tmp_path, clock, 1, 2) as made:

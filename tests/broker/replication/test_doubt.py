@@ -99,6 +99,39 @@ def test_who_was_elected_in_the_dark_waits_for_all_that_may_have_more(tmp_path: 
     run_virtual(work)
 
 
+def test_what_a_first_master_wrote_alone_is_not_more_than_what_its_successor_answered(tmp_path: Path) -> None:
+    """Its successor's term begins where its own did, because nothing was written before it was cut off."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2, 3) as made:
+            await made.in_sync(1, 2, 3)
+            first, second = made.brokers[1], made.brokers[2]
+            for other in ("10.0.0.2", "10.0.0.3", CONTROLLER):
+                made.network.cut("10.0.0.1", other)
+            assert await made.send(first, 5, size=900) == [ResponseCode.FLUSH_SLAVE_TIMEOUT] * 5
+            made.controller.missed(NAME, 1)
+            await until(lambda: second.roles.is_master)
+            mode = second.controller_mode
+            assert mode is not None and mode.sync_set is not None
+            sync_set = mode.sync_set
+            await until(lambda: sync_set.members == {2, 3})
+            image = made.image(3)
+            assert await made.send(second, 5) == [ResponseCode.SUCCESS] * 5
+            assert first.store.max_commitlog_offset > second.store.max_commitlog_offset
+            await made.cut_power(3, image)
+            made.network.mend()
+            made.network.cut("10.0.0.2", CONTROLLER)
+            made.controller.missed(NAME, 2)
+            assert made.controller.replicas[NAME].in_sync == {3}
+            third = await made.begin(3)
+            await until(lambda: "2 has epoch 2" in trouble(third))
+            made.network.mend()
+            await made.in_sync(1, 2, 3)
+            assert all(has_all(broker, made.accepted) for broker in made.brokers.values())
+
+    run_virtual(work)
+
+
 def test_whose_machine_is_gone_for_good_lets_another_be_elected_from_an_empty_folder(tmp_path: Path) -> None:
     """The controller elects nobody else: only this one is in the set."""
 

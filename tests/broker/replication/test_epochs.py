@@ -85,9 +85,13 @@ def test_an_entry_continues_in_epoch_and_in_start(tmp_path: Path) -> None:
     epochs = Epochs(tmp_path / "e")
     assert epochs.append(Epoch(1, 0))
     assert not epochs.append(Epoch(1, 10))
-    assert not epochs.append(Epoch(2, 0))
+    assert epochs.append(Epoch(2, 0)), "the oldest may be empty, and is kept"
+    assert not epochs.append(Epoch(3, 0))
+    assert epochs.at(0) == Epoch(2, 0)
     assert epochs.append(Epoch(3, 10))
-    assert epochs.entries == (Epoch(1, 0), Epoch(3, 10))
+    assert epochs.entries == (Epoch(1, 0), Epoch(2, 0), Epoch(3, 10))
+    epochs.save()
+    assert loaded(epochs.path).entries == epochs.entries
     assert not epochs.append(Epoch(3, 20)), "the same term, which its slaves know by its start"
     for number in range(4, MOST_EPOCHS + 10):
         assert epochs.append(Epoch(number, number * 10))
@@ -102,14 +106,22 @@ def test_cut_and_trim(tmp_path: Path) -> None:
     assert epochs.at(100) == epochs.at(199) == (2, 100)
     assert epochs.at(10**9) == (5, 200)
     assert epochs.after(2) == (5, 200) and epochs.after(5) is None
-    epochs.trim(99)
-    assert epochs.entries[0] == (1, 0)
     epochs.trim(100)
+    assert epochs.entries[0] == (1, 0)
+    epochs.trim(101)
     assert epochs.entries[0] == (2, 100)
     epochs.cut(200)
     assert epochs.entries == ((2, 100),)
     epochs.trim(10**9)
     assert epochs.entries == ((2, 100),)
+
+
+def test_an_oldest_epoch_without_bytes_is_not_old(tmp_path: Path) -> None:
+    epochs = Epochs(tmp_path / "e")
+    epochs.append(Epoch(1, 0))
+    epochs.append(Epoch(2, 0))
+    epochs.trim(0)
+    assert epochs.entries == ((1, 0), (2, 0))
 
 
 def test_no_epochs_are_no_file(tmp_path: Path) -> None:

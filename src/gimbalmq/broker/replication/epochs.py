@@ -6,7 +6,8 @@ The file is text, and Apache 5.x reads and writes the same: the number of entrie
 An entry counts only if both its epoch and its start are greater than those of the last one, as at Apache's. There, data
 that follow a term in which nothing was written count to that term. Two replicas can then agree in their epochs and
 differ in bytes, which is why a slave also compares its last record (see ``switching``). Ours drops the entry of a term
-without bytes when it becomes the master, or has agreed with one.
+without bytes when it becomes the master, or has agreed with one. The oldest one stays, because it tells from where on
+logs may differ: so the next one may begin where it does.
 
 A file that lags behind the log is safe as long as nobody was told of the bytes: they then count to an older epoch,
 whose end at the master is where the newer one begins; a slave cuts them off and copies them again. So a slave reports
@@ -66,8 +67,10 @@ class Epochs:
         A master that starts again in the epoch it has keeps the entry: it is the same term, and its slaves know it so.
         """
         last = self.last
-        if last is not None and (entry.epoch <= last.epoch or entry.start <= last.start):
-            return False
+        if last is not None:
+            least = last.start if len(self._entries) == 1 else last.start + 1
+            if entry.epoch <= last.epoch or entry.start < least:
+                return False
         self._entries.append(entry)
         del self._entries[:-MOST_EPOCHS]
         return True
@@ -82,7 +85,7 @@ class Epochs:
 
     def trim(self, offset: int) -> None:
         """The log now begins at ``offset``: epochs that ended before are gone."""
-        while len(self._entries) > 1 and self._entries[1].start <= offset:
+        while len(self._entries) > 1 and self._entries[1].start < offset:
             del self._entries[0]
 
     # --- the file ----------------------------------------------------------------------------

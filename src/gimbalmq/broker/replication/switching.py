@@ -234,11 +234,23 @@ class EpochCopy:
         """
         store, epochs = self._store, self._epochs
         await self._settled()
+        known = epochs.entries
         if store.last_record() is None and store.received_offset == 0:
             epochs.cut(0)
-            return
+        else:
+            await self._cut_to_common(answer)
+        # A term of which we have no bytes may have no bytes at the master, either, and another one may begin there. The
+        # next packet says which. The file must not name it, either: after a crash what comes now would count to it.
+        epochs.cut(store.max_commitlog_offset + 1)
+        epochs.drop_empty(store.max_commitlog_offset)
+        if not epochs.entries and answer.epochs:
+            epochs.append(answer.epochs[0])  # packets do not name it if it has no bytes
+        if epochs.entries != known:
+            self._noted()
+
+    async def _cut_to_common(self, answer: MasterHandshake) -> None:
+        store, known = self._store, self._epochs.entries
         end = store.max_commitlog_offset
-        known = epochs.entries
         shared = common_end(with_ends(known, end), with_ends(answer.epochs, answer.end))
         if shared is not None:
             if shared[1] < end:
@@ -257,12 +269,6 @@ class EpochCopy:
         problem = found.problem(self._master())
         if problem is not None:
             raise CopyRefusedError(problem)
-        # A term of which we have no bytes may have no bytes at the master, either, and another one may begin there. The
-        # next packet says which. The file must not name it, either: after a crash what comes now would count to it.
-        epochs.cut(store.max_commitlog_offset + 1)
-        epochs.drop_empty(store.max_commitlog_offset)
-        if epochs.entries != known:
-            self._noted()
 
     def _nothing_in_common(self, answer: MasterHandshake) -> str:
         ours, theirs = _listed(self._epochs.entries), _listed(answer.epochs)
