@@ -94,6 +94,7 @@ def test_a_folder_that_was_a_masters_is_compared_and_cut_when_told_to(
     assert main([*words, "--yes"]) == 4, "nobody has said --cut"
     assert main([*words, "--cut"]) == 4, "nobody was there to answer"
     assert _bytes(log) == before
+    assert (folder / "broker-a" / "abort").exists(), "the broker has to know that it was not closed"
     capsys.readouterr()
     assert main([*words, "--cut", "--yes", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)

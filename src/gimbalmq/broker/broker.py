@@ -194,6 +194,8 @@ class Broker:
         store_host = store_config.store_host
         self.store = MessageStore(store_config, clock, self._files)
         self.recovery = self.store.load()
+        # If this start fails, the next one must find it so, too (``wholeness``).
+        self.store.keep_mark = config.enable_controller_mode and not self.recovery.clean
         try:
             self._tables = TableThread(self._files)
             role_file = RoleFile(folder, self._files, self._tables, config)

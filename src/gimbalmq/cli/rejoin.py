@@ -179,7 +179,7 @@ def _opened(config: BrokerConfig, clock: Clock) -> Iterator[MessageStore]:
     from gimbalmq.transport.descriptors import budget
 
     store = MessageStore(config.store_config(config.listen_port, budget()), clock)
-    store.load()
+    store.keep_mark = not store.load().clean  # the broker may have lost what it had, and has to know
     try:
         yield store
     finally:

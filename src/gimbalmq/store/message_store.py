@@ -111,6 +111,8 @@ class MessageStore(StoreReading):
         self._open_group: AppendGroup | None = None
         self._expiry = Expiry(self.log, self._queue_files, self._index)
         self._mark = OpenMark(config.root, files)
+        self.keep_mark = False
+        """Whether ``close`` leaves the folder marked as not closed, because nobody has noted yet that it was so."""
 
     # --- life --------------------------------------------------------------------------------
 
@@ -190,7 +192,7 @@ class MessageStore(StoreReading):
         self._expiry.trimmed_to = self.log.min_offset
 
     def close(self) -> None:
-        """Writes and syncs everything, marks the folder as closed properly, unlocks it.
+        """Writes and syncs everything, marks the folder as closed properly unless it is told not to, unlocks it.
 
         Raises:
             StoreError: something could not be written; the next start then recovers the folder.
@@ -204,7 +206,7 @@ class MessageStore(StoreReading):
                 self.empty_trash()
             except StoreError:
                 pass  # the next start tries again
-            if self.trouble.failure is None:
+            if self.trouble.failure is None and not self.keep_mark:
                 self._mark.remove()
         finally:
             self.abandon()

@@ -10,7 +10,7 @@ import pytest
 
 from gimbalmq.broker.broker import Broker
 from gimbalmq.broker.replication.doubt import log_end
-from gimbalmq.errors import DiskFullError, StoreIOError
+from gimbalmq.errors import DiskFullError, ListenError, StoreIOError
 from gimbalmq.protocol.codes import ResponseCode
 from gimbalmq.protocol.replication_bodies import EpochTable
 from gimbalmq.rpc import management, replication
@@ -202,6 +202,27 @@ def test_a_slave_that_the_controller_takes_for_alive_does_not_lead_when_the_mast
             await made.begin(1)
             await leads(made, 1)
             await made.in_sync(1, 2)
+
+    run_virtual(work)
+
+
+@pytest.mark.parametrize("table", ["whole", "damaged"])
+def test_a_start_that_fails_does_not_end_the_doubt(tmp_path: Path, table: str) -> None:
+    """The folder is closed properly then, and the note of the doubt has not been written yet."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await lost_tail(made, 2)
+            made.network.cut("10.0.0.1", "10.0.0.2")
+            topics = tmp_path / "2" / "config" / "topics.json"
+            assert not topics.exists()  # the power was cut before
+            if table == "damaged":
+                topics.write_bytes(b"{")
+            with pytest.raises((ListenError, StoreIOError)):
+                await made.begin(2, haListenPort=10911)
+            topics.unlink(missing_ok=True)
+            assert in_doubt(await made.begin(2))
 
     run_virtual(work)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -137,4 +138,14 @@ def test_after_a_sync_that_failed_the_next_start_is_in_doubt(tmp_path: Path, thr
     run(failing.may_lose())
     run(failing.is_alone(3))
     assert not failing.in_doubt, "what it has can still be read"
+    assert started(tmp_path, thread, "one", was_closed=False).in_doubt
+
+
+def test_a_sync_that_fails_while_the_doubt_ends_is_not_forgotten(tmp_path: Path, thread: TableThread) -> None:
+    made = started(tmp_path, thread, "one", was_closed=False)
+
+    async def both() -> None:
+        await asyncio.gather(made.may_lose(), made.is_whole())
+
+    run(both())
     assert started(tmp_path, thread, "one", was_closed=False).in_doubt

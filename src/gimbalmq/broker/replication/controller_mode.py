@@ -164,6 +164,8 @@ class ControllerMode:
     async def close(self) -> None:
         await self.elections.close()
         await self._tasks.close()
+        if self._wholeness.is_noted:
+            self._store.keep_mark = False
         await self._replication.follower.close()
         await self._settled()
         if self._telling is not None:

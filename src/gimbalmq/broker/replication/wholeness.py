@@ -51,6 +51,7 @@ class Wholeness:
     Attributes:
         in_doubt: whether another replica may have what this one had confirmed and lost.
         alone_in: epoch of the set in which this broker was alone, and had all of its log on the disk.
+        is_noted: whether the file tells of this start. If it does not, the store must not look closed at the next one.
     """
 
     def __init__(
@@ -76,10 +77,12 @@ class Wholeness:
         self.in_doubt = noted.in_doubt or is_shorter or not (was_closed or same_boot)
         # Only what was not on the disk yet is lost in a power cut; of a shorter log others may have more.
         self.alone_in = noted.alone_in if is_known and not is_shorter else None
+        self.is_noted = False
         self._may_lose = False
         if is_shorter:
             with suppress(StoreError):  # ``begin`` tries again; a start after this one would not notice
                 self._file.save(self._document(self.in_doubt, self.alone_in))
+                self.is_noted = True
 
     async def begin(self) -> None:
         """Has the file tell of this start. A crash before that leaves the boot before in it, and so the doubt.
@@ -113,12 +116,17 @@ class Wholeness:
             StoreError: that cannot be kept.
         """
         if not self._may_lose:
-            await self._save(True, self.alone_in)
-            self._may_lose = True
+            self._may_lose = True  # at once: the doubt may end while this is saved, and is saved behind it
+            try:
+                await self._save(True, self.alone_in)
+            except BaseException:
+                self._may_lose = False
+                raise
 
     async def _save(self, in_doubt: bool, alone_in: int | None) -> None:
         document = self._document(in_doubt, alone_in)
         await self._thread.run(lambda: self._file.save(document))
+        self.is_noted = True
 
     def _document(self, in_doubt: bool, alone_in: int | None) -> dict[str, object]:
         return {"aloneInSetEpoch": alone_in, "boot": self._boot, "inDoubt": in_doubt or self._may_lose}
