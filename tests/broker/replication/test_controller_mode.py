@@ -238,6 +238,35 @@ def test_a_master_alone_refuses_sends_if_more_must_be_in_sync(tmp_path: Path) ->
     run_virtual(work)
 
 
+@pytest.mark.parametrize("left_before", [False, True], ids=["a member", "one that joins"])
+def test_a_slave_that_the_controller_does_not_hear_does_not_keep_a_dead_one_in_the_set(
+    tmp_path: Path, left_before: bool
+) -> None:
+    """The controller takes no set with somebody in it whom it does not hear."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2, 3) as made:
+            await made.in_sync(1, 2, 3)
+            made.network.cut("10.0.0.3", "10.0.0.101")
+            if left_before:
+                made.network.cut("10.0.0.3", "10.0.0.1")
+                await made.in_sync(1, 2)
+            made.controller.missed(NAME, 3)
+            made.network.mend()
+            made.network.cut("10.0.0.3", "10.0.0.101")
+            first, third = made.brokers[1], made.brokers[3]
+            await until(lambda: third.store.max_commitlog_offset == first.store.max_commitlog_offset)
+            await until(lambda: len(first.source.replicas) == 2)
+            await made.kill(2)
+            await made.in_sync(1)
+            assert await made.send(first) == [ResponseCode.SUCCESS]
+            made.network.mend()
+            await made.in_sync(1, 3)
+            assert has_all(third, made.accepted)
+
+    run_virtual(work)
+
+
 def test_tools_hear_that_a_master_has_lost_its_controller(tmp_path: Path) -> None:
     async def work(clock: VirtualClock) -> None:
         async with replicas(tmp_path, clock, 1) as made:

@@ -34,7 +34,8 @@ from gimbalmq.errors import ConnectError, ResponseError, RocketMQError, Transpor
 from gimbalmq.protocol.codes import ResponseCode
 from gimbalmq.protocol.headers.controller import AlterSyncStateSet, ElectMaster, RegisterAtController
 from gimbalmq.protocol.headers.replication import BrokerHeartbeat
-from gimbalmq.rpc import controller
+from gimbalmq.protocol.replication_bodies import ReplicasInfo
+from gimbalmq.rpc import controller, replication
 from gimbalmq.rpc.controller import Standing
 from gimbalmq.transport.tasks import Tasks
 
@@ -132,6 +133,8 @@ class Elections:
         self._said: str | None = None
         """What was logged last. A broker in doubt takes its role without trouble, and then has the same trouble with
         its log again; that is logged once."""
+        self._refusal: str | None = None
+        """The last one of a set, until one is granted."""
         self._wholeness = wholeness
         self._doubt = Doubt(wholeness, controllers, live, clock, self._own_end, self._tell, self._elect)
 
@@ -387,8 +390,14 @@ class Elections:
                 await asyncio.sleep(_ALTER_PAUSE)
                 self._wish.set()
 
-    async def _alter(self, sync_set: SyncSet, wished: frozenset[int], master_epoch: int) -> bool:
-        """Asks for another set; False if it has to be asked again."""
+    async def _alter(
+        self, sync_set: SyncSet, wished: frozenset[int], master_epoch: int, *, all_heard: bool = False
+    ) -> bool:
+        """Asks for another set; False if it has to be asked again.
+
+        Args:
+            all_heard: the controller has just said that it hears everybody who is wished.
+        """
         assert self.own_id is not None
         header = AlterSyncStateSet(
             broker_name=self._live.now.broker_name,
@@ -413,17 +422,44 @@ class Elections:
                 return True
             if error.code in _SET_NOT_CHANGED:
                 sync_set.refused(before)
-            log.warning("the controller does not take %s as replicas in sync: %s", sorted(wished), error)
+            refusal = f"the controller does not take {sorted(wished)} as replicas in sync: {error}"
+            if refusal != self._refusal:  # it may be asked for long
+                self._refusal = refusal
+                log.warning("%s", refusal)
             if equal or error.code in _NOT_AS_WE_KNOW:
                 self._look_now.set()  # the controller knows another set, or another master
-            return False
+            unheard = error.code == ResponseCode.CONTROLLER_BROKER_NOT_ALIVE and not all_heard
+            return unheard and await self._alter_without_unheard(sync_set, master_epoch)
         except TransportError as error:
             self._note_trouble(f"{error}; whether {sorted(wished)} are the replicas in sync is not known")
             return False
         if sync_set is self.sync_set and sync_set.take(granted.sync_state_set, granted.sync_state_set_epoch):
             log.info("replicas in sync: %s", sorted(sync_set.members))
+        self._refusal = None
         self._no_trouble()
         return True
+
+    async def _alter_without_unheard(self, sync_set: SyncSet, master_epoch: int) -> bool:
+        """If somebody has to leave the set, asks for one without those whom the controller does not hear.
+
+        It takes no set with such a one, and sends would wait for the one that is gone.
+        """
+        assert self.own_id is not None
+        if sync_set.members <= sync_set.wished():
+            return False
+        name = self._live.now.broker_name
+        try:
+            table = await self._controllers.ask(lambda on, at: replication.sync_state(on, at, [name]))
+        except RocketMQError:
+            return False
+        known = table.replicas_info_table.get(name, ReplicasInfo())
+        replicas = [*known.in_sync_replicas, *known.not_in_sync_replicas]
+        heard = {self.own_id, *(replica.broker_id for replica in replicas if replica.alive)}
+        # Who has gone meanwhile is not wished any more: whoever is asked for must have been counted all the time.
+        wished = sync_set.wished() & heard
+        if sync_set is not self.sync_set or sync_set.members <= wished:
+            return False
+        return await self._alter(sync_set, wished, master_epoch, all_heard=True)
 
     # --- what people are told ----------------------------------------------------------------
 
