@@ -12,6 +12,7 @@ from typing import cast
 import pytest
 
 from gimbalmq._clock import SYSTEM_CLOCK
+from gimbalmq.broker.replication.dialects import MasterLine
 from gimbalmq.broker.replication.follower import State
 from gimbalmq.broker.replication.plain import PlainCopy
 from gimbalmq.protocol.ha import HEAD_BYTES, encode_head, encode_report
@@ -524,5 +525,28 @@ def test_nothing_is_reported_before_the_logs_were_compared(tmp_path: Path) -> No
             writer.close()
             await master.next_line()
             assert master.true.asked == [28, 33, 28, 33]
+
+    run(work())
+
+
+def test_what_comes_before_the_slave_notices_that_it_may_copy_is_reported(tmp_path: Path) -> None:
+    """Else a send would wait for the slave's next heartbeat."""
+    silent = {"haSendHeartbeatInterval": 600_000, "haHousekeepingInterval": 900_000}
+
+    async def work() -> None:
+        async with raw_master(tmp_path, silent) as (master, slave):
+
+            class Late(PlainCopy):
+                async def open(self, line: MasterLine) -> None:
+                    await super().open(line)
+                    before = slave.store.received_offset
+                    await until(lambda: slave.store.received_offset == before + 800)
+
+            slave.follower.dialect = lambda: Late(slave.follower._agree)
+            first, reader, writer = await master.next_line()
+            writer.write(master.packet(first, 800))
+            async with asyncio.timeout(10):
+                assert int.from_bytes(await reader.readexactly(8), "big") == first + 800
+            writer.close()
 
     run(work())

@@ -239,7 +239,7 @@ class Follower:
                     self._store.received_offset,
                     self.master_end,
                 )
-                self._judge()
+                self.took(link)  # what came before we were told that it may
             elif not link.ended.done():
                 raise RequestTimeoutError(
                     f"{target.ha_address} and {target.master_address} did not say within {_OPEN_SECONDS:g} s "
