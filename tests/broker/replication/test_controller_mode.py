@@ -111,7 +111,8 @@ def test_an_old_master_cuts_what_nobody_else_has(tmp_path: Path, since: int) -> 
     run_virtual(work)
 
 
-def test_a_term_without_data_does_not_hide_that_logs_differ(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("alone", "since"), [(1, 5), (3, 1)], ids=["shorter", "longer"])
+def test_a_term_without_data_does_not_hide_that_logs_differ(tmp_path: Path, alone: int, since: int) -> None:
     """Apache's brokers would take the two logs for the same: epoch and start are equal, and bytes are not."""
 
     async def work(clock: VirtualClock) -> None:
@@ -121,7 +122,7 @@ def test_a_term_without_data_does_not_hide_that_logs_differ(tmp_path: Path) -> N
             await made.send(first, 2)
             await second.replication.follower.close()
             made.controller.refuse[RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET] = 2001
-            await made.send(first, 1, size=200)
+            await made.send(first, alone, size=200)
             made.controller.replicas[NAME].in_sync = {1, 2}
             await made.kill(1)
             await until(lambda: second.roles.is_master)
@@ -129,7 +130,7 @@ def test_a_term_without_data_does_not_hide_that_logs_differ(tmp_path: Path) -> N
             assert mode is not None
             # As if the new term had begun where the old one did: it leaves no entry.
             mode.epochs.cut(1)
-            await made.send(second, 5, size=70)
+            await made.send(second, since, size=70)
             first = await made.start(1)
             await made.in_sync(1, 2)
             assert log_of(first) == log_of(second)

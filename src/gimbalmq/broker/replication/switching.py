@@ -252,23 +252,31 @@ class EpochCopy:
         store, known = self._store, self._epochs.entries
         end = store.max_commitlog_offset
         shared = common_end(with_ends(known, end), with_ends(answer.epochs, answer.end))
-        if shared is not None:
-            if shared[1] < end:
+        if shared is None:
+            if known and end > answer.end:
+                raise CopyRefusedError(self._nothing_in_common(answer))
+        elif shared[1] < end:
+            try:
                 await self._cut_to(shared[1], f"the master's epoch {shared[0].epoch} ends there")
-        elif known and end > answer.end:
-            raise CopyRefusedError(self._nothing_in_common(answer))
+            except CopyRefusedError:
+                # None of our records ends there: it is damaged, or another master has written in this epoch, too.
+                await self._cut_to_last_common(answer, shared[0])
+                return
         found = await agreement.compare(store, self._caller, self._master())
         if found.verdict is agreement.Verdict.DIFFERENT:
             if shared is None:
                 raise CopyRefusedError(self._nothing_in_common(answer))
-            place = await self._last_common(self._master())
-            if place < shared[0].start:
-                raise CopyRefusedError(self._nothing_in_common(answer))
-            await self._cut_to(place, f"epoch {shared[0].epoch} has other records there at the master")
+            await self._cut_to_last_common(answer, shared[0])
             return
         problem = found.problem(self._master())
         if problem is not None:
             raise CopyRefusedError(problem)
+
+    async def _cut_to_last_common(self, answer: MasterHandshake, epoch: Epoch) -> None:
+        place = await self._last_common(self._master())
+        if place < epoch.start:
+            raise CopyRefusedError(self._nothing_in_common(answer))
+        await self._cut_to(place, f"epoch {epoch.epoch} has other records there at the master")
 
     def _nothing_in_common(self, answer: MasterHandshake) -> str:
         ours, theirs = _listed(self._epochs.entries), _listed(answer.epochs)
