@@ -9,9 +9,11 @@ import asyncio
 import logging
 from collections import Counter
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from gimbalmq._steps import Steps
 from gimbalmq.broker.replication import replication
 from gimbalmq.broker.replication.follower import State
 from gimbalmq.broker.transactions import COMMIT, ROLLBACK
@@ -22,6 +24,7 @@ from gimbalmq.model.flags import TRANSACTION_PREPARED
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.rpc import management
 from gimbalmq.rpc import replication as calls
+from gimbalmq.store.cutting import CutReport
 from gimbalmq.transport.network import split_address
 from tests.broker.desk import send_fields
 from tests.broker.replication.pairs import FILE, Pair, bodies, delivered, half, log_of, pair
@@ -209,6 +212,45 @@ def test_the_old_master_comes_back_as_a_slave_and_cuts_its_tail_only_when_told_t
         assert old.live.now.ha_cut_tail_from == -1
         assert log_of(old) == log_of(pair.slave)
         assert bodies(old, "T")[-4:] == ["both 059 " * 40, "new 1", "new 2", "new 3"]
+
+    pair(body)
+
+
+def test_a_cut_that_has_begun_is_finished_when_the_broker_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the log would keep records that are in no queue any more."""
+
+    async def body(pair: Pair) -> None:
+        await pair.send("both")
+        await pair.copied()
+        common = pair.master.store.max_commitlog_offset
+        pair.network.cut("10.0.0.11", "10.0.0.12")
+        await pair.send("alone 1", "alone 2")
+        await pair.cluster.kill_broker(0)
+        pair.network.mend()
+        await pair.cluster.promote_broker(1)
+        await pair.cluster.demote_broker(0, 2)
+        old = await pair.cluster.start_broker(0)
+        await pair.until(lambda: old.replication.follower.state is State.REFUSED)
+        cut_steps, begun = old.store.cut_steps, asyncio.Event()
+
+        def slowly(offset: int) -> Steps[CutReport]:
+            steps = cut_steps(offset)
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    return cast(CutReport, end.value)
+                if "alone 2" not in bodies(old, "T"):
+                    begun.set()
+                    for _ in range(10_000):
+                        yield
+
+        monkeypatch.setattr(old.store, "cut_steps", slowly)
+        await pair.set(old, haCutTailFrom=0)
+        await begun.wait()
+        assert old.store.max_commitlog_offset > common, "the queues go first"
+        await old.replication.close()
+        assert old.store.max_commitlog_offset == common
 
     pair(body)
 

@@ -26,7 +26,7 @@ from gimbalmq.errors import CopyRefusedError, ListenError, RocketMQError, StateE
 from gimbalmq.store.cutting import CutReport
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.pool import ChannelPool
-from gimbalmq.transport.tasks import Tasks
+from gimbalmq.transport.tasks import Tasks, uninterrupted
 from gimbalmq.transport.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -366,7 +366,7 @@ class Replication:
                         allowed,
                     )
                 elif common < self._store.max_commitlog_offset:
-                    await self.cut(common)
+                    await uninterrupted(self._cut_at(common))
             except CopyRefusedError as error:
                 log.error("nothing is cut: %s", error)
             except RocketMQError as error:
@@ -375,6 +375,10 @@ class Replication:
             finally:
                 await self.follower.start()
             self._live.swap(replace(self._live.now, ha_cut_tail_from=-1))
+
+    async def _cut_at(self, offset: int) -> None:
+        """To be finished also if this broker is closed: the queues are cut first, and the log would keep the rest."""
+        await self.cut(offset)
 
     async def last_common(self, master: str) -> int:
         """The offset behind the last record that our log has in common with a master's (``rejoining``)."""
