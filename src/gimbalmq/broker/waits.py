@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import Generic, TypeVar
 
@@ -70,9 +71,38 @@ def ended(result: T) -> Wait[T]:
     return wait
 
 
-def limited(wait: Wait[bool], milliseconds: int) -> Wait[bool]:
-    """Has the wait end in time, with False; the timer goes with the wait."""
-    if not wait.ended:
-        timer = asyncio.get_running_loop().call_later(milliseconds / 1000, wait.end, False)
-        wait.then(lambda _: timer.cancel())
-    return wait
+class TimeLimits:
+    """Has waits end in time. Those with the same limit end in their order, so one timer serves all of them."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._limited: dict[int, deque[tuple[float, Wait[bool]]]] = {}
+        """By their limit: deadlines, and what ends then with False."""
+
+    def limit(self, wait: Wait[bool], milliseconds: int) -> Wait[bool]:
+        """The wait, which ends with False after so long."""
+        if wait.ended:
+            return wait
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+        deadline = loop.time() + milliseconds / 1000
+        limited = self._limited.get(milliseconds)
+        if limited is None:
+            limited = self._limited[milliseconds] = deque()
+            loop.call_at(deadline, self._expire, loop, milliseconds, deadline)
+        while limited and limited[0][1].ended:
+            limited.popleft()
+        limited.append((deadline, wait))
+        return wait
+
+    def _expire(self, loop: asyncio.AbstractEventLoop, milliseconds: int, due: float) -> None:
+        limited = self._limited[milliseconds]
+        now = max(due, loop.time())  # the loop may call a hair before the time it was given
+        while limited and (limited[0][0] <= now or limited[0][1].ended):
+            limited.popleft()[1].end(False)
+        if limited:
+            due = limited[0][0]
+            loop.call_at(due, self._expire, loop, milliseconds, due)
+        else:
+            del self._limited[milliseconds]

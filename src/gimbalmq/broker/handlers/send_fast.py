@@ -393,7 +393,7 @@ class FastSendHandlers:
             now, kept: make the answers of those that do not wait, and of those that do.
             waiting: so many answers ``kept`` makes.
         """
-        waits = [item for item in done if item[3]] if self._acknowledging.waits else []
+        waits = [item for item in done if item[3]]
         if waits:
             done = [item for item in done if not item[3]]
             kept = [*kept, partial(self._answers, waits)]

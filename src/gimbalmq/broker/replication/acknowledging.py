@@ -13,7 +13,7 @@ from gimbalmq.broker.config import BrokerConfig, LiveConfig
 from gimbalmq.broker.flush import GroupCommit
 from gimbalmq.broker.replication.acks import Need, ReplicaAcks
 from gimbalmq.broker.replication.config import SYNC_MASTER
-from gimbalmq.broker.waits import Wait, limited
+from gimbalmq.broker.waits import TimeLimits, Wait
 from gimbalmq.errors import ResponseError
 from gimbalmq.protocol.codes import ResponseCode
 
@@ -37,6 +37,7 @@ class Acknowledging:
         self._live = live
         self._commit = commit
         self._acks = acks
+        self._limits = TimeLimits()
         self.living: Callable[[], int] | None = None
         self.in_set: Callable[[], int] | None = None
         self.confirmed: Callable[[int], Wait[bool]] | None = None
@@ -79,8 +80,11 @@ class Acknowledging:
     def settle(self, end: int) -> Settled:
         """The code of messages that are stored up to ``end`` of the log and say nothing against being waited for."""
         config = self._live.now
-        disk = limited(self._commit.wait(end), config.sync_flush_timeout) if config.sync_flush else None
+        limit = self._limits.limit
+        disk = limit(self._commit.wait(end), config.sync_flush_timeout) if config.sync_flush else None
         copies = self._copied(end, config)
+        if disk is None and isinstance(copies, Wait):
+            return _when_copied(copies)
         waits = [part for part in (disk, copies) if isinstance(part, Wait) and not part.ended]
         if not waits:
             return _code(disk, copies)
@@ -110,11 +114,13 @@ class Acknowledging:
         if not self._waits_for_slaves(config):
             return ResponseCode.SUCCESS
         if self.confirmed is not None and config.all_ack_in_sync_state_set:
-            return limited(self.confirmed(end), config.slave_timeout)
+            return self._limits.limit(self.confirmed(end), config.slave_timeout)
         need = self._need(config)
         if need is None:
             return ResponseCode.SLAVE_NOT_AVAILABLE
-        return limited(self._acks.wait(end, need), config.slave_timeout) if need else ResponseCode.SUCCESS
+        if not need:
+            return ResponseCode.SUCCESS
+        return self._limits.limit(self._acks.wait(end, need), config.slave_timeout)
 
     def _need(self, config: BrokerConfig) -> Need | None:
         """The slaves to wait for; None if waiting is of no use, because no slave could confirm."""
@@ -145,6 +151,15 @@ class Acknowledging:
         if code is not ResponseCode.SUCCESS:
             log.warning("%s is done here, and not yet at the slaves (%s)", what, code.name)
         return True
+
+
+def _when_copied(copies: Wait[bool]) -> Settled:
+    """The code when slaves have it, for which alone nearly all sends wait."""
+    if copies.ended:
+        return _code(None, copies)
+    answer: Wait[ResponseCode] = Wait()
+    copies.then(lambda _: answer.end(_code(None, copies)))
+    return answer
 
 
 def _code(disk: Wait[bool] | None, copies: ResponseCode | Wait[bool]) -> ResponseCode:

@@ -49,7 +49,7 @@ class ReplicaAcks:
     @property
     def connected(self) -> int:
         """Slaves that have said where their log ends."""
-        return sum(copy.acked >= 0 for copy in self._copies)
+        return sum([copy.acked >= 0 for copy in self._copies])
 
     @property
     def waiting(self) -> int:
@@ -59,14 +59,15 @@ class ReplicaAcks:
     def in_sync(self, gap: int) -> int:
         """Slaves that are less than ``gap`` bytes behind."""
         least = self._end() - gap
-        return sum(copy.acked >= 0 and copy.acked > least for copy in self._copies)
+        return sum([copy.acked >= 0 and copy.acked > least for copy in self._copies])
 
     def reached(self, need: Need) -> int:
         """The end of what so many slaves, or all of these, have; -1 if there are too few."""
+        if need == 1:
+            return max([copy.acked for copy in self._copies], default=-1)
         if isinstance(need, int):
             # Two connections of one slave must not count as two slaves. If one slave is enough, each of them counts.
-            counted = (copy.acked for copy in self._copies if need == 1 or copy.is_sure)
-            acked = sorted(counted, reverse=True)
+            acked = sorted([copy.acked for copy in self._copies if copy.is_sure], reverse=True)
             return acked[need - 1] if len(acked) >= need else -1
         by_id = dict.fromkeys(need, -1)
         for copy in self._copies:
