@@ -295,14 +295,14 @@ def test_few_calls_leave_by_halves_and_many_gather(monkeypatch: pytest.MonkeyPat
         async with wire() as line:
             client = await line.client()
             left: list[int] = []
-            flush = client._flush
+            flush = client.flush
 
             def note() -> None:
                 if client._out:
                     left.append(len(client._out))
                 flush()
 
-            monkeypatch.setattr(client, "_flush", note)
+            monkeypatch.setattr(client, "flush", note)
 
             async def writes(calls: int) -> list[int]:
                 """How many calls each write has if so many begin in one turn, and how many there are in that turn."""

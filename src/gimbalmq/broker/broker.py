@@ -325,6 +325,8 @@ class Broker:
                 self.recovery,
                 self.commit.flush,
             )
+        # Behind all others who hear of reports: what they have settled is answered at once.
+        self.source.on_report.append(lambda _: self.load.flush())
         self.acting_mode: ActingMode | None = None
         if config.enable_slave_acting_master and not config.enable_controller_mode:
             self.acting_mode = ActingMode(

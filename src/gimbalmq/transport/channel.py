@@ -388,7 +388,10 @@ class Channel(asyncio.Protocol):
         self._out_bytes += len(data)
         if not self._flush_scheduled:
             self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
+            if self.load is None:
+                self._loop.call_soon(self.flush)
+            else:
+                self.load.flush_soon(self)
 
     @property
     def unwritten_bytes(self) -> int:
@@ -402,7 +405,7 @@ class Channel(asyncio.Protocol):
         For answers to what was asked long ago: a peer that does not read must not gather them.
         """
         if self._out_bytes > FLUSH_BYTES:
-            self._flush()
+            self.flush()
         if self._write_paused:
             self._when_writable.append(answer)
         else:
@@ -412,7 +415,7 @@ class Channel(asyncio.Protocol):
     def is_behind(self) -> bool:
         """Whether the peer has yet to read much of what was written."""
         if self._out_bytes > FLUSH_BYTES:
-            self._flush()
+            self.flush()
         return self._write_paused
 
     async def writable(self) -> None:
@@ -485,7 +488,7 @@ class Channel(asyncio.Protocol):
         # would stand still while they are made, and they while it answers: so one half leaves before the other. Whoever
         # makes one call after the other need not wait for a turn of the loop.
         if self._out_bytes > REQUEST_BYTES or (self._left_few and len(self._pending) <= 2 * len(self._out)):
-            self._flush()
+            self.flush()
 
     def oneway(self, command: RemotingCommand) -> None:
         """Sends a request nobody answers."""
@@ -496,7 +499,7 @@ class Channel(asyncio.Protocol):
     def close(self) -> None:
         """Closes after what is written has left."""
         if self._transport is not None and not self.closed:
-            self._flush()
+            self.flush()
             self._say_farewell()
             self._transport.close()
 
@@ -682,7 +685,7 @@ class Channel(asyncio.Protocol):
             ends = load.now() + TURN_SECONDS if load is not None and count > 1 else 0.0
             while position < count and not self.closed:
                 if self._out_bytes > FLUSH_BYTES:
-                    self._flush()
+                    self.flush()
                     self._flush_scheduled = True
                 # Most connections have nothing under way: they are not even asked whether they have to wait.
                 waits = self._in_flight or self._write_paused or self._needs_room
@@ -715,7 +718,7 @@ class Channel(asyncio.Protocol):
                         position = start + next(n for n, other in enumerate(alike) if other != mark)
                 position = start + batch(self, frames[start:position] if position - start < count else frames)
         finally:
-            self._flush()
+            self.flush()
             if load is not None and (self._held or self._in_flight or self._write_paused):
                 self._rest()
 
@@ -794,7 +797,7 @@ class Channel(asyncio.Protocol):
                 return
             self._when_writable.popleft()()
             if self._out_bytes > FLUSH_BYTES:
-                self._flush()
+                self.flush()
         if self._when_writable:
             self._schedule_turn()
             return
@@ -952,7 +955,8 @@ class Channel(asyncio.Protocol):
             data = encode_frame(error_reply(request, error))
         self.send_bytes(data)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Writes now what would leave at the end of the turn."""
         self._flush_scheduled = False
         if not self._out:
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+from collections import deque
 from dataclasses import dataclass
 from heapq import nsmallest
 from typing import TYPE_CHECKING
@@ -187,6 +188,7 @@ class Load:
         self._look: asyncio.Handle | None = None
         self._slow: dict[Channel, int] = {}
         """Connections whose peers do not read; the one that stopped first stands first."""
+        self._unflushed: deque[Channel] = deque()
         self._served = 0
         self._turn_ends = 0.0
         self._refused = 0
@@ -214,6 +216,22 @@ class Load:
 
     def _next_turn(self) -> None:
         self._served, self._turn_ends = 0, 0.0
+
+    def flush_soon(self, channel: Channel) -> None:
+        """Has the connection write its answers at the end of the turn, if nobody calls ``flush`` before."""
+        if not self._unflushed:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._unflushed.append(channel)
+
+    def flush(self) -> None:
+        """Writes the answers of all connections that have some: for whoever has ended the waits of many at once."""
+        unflushed, self._unflushed = self._unflushed, deque()
+        try:
+            while unflushed:
+                unflushed.popleft().flush()
+        finally:  # whatever one of them has done, the others are answered
+            for channel in unflushed:
+                self.flush_soon(channel)
 
     # -- connections -------------------------------------------------------------------
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -81,6 +82,32 @@ def test_send_is_answered_when_the_slave_has_it(tmp_path: Path) -> None:
                 confirm(desk, slave)
                 answer = await sending
                 assert answer.code == OK and "queueOffset" in fields(answer)
+
+    run(work())
+
+
+def test_report_answers_all_that_it_ends_before_the_turn_is_over(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with sync_master(tmp_path, slaveTimeout=60_000) as desk, slave_of(desk):
+            broker, clients = desk.broker, (desk.client, desk.new_client())
+            sends = []
+            for client in clients * 2:
+                waiting = broker.source.acks.waiting
+                sends.append(asyncio.ensure_future(client.send(properties={prop.WAIT: "true"})))
+                await until(lambda: broker.source.acks.waiting > waiting)  # noqa: B023
+            channels = [channel for channel in broker._server.channels if channel._in_flight]
+            assert len(channels) == 2
+            with ExitStack() as stack:
+                lines = [
+                    stack.enter_context(patch.object(channel, "_transport", wraps=channel._transport))
+                    for channel in channels
+                ]
+                replica, end = broker.source.replicas[0], broker.store.max_commitlog_offset
+                await until(lambda: replica.sent == end)
+                replica.data_received(encode_report(end))
+                assert [line.write.call_count for line in lines] == [1, 1]
+                assert [answer.code for answer in await asyncio.gather(*sends)] == [OK] * 4
+                assert [line.write.call_count for line in lines] == [1, 1]
 
     run(work())
 
