@@ -94,6 +94,28 @@ def test_pieces_are_joined_as_far_as_they_follow_each_other() -> None:
         next(joined)
 
 
+def test_one_whole_packet_is_its_piece_and_nothing_else_is() -> None:
+    reader = PacketReader()
+    packet, beat = encode_head(7, 3) + b"abc", encode_head(7, 0)
+    piece = reader.whole(packet)
+    assert piece is not None and (piece.offset, bytes(piece.data)) == (7, b"abc")
+    for other in (
+        packet[:-1],
+        packet + b"d",
+        packet + beat,
+        beat,
+        packet[:HEAD_BYTES],
+        b"",
+        encode_head(-1, 1) + b"a",
+    ):
+        assert reader.whole(other) is None, other
+    for cut in (1, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 1):
+        begun = list(reader.feed(packet[:cut]))
+        assert reader.whole(packet) is None  # what comes now belongs to the packet that has begun
+        rest = list(reader.feed(packet[cut:]))
+        assert b"".join(bytes(piece.data) for piece in begun + rest) == b"abc"
+
+
 def test_bytes_are_handed_on_before_the_packet_is_whole() -> None:
     reader = PacketReader()
     first = [(piece.offset, bytes(piece.data)) for piece in reader.feed(encode_head(100, 10) + b"abc")]

@@ -707,14 +707,21 @@ def test_a_topic_that_counts_anew(tmp_path: Path, crash: bool) -> None:
 
 
 @both_ways
-def test_one_odd_number_costs_no_other_record(tmp_path: Path) -> None:
+@pytest.mark.parametrize("time", [0, NOON])
+def test_one_odd_number_costs_no_other_record(tmp_path: Path, time: int) -> None:
     """Only the body has a check sum: a damaged queue offset of 0 must not empty the queue."""
     slave = follower(tmp_path / "slave")
-    for number in [0, 1, 2, 0, 3, 1, 4, 5000, 5]:
+    for number in [0, 1, 2, 0, 3, 1, 4, 5000, 5, 5001]:
         offset = slave.received_offset
         slave.receive(
             offset,
-            encode_record(topic="A", body=b"%d" % number, queue_offset=number, commitlog_offset=offset),
+            encode_record(
+                topic="A",
+                body=b"%d" % number,
+                queue_offset=number,
+                commitlog_offset=offset,
+                store_timestamp=time,
+            ),
         )
     assert bodies(slave, "A", 0) == [b"0", b"1", b"2", b"3", b"4", b"5"]
     slave.close()

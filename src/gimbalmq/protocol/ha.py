@@ -105,6 +105,15 @@ class PacketReader:
             if not self._left:
                 yield LogPiece(self._offset, view[:0])
 
+    def whole(self, data: bytes) -> LogPiece | None:
+        """The piece if these bytes are one packet, as most are that a slave waits for; nothing happens if not."""
+        if self._left or self._head or len(data) <= HEAD_BYTES:
+            return None
+        offset, size = _HEAD.unpack_from(data)
+        if offset < 0 or size != len(data) - HEAD_BYTES:
+            return None
+        return LogPiece(offset, memoryview(data)[HEAD_BYTES:])
+
 
 def join_pieces(pieces: Iterator[LogPiece]) -> Iterator[LogPiece]:
     """The same bytes in fewer pieces: those that follow each other become one, because a store takes many at less cost.

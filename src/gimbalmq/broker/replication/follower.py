@@ -273,8 +273,8 @@ class Follower:
             RemoteProtocolError: the master speaks of another place than the end of our log.
         """
         offset, data = piece
-        received = self._store.received_offset
         if not data:
+            received = self._store.received_offset
             if received and offset != received:
                 raise RemoteProtocolError(
                     f"the master would go on at {offset}, and our log ends at {received}: the next connection looks why"
@@ -290,16 +290,16 @@ class Follower:
     def took(self, link: MasterLink) -> None:
         """A turn of taking in is over; for a link."""
         if link.is_open:
-            link.report(self._store.received_offset)
-            self._judge()
+            received = self._store.received_offset
+            link.report(received)
+            self._judge(received)
 
     def report(self) -> None:
         """The log has what came: the master hears of it before queue entries are made, because sends wait for it."""
         if self._link is not None and self._link.is_open:
             self._link.report(self._store.received_offset)
 
-    def _judge(self) -> None:
-        received = self._store.received_offset
+    def _judge(self, received: int) -> None:
         if received > self.master_end:
             self.master_end = received
         state = State.FOLLOWING if received >= self.master_end else State.CATCHING_UP

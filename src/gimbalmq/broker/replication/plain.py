@@ -60,8 +60,10 @@ class PlainCopy:
         line.write(encode_report(self._first))
 
     def feed(self, data: bytes) -> Iterator[LogPiece]:
-        pieces = join_pieces(self._packets.feed(data))
-        return pieces if self._begun else self._check_first(pieces)
+        if self._begun:
+            one = self._packets.whole(data)
+            return join_pieces(self._packets.feed(data)) if one is None else iter((one,))
+        return self._check_first(join_pieces(self._packets.feed(data)))
 
     def _check_first(self, pieces: Iterator[LogPiece]) -> Iterator[LogPiece]:
         """The master may have gone on to its next file since it was asked where its log ends."""
