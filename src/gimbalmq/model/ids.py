@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from itertools import chain, islice, product, repeat, starmap
+from itertools import cycle, islice
 from typing import NamedTuple
 
 _UNIQUE_TAIL = struct.Struct(">HiIH")  # days 25 to 31 need the sign bit
@@ -100,7 +100,18 @@ class UniqueIdGenerator:
             take them from here, and ask ``next`` when there is none left.
     """
 
-    __slots__ = ("_counter", "_next_start", "_now", "_prefix", "_start", "_stem", "length", "run")
+    __slots__ = (
+        "_high",
+        "_highs",
+        "_low",
+        "_next_start",
+        "_now",
+        "_prefix",
+        "_start",
+        "_stem",
+        "length",
+        "run",
+    )
 
     def __init__(self, ip: bytes, pid: int, loader_hash: int) -> None:
         loader = loader_hash & 0xFFFFFFFF
@@ -110,9 +121,11 @@ class UniqueIdGenerator:
         self._now = -1
         self._stem = ""
         """All but the counter, as it is throughout one millisecond."""
-        self._counter = map("".join, chain.from_iterable(starmap(product, repeat((_HEX, _HEX)))))
-        """Numbers of 16 bits as text, over and over. None is skipped: if the clock steps back, a time comes again, and
-        only these tell its ids apart."""
+        # The counter's two bytes, over and over. No number is skipped: if the clock steps back, a time comes again, and
+        # only the counter tells its ids apart.
+        self._highs = cycle(_HEX)
+        self._high = next(self._highs)
+        self._low = iter(_HEX)
         self.run: Iterator[str] = iter(())
 
     def next(self, now_ms: int) -> str:
@@ -121,8 +134,11 @@ class UniqueIdGenerator:
                 return made
         else:
             self._set_time(now_ms)
-        self.run = run = map(self._stem.__add__, islice(self._counter, _RUN))
-        return next(run)
+        while True:
+            self.run = map((self._stem + self._high).__add__, islice(self._low, _RUN))
+            for made in self.run:
+                return made
+            self._high, self._low = next(self._highs), iter(_HEX)
 
     def _set_time(self, now_ms: int) -> None:
         since = now_ms - self._start
