@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gimbalmq.errors import LocalProtocolError, MessageIllegalError
-from gimbalmq.model.batch import BatchItem, encode_batch, split_batch
+from gimbalmq.model.batch import BatchItem, encode_alike, encode_batch, split_batch
 
 VECTOR = bytes.fromhex(
     "00000036 00000000 00000000 00000000 00000005 68656c6c6f 001b"
@@ -32,6 +32,14 @@ def test_alike_ones_are_written_as_others_are() -> None:
     assert encode_batch(alike) == b"".join(encode_batch([item]) for item in alike)
     for odd in ((8, b"b5", b"a\x015\x02"), (7, b"b", b"a\x015\x02"), (7, b"b5", b"")):
         assert split_batch(encode_batch([*alike, odd])) == [*alike, odd]
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 1), (2, 100), (3, 70_000)])
+def test_items_of_one_size_are_written_as_others_are(count: int, size: int) -> None:
+    bodies = [bytes([n]) * size for n in range(count)]
+    ids = [f"{n:032X}" for n in range(count)]
+    items = [(0, body, f"I\x01{name}\x02W\x01t\x02".encode()) for body, name in zip(bodies, ids, strict=True)]
+    assert encode_alike(bodies, "I\x01", ids, "\x02W\x01t\x02") == encode_batch(items)
 
 
 def test_every_cut_is_noticed() -> None:

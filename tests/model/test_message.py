@@ -42,11 +42,34 @@ def test_new_message_has_javas_properties() -> None:
     assert "TagA" in repr(message)
 
 
+def test_what_is_changed_after_it_was_made_counts() -> None:
+    given = {"own": "v"}
+    message = Message("T", bytearray(b"x"), keys="k1  k2 ", properties=given)
+    given["own"] = "changed"
+    assert type(message.body) is bytes and message.keys == ("k1", "k2") and message.properties == {"own": "v"}
+    message.tags, message.sharding_key, message.wait_store_ok, message.msg_id = "t", "s", False, "id"
+    message.properties["more"] = "w"
+    message.system_properties["PGROUP"] = "g"
+    assert message.all_properties() == {
+        "KEYS": "k1 k2",
+        "WAIT": "false",
+        "TAGS": "t",
+        "__SHARDINGKEY": "s",
+        "PGROUP": "g",
+        "own": "v",
+        "more": "w",
+        "UNIQ_KEY": "id",
+    }
+    other = Message("T", b"x")
+    assert (other.properties, other.system_properties) == ({}, {})
+    assert Message("T", b"x", keys=None, properties=None).all_properties() == {"WAIT": "true"}
+
+
 def test_ways_to_delay_exclude_each_other() -> None:
-    assert Message("T", b"x", delay_level=18).system_properties["DELAY"] == "18"
+    assert Message("T", b"x", delay_level=18).all_properties()["DELAY"] == "18"
     moment = datetime(2030, 1, 1, tzinfo=UTC)
-    assert Message("T", b"x", deliver_at=moment).system_properties["TIMER_DELIVER_MS"] == "1893456000000"
-    assert Message("T", b"x", delay=0.25).system_properties["TIMER_DELAY_MS"] == "250"
+    assert Message("T", b"x", deliver_at=moment).all_properties()["TIMER_DELIVER_MS"] == "1893456000000"
+    assert Message("T", b"x", delay=0.25).all_properties()["TIMER_DELAY_MS"] == "250"
     with pytest.raises(MessageIllegalError, match="one of"):
         Message("T", b"x", delay_level=1, delay=1)
     with pytest.raises(MessageIllegalError, match="levels start at 1"):

@@ -25,7 +25,6 @@ from gimbalmq.client.sending.rules import ONCE, Rules, awaited_rules, soon_rules
 from gimbalmq.client.sending.targets import Selector as Selector
 from gimbalmq.client.trace import Tracer
 from gimbalmq.errors import ResponseError, RocketMQError, RouteError, StateError, TransportError
-from gimbalmq.model import properties as names
 from gimbalmq.model.message import Message, MessageView
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.results import SendResult
@@ -350,7 +349,7 @@ class Producer:
         topic = message.topic
         limit = self.config.send_timeout if timeout is None else timeout
         started = self._loop.time()
-        wait = message.system_properties[names.WAIT]
+        wait = message.wait_store_ok
         choice: Choice = None
         if bound:
             publish = self._publish.get(topic)

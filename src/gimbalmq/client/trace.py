@@ -45,12 +45,12 @@ def _text(field: object) -> str:
     return str(field).lower() if isinstance(field, bool) else str(field)
 
 
-def message_type(system_properties: Mapping[str, str]) -> int:
-    if names.TRAN_MSG in system_properties:
+def message_type(properties: Mapping[str, str]) -> int:
+    if names.TRAN_MSG in properties:
         return HALF
-    if system_properties.keys() & set(names.DELAYS):
+    if properties.keys() & set(names.DELAYS):
         return DELAYED
-    return ORDERED if names.SHARDING_KEY in system_properties else NORMAL
+    return ORDERED if names.SHARDING_KEY in properties else NORMAL
 
 
 def sent_line(
@@ -67,7 +67,7 @@ def sent_line(
     success: bool,
 ) -> TraceLine:
     """``Pub``: a message was sent, or not."""
-    known = message.system_properties
+    known = message.all_properties()
     text = _line(
         "Pub",
         begin_ms,

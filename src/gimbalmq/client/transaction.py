@@ -66,8 +66,8 @@ class TransactionProducer(Producer):
         Raises:
             RocketMQError: the half message could not be sent; ``local`` was not run.
         """
+        message.delay_level = 0
         known = message.system_properties
-        known.pop(names.DELAY, None)
         known[names.TRAN_MSG] = "true"
         known[names.PRODUCER_GROUP] = self.group
         result = await self.send(message, timeout=timeout)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -106,8 +106,16 @@ SYSTEM_PROPERTIES: Final = frozenset(
 """Names RocketMQ keeps for itself (Java: MessageConst.STRING_HASH_SET)."""
 
 
-class Message:
+class _Addressed(msgspec.Struct, eq=False, gc=False):
+    topic: str
+    body: bytes
+
+
+class Message(_Addressed, eq=False, gc=False, kw_only=True):
     """A message to send (Java: Message).
+
+    It is made in one step of C, and most that it could have is absent from most: what its options mean is worked out
+    when it is sent.
 
     Args:
         topic: where to.
@@ -121,118 +129,151 @@ class Message:
         sharding_key: messages of equal keys go to one queue, in order.
         flag: a number of the application's own.
         wait_store_ok: whether the answer waits for the flush and replication the broker is set to.
+        msg_id: the unique id; the first send gives one if there is none, and a second send keeps it.
+
+    Attributes:
+        system: ``system_properties`` if there are any.
 
     Raises:
         MessageIllegalError: a property name is reserved, a value empty, or a text holds a separator.
     """
 
-    __slots__ = ("body", "flag", "properties", "sharding_key", "system_properties", "topic")
+    tags: str | None = None
+    keys: tuple[str, ...] = ()
+    properties: dict[str, str] = {}
+    delay_level: int = 0
+    deliver_at: float | datetime | None = None
+    delay: float | None = None
+    sharding_key: str | None = None
+    flag: int = 0
+    wait_store_ok: bool = True
+    msg_id: str | None = None
+    system: dict[str, str] | None = None
 
-    def __init__(
-        self,
-        topic: str,
-        body: bytes | bytearray | memoryview | str,
-        *,
-        tags: str | None = None,
-        keys: str | Sequence[str] | None = None,
-        properties: Mapping[str, str] | None = None,
-        delay_level: int = 0,
-        deliver_at: float | datetime | None = None,
-        delay: float | None = None,
-        sharding_key: str | None = None,
-        flag: int = 0,
-        wait_store_ok: bool = True,
-    ) -> None:
-        self.topic = topic
-        self.body: bytes = (
-            body if type(body) is bytes else body.encode() if isinstance(body, str) else bytes(body)
-        )
-        self.flag = flag
-        self.sharding_key = sharding_key
-        known: dict[str, str] = {}
-        self.system_properties = known
-        """What RocketMQ itself reads, by name. The client's own modules write here; applications need not. The producer
-        adds UNIQ_KEY, so a second send keeps the id."""
-        if keys:
-            known[names.KEYS] = keys if isinstance(keys, str) else " ".join(keys)
-        known[names.WAIT] = "true" if wait_store_ok else "false"
-        if tags:
-            known[names.TAGS] = tags
-        if sharding_key is not None:
-            known[names.SHARDING_KEY] = sharding_key
-        if delay_level or deliver_at is not None or delay is not None:
-            self._set_delay(delay_level, deliver_at, delay)
-        self.properties: dict[str, str] = {}
-        if properties:
-            self._set_properties(properties)
+    if TYPE_CHECKING:  # what may be given is more than what is kept
 
-    def _set_delay(self, level: int, deliver_at: float | datetime | None, delay: float | None) -> None:
-        if bool(level) + (deliver_at is not None) + (delay is not None) > 1:
+        def __init__(
+            self,
+            topic: str,
+            body: bytes | bytearray | memoryview | str,
+            *,
+            tags: str | None = None,
+            keys: str | Sequence[str] | None = None,
+            properties: Mapping[str, str] | None = None,
+            delay_level: int = 0,
+            deliver_at: float | datetime | None = None,
+            delay: float | None = None,
+            sharding_key: str | None = None,
+            flag: int = 0,
+            wait_store_ok: bool = True,
+            msg_id: str | None = None,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        if type(self.body) is not bytes:
+            given: Any = self.body
+            self.body = given.encode() if isinstance(given, str) else bytes(given)
+        if self.keys != ():
+            words: str | Sequence[str] = self.keys or ()
+            self.keys = tuple((words if isinstance(words, str) else " ".join(words)).split())
+        if self.properties != _NOTHING:
+            self.properties = _checked(self.properties or {})
+        if self.delay_level or self.deliver_at is not None or self.delay is not None:
+            self._check_delay()
+
+    def _check_delay(self) -> None:
+        if bool(self.delay_level) + (self.deliver_at is not None) + (self.delay is not None) > 1:
             raise MessageIllegalError("give one of delay_level, deliver_at and delay")
-        if level:
-            if level < 0:
-                raise MessageIllegalError(f"delay_level is {level}; levels start at 1")
-            self.system_properties[names.DELAY] = str(level)
-        elif deliver_at is not None:
-            seconds = deliver_at.timestamp() if isinstance(deliver_at, datetime) else deliver_at
-            self.system_properties[names.TIMER_DELIVER_MS] = str(int(seconds * 1000))
-        elif delay is not None:
-            if delay < 0:
-                raise MessageIllegalError(
-                    f"delay is {delay} s; a message cannot be delivered before it is sent"
-                )
-            self.system_properties[names.TIMER_DELAY_MS] = str(round(delay * 1000))
-
-    def _set_properties(self, given: Mapping[str, str]) -> None:
-        for name, value in given.items():
-            if name in SYSTEM_PROPERTIES:
-                raise MessageIllegalError(f"The Property<{name}> is used by system, input another please")
-            if not name or not value or not name.strip() or not value.strip():
-                raise MessageIllegalError(
-                    f"The name or value of property {name!r} can not be null or blank string!"
-                )
-            if "\x01" in name or "\x02" in name or "\x01" in value or "\x02" in value:
-                raise MessageIllegalError(
-                    f"property {name!r} holds U+0001 or U+0002, which separate properties"
-                )
-            self.properties[name] = value
+        if self.delay_level < 0:
+            raise MessageIllegalError(f"delay_level is {self.delay_level}; levels start at 1")
+        if self.delay is not None and self.delay < 0:
+            raise MessageIllegalError(
+                f"delay is {self.delay} s; a message cannot be delivered before it is sent"
+            )
 
     @property
-    def tags(self) -> str | None:
-        return self.system_properties.get(names.TAGS)
+    def system_properties(self) -> dict[str, str]:
+        """What RocketMQ itself reads and no other attribute says, by name. The client's own modules write here;
+        applications need not."""
+        if self.system is None:
+            self.system = {}
+        return self.system
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        return tuple(self.system_properties.get(names.KEYS, "").split())
+    def plain(self) -> bool:
+        """Whether it has no properties but its id and whether to wait."""
+        return not (
+            self.properties
+            or self.tags
+            or self.keys
+            or self.system
+            or self.delay_level
+            or self.sharding_key is not None
+            or self.deliver_at is not None
+            or self.delay is not None
+        )
 
     @property
-    def delay_level(self) -> int:
-        return int(self.system_properties.get(names.DELAY, "0"))
-
-    @property
-    def wait_store_ok(self) -> bool:
-        return self.system_properties[names.WAIT] == "true"
-
-    @property
-    def msg_id(self) -> str | None:
-        """The unique id; the first send gives it."""
-        return self.system_properties.get(names.UNIQ_KEY)
+    def delayed(self) -> bool:
+        """Whether it is delivered later."""
+        return bool(self.delay_level) or self.deliver_at is not None or self.delay is not None
 
     def all_properties(self) -> dict[str, str]:
-        return {**self.system_properties, **self.properties}
+        """All that travel, by name."""
+        found = self._other_properties()
+        if self.msg_id is not None:
+            found[names.UNIQ_KEY] = self.msg_id
+        return found
+
+    def _other_properties(self) -> dict[str, str]:
+        known: dict[str, str] = {}
+        if self.keys:
+            known[names.KEYS] = " ".join(self.keys)
+        known[names.WAIT] = "true" if self.wait_store_ok else "false"
+        if self.tags:
+            known[names.TAGS] = self.tags
+        if self.sharding_key is not None:
+            known[names.SHARDING_KEY] = self.sharding_key
+        if self.delay_level:
+            known[names.DELAY] = str(self.delay_level)
+        elif self.deliver_at is not None:
+            moment = self.deliver_at
+            seconds = moment.timestamp() if isinstance(moment, datetime) else moment
+            known[names.TIMER_DELIVER_MS] = str(int(seconds * 1000))
+        elif self.delay is not None:
+            known[names.TIMER_DELAY_MS] = str(round(self.delay * 1000))
+        if self.system:
+            known |= self.system
+        known |= self.properties
+        return known
 
     def properties_text(self) -> str:
-        """All properties as they travel."""
+        """All properties but the id, as they travel."""
         text = ""  # a handful at most: a loop is quicker than a join
-        for name, value in self.system_properties.items():
-            text += f"{name}\x01{value}\x02"
-        for name, value in self.properties.items():
+        for name, value in self._other_properties().items():
             text += f"{name}\x01{value}\x02"
         return text
 
     def __repr__(self) -> str:
         told = "".join(f", {name}={value!r}" for name, value in self.all_properties().items())
         return f"Message({self.topic!r}, {len(self.body)} bytes{told})"
+
+
+_NOTHING: Final[dict[str, str]] = {}
+
+
+def _checked(given: Mapping[str, str]) -> dict[str, str]:
+    """An application's properties, of which it may keep the table."""
+    for name, value in given.items():
+        if name in SYSTEM_PROPERTIES:
+            raise MessageIllegalError(f"The Property<{name}> is used by system, input another please")
+        if not name or not value or not name.strip() or not value.strip():
+            raise MessageIllegalError(
+                f"The name or value of property {name!r} can not be null or blank string!"
+            )
+        if "\x01" in name or "\x02" in name or "\x01" in value or "\x02" in value:
+            raise MessageIllegalError(f"property {name!r} holds U+0001 or U+0002, which separate properties")
+    return dict(given)
 
 
 # --- received ------------------------------------------------------------------------------------

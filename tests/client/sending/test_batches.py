@@ -124,7 +124,7 @@ def test_ids_of_any_length_and_letters_are_kept(own: tuple[str, str]) -> None:
     async def work(cluster: ScriptedCluster, producer: Producer) -> None:
         messages = [Message("T", f"b{n}") for n in range(4)]
         for message, msg_id in zip(messages[1:], own, strict=False):
-            message.system_properties[names.UNIQ_KEY] = msg_id
+            message.msg_id = msg_id
         futures = [producer.send_soon(message) for message in messages]
         flush(producer)
         results = await asyncio.gather(*futures)
@@ -141,7 +141,7 @@ def test_an_id_tells_the_time_of_its_message_after_a_long_pause() -> None:
         ids, now_ms = producer.instance.unique_ids, producer.instance.clock.wall_ms
         ids.next(now_ms() - 3_600_000)
         again, message = Message("T", b"again"), Message("T", b"new")
-        again.system_properties[names.UNIQ_KEY] = "a" * 32
+        again.msg_id = "a" * 32
         futures = [producer.send_soon(each) for each in (again, message)]
         flush(producer)
         await asyncio.gather(*futures)
@@ -546,7 +546,7 @@ def test_text_that_cannot_be_written_takes_up_no_room() -> None:
 def test_a_fault_of_our_own_is_the_error_of_each() -> None:
     async def work(cluster: ScriptedCluster, producer: Producer) -> None:
         futures = soon(producer, "a", "b")
-        producer._batches._open["T", "true", False].bodies[0] = "text"  # type: ignore
+        producer._batches._open["T", True, False].bodies[0] = "text"  # type: ignore
         flush(producer)
         errors = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 60)
         assert [type(error) for error in errors] == [TypeError] * 2
@@ -697,8 +697,8 @@ def test_what_is_given_up_takes_nothing_of_its_neighbours() -> None:
             )
             for n in range(8)
         ]
-        messages[4].system_properties[names.UNIQ_KEY] = "own"
-        messages[6].system_properties[names.UNIQ_KEY] = "ü" * 3
+        messages[4].msg_id = "own"
+        messages[6].msg_id = "ü" * 3
         futures = [producer.send_soon(message) for message in messages]
         futures[0].cancel()
         futures[3].cancel()

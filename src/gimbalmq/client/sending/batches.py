@@ -15,17 +15,22 @@ import asyncio
 from collections import deque
 from collections.abc import Coroutine
 from functools import partial
-from itertools import chain, count, repeat
-from struct import iter_unpack
+from itertools import count, repeat
 from typing import Any, Final, TypeVar
-
-import msgspec
 
 from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.sending.lines import Lines, PlaceInLine
 from gimbalmq.client.sending.loop import Sending
-from gimbalmq.client.sending.prepare import SEND, Prepared, batch_request, stamp, with_id
+from gimbalmq.client.sending.prepare import (
+    DOES_NOT_WAIT,
+    SEND,
+    WAITS,
+    Prepared,
+    batch_request,
+    stamp,
+    with_id,
+)
 from gimbalmq.client.sending.rules import ONCE, Rules
 from gimbalmq.errors import (
     MessageIllegalError,
@@ -35,7 +40,7 @@ from gimbalmq.errors import (
     StateError,
 )
 from gimbalmq.model import properties as names
-from gimbalmq.model.batch import ITEM_BYTES, Body, encode_columns
+from gimbalmq.model.batch import ITEM_BYTES, Body, encode_alike, encode_columns
 from gimbalmq.model.message import Message
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.record import MAX_PROPERTIES
@@ -44,15 +49,14 @@ from gimbalmq.model.topics import RETRY_PREFIX
 
 _T = TypeVar("_T")
 
-Kind = tuple[str, str, bool]
-"""What messages of one batch have in common: topic, waiting for the flush as the property says it, and whether their
-senders await them, by which the rules for further attempts differ."""
+Kind = tuple[str, bool, bool]
+"""What messages of one batch have in common: topic, waiting for the flush, and whether their senders await them, by
+which the rules for further attempts differ."""
 
 _ALONE: Final = frozenset({*names.DELAYS, names.TRAN_MSG, names.MESSAGE_TYPE, names.CORRELATION_ID})
 """Messages with one of these leave alone: brokers take no delayed ones or halves in batches, and requests and replies
 have somebody who waits for them."""
 
-_WAIT: Final = names.WAIT
 _ID: Final = names.UNIQ_KEY
 _ID_MARK: Final = f"{_ID}\x01"
 _ID_BYTES: Final = len(with_id("", ""))
@@ -62,7 +66,7 @@ _FLAGS: Final = 2**31
 """A message's flag is a signed number of 32 bits within a batch; alone it travels as text."""
 
 
-class Batch(msgspec.Struct, eq=False):
+class Batch:
     """Messages that leave together; each has its future.
 
     Of each message only what differs is kept: what they have in common is written when they leave, for all of them at
@@ -76,37 +80,86 @@ class Batch(msgspec.Struct, eq=False):
         plain, plain_bytes: the properties behind the id of a message that has none of its own, and the bytes of such a
             message beside its body.
         size: bytes, as in the request.
-        rests: the properties behind the ids, by place, of messages that have more than ``plain``.
+        rests: the properties behind the ids, by place, of messages that have more than ``plain`` or brought their ids.
         flags: of the messages, by place; none is 0.
         alone: the only message, if it is one that a batch cannot carry.
         timer: sends it at the latest; None if it is closed.
         ready: when it would have left if its queue had been free; 0.0 if it has not come to that.
     """
 
-    kind: Kind
-    queue: MessageQueue | None
-    rules: Rules
-    limit: float
-    born_ms: int
-    plain: str = ""
-    plain_bytes: int = 0
-    size: int = 0
-    bodies: list[Body] = []
-    ids: list[str] = []
-    futures: list[asyncio.Future[SendResult]] = []
-    rests: dict[int, str] = {}
-    flags: dict[int, int] = {}
-    alone: Prepared | None = None
-    timer: asyncio.TimerHandle | None = None
-    ready: float = 0.0
+    # No msgspec.Struct, like others of its kind: setting an attribute of those takes three times as long.
+    __slots__ = (
+        "alone",
+        "bodies",
+        "born_ms",
+        "flags",
+        "futures",
+        "ids",
+        "kind",
+        "limit",
+        "plain",
+        "plain_bytes",
+        "queue",
+        "ready",
+        "rests",
+        "rules",
+        "size",
+        "timer",
+    )
+
+    def __init__(
+        self,
+        kind: Kind,
+        queue: MessageQueue | None,
+        rules: Rules,
+        limit: float,
+        born_ms: int,
+        *,
+        id_letters: int = 0,
+        alone: Prepared | None = None,
+    ) -> None:
+        self.kind = kind
+        self.queue = queue
+        self.rules = rules
+        self.limit = limit
+        self.born_ms = born_ms
+        self.plain = WAITS if kind[1] else DOES_NOT_WAIT
+        self.plain_bytes = ITEM_BYTES + _ID_BYTES + id_letters + len(self.plain)
+        self.size = 0
+        self.bodies: list[Body] = []
+        self.ids: list[str] = []
+        self.futures: list[asyncio.Future[SendResult]] = []
+        self.rests: dict[int, str] = {}
+        self.flags: dict[int, int] = {}
+        self.alone = alone
+        self.timer: asyncio.TimerHandle | None = None
+        self.ready = 0.0
 
     def request(self) -> Prepared:
         """All of them in one. Their ids are known here: the request's result names none."""
-        places = range(len(self.ids))
-        rests = [self.rests.get(n, self.plain) for n in places] if self.rests else [self.plain] * len(places)
-        flags = [self.flags.get(n, 0) for n in places] if self.flags else [0] * len(places)
-        body = encode_columns(flags, self.bodies, _encode_with_ids(self.ids, rests))
-        return batch_request(self.kind[0], body, "", self.kind[1], self.born_ms)
+        rest = self._common_rest()
+        if rest is not None:
+            body = encode_alike(self.bodies, _ID_MARK, self.ids, f"\x02{rest}")
+        else:
+            places = range(len(self.ids))
+            rests = (self.rests.get(n, self.plain) for n in places)
+            properties = [
+                with_id(msg_id, rest).encode() for msg_id, rest in zip(self.ids, rests, strict=True)
+            ]
+            body = encode_columns([self.flags.get(n, 0) for n in places], self.bodies, properties)
+        return batch_request(self.kind[0], body, "", self.plain, self.born_ms)
+
+    def _common_rest(self) -> str | None:
+        """The properties behind the ids if the messages differ in nothing but bodies and ids, each of one size."""
+        if self.flags or len(set(map(len, self.bodies))) > 1:
+            return None
+        if not self.rests:
+            return self.plain
+        rests = set(self.rests.values())
+        if len(self.rests) < len(self.ids) or len(rests) > 1 or len(set(map(len, self.ids))) > 1:
+            return None
+        (rest,) = rests
+        return rest if rest.isascii() and "".join(self.ids).isascii() else None
 
     def message(self, place: int) -> Prepared:
         """One of them, to be sent by itself."""
@@ -156,15 +209,6 @@ class Batch(msgspec.Struct, eq=False):
             self.futures = [self.futures[n] for n in kept]
             self.rests = {at: self.rests[n] for at, n in enumerate(kept) if n in self.rests}
             self.flags = {at: self.flags[n] for at, n in enumerate(kept) if n in self.flags}
-
-
-def _encode_with_ids(ids: list[str], rests: list[str]) -> list[bytes]:
-    """The properties of messages as they travel: the id of each, and the rest of them."""
-    if len(set(rests)) == len(set(map(len, ids))) == 1:
-        text = with_id(f"\x02{rests[0]}{_ID_MARK}".join(ids), rests[0])
-        if text.isascii():  # all of them are written at once and cut then
-            return list(chain.from_iterable(iter_unpack(f"{len(text) // len(ids)}s", text.encode())))
-    return [with_id(msg_id, rest).encode() for msg_id, rest in zip(ids, rests, strict=True)]
 
 
 class Batches:
@@ -277,42 +321,39 @@ class Batches:
         Returns:
             None if it must go the long way, by ``prepare``: also if its key binds it, or if it is traced.
         """
-        known = message.system_properties
+        batch = self._open.get((message.topic, message.wait_store_ok, awaited))
+        if batch is None:
+            return None
         body = message.body
         length = len(body)
-        batch = self._open.get((message.topic, known[_WAIT], awaited))
         attempts = self._attempts
         if (
-            batch is None
-            or attempts.count >= attempts.most
+            attempts.count >= attempts.most
             or self.held >= self._most_held
             or self._waiting
             or not 0 < length < self._taken_below
-            or message.sharding_key is not None
-            or (message.flag and not -_FLAGS <= message.flag < _FLAGS)
         ):
             return None
-        if len(known) == 1 and not message.properties:  # as ``stamp`` does it
-            msg_id = next(self._unique_ids.run, "") or self._unique_ids.next(self._now_ms())
-            known[_ID] = msg_id
-            size = batch.plain_bytes + length
-            if batch.size + size > self._most_bytes:
+        size = batch.plain_bytes + length
+        if (
+            message.properties
+            or message.tags
+            or message.keys
+            or message.flag
+            or message.system
+            or message.delay_level
+            or message.msg_id is not None
+            or message.sharding_key is not None
+            or message.deliver_at is not None
+            or message.delay is not None
+        ):
+            msg_id, size = self._note_rest(message, batch)
+            if not size:
                 return None
-        elif _ALONE.isdisjoint(known):
-            msg_id, rest = stamp(message, self._unique_ids.next, self._now_ms())
-            property_bytes = _ID_BYTES + len(msg_id) + len(rest)
-            size = ITEM_BYTES + length + property_bytes
-            if (
-                batch.size + size > self._most_bytes
-                or property_bytes > MAX_PROPERTIES
-                or not (rest.isascii() and msg_id.isascii())
-            ):
-                return None
-            batch.rests[len(batch.ids)] = rest
-        else:
+        elif batch.size + size > self._most_bytes:
             return None
-        if message.flag:
-            batch.flags[len(batch.ids)] = message.flag
+        else:
+            message.msg_id = msg_id = next(self._unique_ids.run, "") or self._unique_ids.next(self._now_ms())
         future: asyncio.Future[SendResult] = self._new_future()
         self.held += size
         attempts.count += 1
@@ -322,17 +363,41 @@ class Batches:
         batch.futures.append(future)
         return future
 
+    def _note_rest(self, message: Message, batch: Batch) -> tuple[str, int]:
+        """The id and the size of a message that has more than its body; the batch, which takes it next, is told.
+
+        Returns:
+            No size if the batch has no room for it, or it must go the long way.
+        """
+        if message.sharding_key is not None or not self.fits(message):
+            return "", 0
+        msg_id, rest = stamp(message, self._unique_ids.next, self._now_ms())
+        property_bytes = _ID_BYTES + len(msg_id) + len(rest)
+        size = ITEM_BYTES + len(message.body) + property_bytes
+        if (
+            batch.size + size > self._most_bytes
+            or property_bytes > MAX_PROPERTIES
+            or not (rest.isascii() and msg_id.isascii())
+        ):
+            return "", 0
+        place = len(batch.ids)
+        batch.rests[place] = rest
+        if message.flag:
+            batch.flags[place] = message.flag
+        return msg_id, size
+
     def fits(self, message: Message) -> bool:
         """Whether a message may be in a batch; a large one, each compressed one among them, gains nothing by it."""
         return (
             0 < len(message.body) < self._small
             and -_FLAGS <= message.flag < _FLAGS
+            and not message.delayed
             and _ALONE.isdisjoint(message.system_properties)
             and not message.topic.startswith(RETRY_PREFIX)
         )
 
     def put(
-        self, prepared: Prepared, queue: MessageQueue | None, *, size: int, wait: str, awaited: bool
+        self, prepared: Prepared, queue: MessageQueue | None, *, size: int, wait: bool, awaited: bool
     ) -> asyncio.Future[SendResult]:
         """Puts a message, which fits and is counted as under way, into the batch of its like, which it may begin.
 
@@ -350,7 +415,11 @@ class Batches:
         if prepared.flag:
             batch.flags[len(batch.ids)] = prepared.flag
         rest = prepared.properties[_ID_BYTES + len(prepared.msg_id) :]
-        if rest != batch.plain:
+        if (
+            size != batch.plain_bytes + len(prepared.body)
+            or rest != batch.plain
+            or not prepared.msg_id.isascii()
+        ):
             batch.rests[len(batch.ids)] = rest
         batch.bodies.append(prepared.body)
         batch.ids.append(prepared.msg_id)
@@ -369,9 +438,7 @@ class Batches:
 
     def _begin(self, kind: Kind, queue: MessageQueue | None, born_ms: int) -> Batch:
         rules = ONCE if queue is not None else self._awaited if kind[2] else self._soon
-        plain = f"{_WAIT}\x01{kind[1]}\x02"
-        plain_bytes = ITEM_BYTES + _ID_BYTES + self._unique_ids.length + len(plain)
-        batch = Batch(kind, queue, rules, self._limit, born_ms, plain, plain_bytes)
+        batch = Batch(kind, queue, rules, self._limit, born_ms, id_letters=self._unique_ids.length)
         batch.timer = self._loop.call_later(self._delay, self._gathered, batch)
         if queue is None:
             self._unique_ids.run = iter(())  # its time may be hours ago, if this message had an id
@@ -390,9 +457,8 @@ class Batches:
             self._send(before)
         future: asyncio.Future[SendResult] = self._loop.create_future()
         self.held += size
-        batch = Batch(
-            (prepared.topic, "", False), queue, ONCE, limit, prepared.born_ms, size=size, alone=prepared
-        )
+        batch = Batch((prepared.topic, True, False), queue, ONCE, limit, prepared.born_ms, alone=prepared)
+        batch.size = size
         batch.bodies.append(prepared.body)
         batch.ids.append(prepared.msg_id)
         batch.futures.append(future)

@@ -24,6 +24,9 @@ SEND = int(RequestCode.SEND_MESSAGE_V2)
 SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
 _SEND_REPLY = int(RequestCode.SEND_REPLY_MESSAGE_V2)
 
+WAITS = f"{names.WAIT}\x01true\x02"
+DOES_NOT_WAIT = f"{names.WAIT}\x01false\x02"
+
 _NOT_IN_BATCHES = frozenset({*names.DELAYS, names.TRAN_MSG})
 
 
@@ -80,15 +83,12 @@ def prepare(
 
 def stamp(message: Message, next_id: Callable[[int], str], now_ms: int) -> tuple[str, str]:
     """The message's id, which is noted in it, and its other properties as they travel."""
-    known = message.system_properties
-    if len(known) == 1 and not message.properties:  # most messages of most producers
-        msg_id = next_id(now_ms)
-        rest = f"WAIT\x01{known[names.WAIT]}\x02"
-    else:
-        msg_id = known.pop(names.UNIQ_KEY, "") or next_id(now_ms)
-        rest = message.properties_text()
-    known[names.UNIQ_KEY] = msg_id
-    return msg_id, rest
+    msg_id = message.msg_id
+    if msg_id is None:
+        message.msg_id = msg_id = next_id(now_ms)
+    if message.plain:  # most messages of most producers
+        return msg_id, WAITS if message.wait_store_ok else DOES_NOT_WAIT
+    return msg_id, message.properties_text()
 
 
 def with_id(msg_id: str, rest: str) -> str:
@@ -126,18 +126,15 @@ def prepare_batches(
     size = 0
     now_ms = instance.clock.wall_ms()
     for message in messages:
-        known = message.system_properties
         if message.topic != first.topic:
             raise MessageIllegalError("The topic of the messages in one batch should be the same")
         if message.wait_store_ok != first.wait_store_ok:
             raise MessageIllegalError("The waitStoreMsgOK of the messages in one batch should the same")
-        if known.keys() & _NOT_IN_BATCHES:
+        if message.delayed or not _NOT_IN_BATCHES.isdisjoint(message.system_properties):
             raise MessageIllegalError("TimeDelayLevel is not supported for batching")
-        msg_id = known.get(names.UNIQ_KEY)
-        if msg_id is None:
-            # The time of each: no more than 65,536 ids of one time differ.
-            msg_id = known[names.UNIQ_KEY] = instance.unique_ids.next(instance.clock.wall_ms())
-        properties = message.properties_text().encode()
+        # The time of each: no more than 65,536 ids of one time differ.
+        msg_id, rest = stamp(message, instance.unique_ids.next, instance.clock.wall_ms())
+        properties = with_id(msg_id, rest).encode()
         item_bytes = ITEM_BYTES + len(message.body) + len(properties)
         if not message.body or item_bytes > limit:
             raise _wrong_size(item_bytes if message.body else 0, limit)
@@ -148,7 +145,7 @@ def prepare_batches(
         pieces[-1].append((message.flag, message.body, properties))
         ids[-1].append(msg_id)
         size += item_bytes
-    wait = first.system_properties[names.WAIT]
+    wait = WAITS if first.wait_store_ok else DOES_NOT_WAIT
     return [
         batch_request(first.topic, encode_batch(items), ",".join(item_ids), wait, now_ms)
         for items, item_ids in zip(pieces, ids, strict=True)
@@ -161,10 +158,10 @@ def batch_request(topic: str, body: bytes, ids: str, wait: str, born_ms: int) ->
     Args:
         body: the messages, see ``model.batch``.
         ids: of all of them, if the request's result shall name them.
-        wait: what all of them say about waiting for the flush.
+        wait: what all of them say about waiting for the flush: WAITS or DOES_NOT_WAIT.
     """
     # No id of the batch's own: a 4.9 broker appends these properties to those of every message.
-    return Prepared(SEND_BATCH, topic, body, f"{names.WAIT}\x01{wait}\x02", 0, 0, ids, born_ms)
+    return Prepared(SEND_BATCH, topic, body, wait, 0, 0, ids, born_ms)
 
 
 def _check_topic(topic: str) -> None:
