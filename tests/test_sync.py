@@ -119,6 +119,18 @@ def test_sends_of_every_kind_are_stored(cluster: ThreadCluster) -> None:
     assert seen == {b"%d" % n for n in range(200)}
 
 
+def test_many_are_sent_by_one_call(cluster: ThreadCluster) -> None:
+    with sync.Producer("pg-many", cluster.namesrv) as producer:
+        results = producer.send_many(Message("sync-many", b"%d" % n) for n in range(300))
+        assert len({(result.queue, result.queue_offset) for result in results}) == 300
+        good, bad = producer.send_many(
+            [Message("sync-many", b"x"), Message("sync-many", b"")], return_exceptions=True
+        )
+        assert isinstance(good, SendResult) and isinstance(bad, MessageIllegalError)
+        with pytest.raises(MessageIllegalError):
+            producer.send_many([Message("sync-many", b"")])
+
+
 def test_messages_of_many_threads_share_batches_and_close_sends_the_last(cluster: ThreadCluster) -> None:
     options: dict[str, Any] = {"auto_batch": True, "batch_max_delay": 0.005}
     producer = sync.Producer("sync-batch", cluster.namesrv, **options)

@@ -82,9 +82,9 @@ def test_ids_taken_from_the_run_are_none_that_is_given_again() -> None:
     ids = UniqueIdGenerator(bytes(4), 1, 1)
     made = []
     for now in (5, 5, 7, 7):
-        made += [ids.next(now) for _ in range(30)]
+        made += [ids.next(now) for _ in range(70)]
         made += [found for found in (next(ids.run, "") for _ in range(50)) if found]
-    assert len(set(made)) == len(made) > 200
+    assert len(set(made)) == len(made) > 4 * 70
     assert {len(found) for found in made} == {ids.length}
     assert {parse_unique_id(found).month_ms for found in made} == {
         parse_unique_id(ids.next(now)).month_ms for now in (5, 7)

@@ -13,10 +13,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import Any, Self
+from typing import Any, Final, Literal, Self, cast, overload
 
 from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.instance import ClientInstance
+from gimbalmq.client.sending.batch import Many, raise_first
 from gimbalmq.client.sending.batches import Batches, item_bytes
 from gimbalmq.client.sending.lines import PlaceInLine
 from gimbalmq.client.sending.loop import Sending
@@ -24,7 +25,14 @@ from gimbalmq.client.sending.prepare import Prepared, prepare, prepare_batches
 from gimbalmq.client.sending.rules import ONCE, Rules, awaited_rules, soon_rules
 from gimbalmq.client.sending.targets import Selector as Selector
 from gimbalmq.client.trace import Tracer
-from gimbalmq.errors import ResponseError, RocketMQError, RouteError, StateError, TransportError
+from gimbalmq.errors import (
+    MessageIllegalError,
+    ResponseError,
+    RocketMQError,
+    RouteError,
+    StateError,
+    TransportError,
+)
 from gimbalmq.model.message import Message, MessageView
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.results import SendResult
@@ -35,6 +43,9 @@ log = logging.getLogger(__name__)
 
 Choice = MessageQueue | None | Callable[[], Coroutine[Any, Any, MessageQueue]]
 """The queue that a message goes to, if it matters, or how it is found once the topic's queues are known."""
+
+_TURN: Final = 32
+"""After so many messages of one call that go the long way, others have their turn."""
 
 
 class Producer:
@@ -90,10 +101,11 @@ class Producer:
         self._loop = asyncio.get_running_loop()
         self.sending = Sending(joined, self.config)
         self._publish = self.sending.targets.known
+        self._gathering = Batches(
+            self.sending, joined, self.config, awaited=self._rules, soon=self._soon_rules
+        )
         if self.config.auto_batch:
-            self._batches = Batches(
-                self.sending, joined, self.config, awaited=self._rules, soon=self._soon_rules
-            )
+            self._batches = self._gathering
         try:
             await joined.start()
             if self.config.trace:
@@ -112,8 +124,7 @@ class Producer:
         if instance is None:
             return
         try:
-            if self._batches is not None:
-                await self._batches.close()
+            await self._gathering.close()
             if self._tracer is not None:
                 await self._tracer.close()
         finally:
@@ -473,6 +484,102 @@ class Producer:
             for chosen, part in parts.items()
             for prepared in prepare_batches(part, self.instance, self.config)
         ]
+
+    @overload
+    async def send_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        queue: MessageQueue | None = None,
+        return_exceptions: Literal[False] = False,
+    ) -> list[SendResult]: ...
+
+    @overload
+    async def send_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        queue: MessageQueue | None = None,
+        return_exceptions: Literal[True],
+    ) -> list[SendResult | Exception]: ...
+
+    async def send_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        queue: MessageQueue | None = None,
+        return_exceptions: bool = False,
+    ) -> list[SendResult] | list[SendResult | Exception]:
+        """Sends messages of any kind and waits until brokers have stored all of them: the quickest way to send many.
+
+        They leave in batches, by the rules of ``auto_batch``, whether that is set or not, and are tried again by those
+        of ``send``. Each has its own result or error. A long iterable is read as fast as brokers answer.
+
+        Args:
+            queue: send all of them to this queue, in this order; one attempt.
+            return_exceptions: whether errors are returned in the places of their results, as ``asyncio.gather`` does.
+
+        Returns:
+            One result per message, in the order of the messages.
+
+        Raises:
+            Exception: the first error that ``send`` would have raised for a message, when all have their outcomes.
+        """
+        _ = self.instance  # raises if it is not running
+        batches = self._gathering
+        many = Many()
+        given = iter(messages)
+        try:
+            while (message := batches.take_many(given, many)) is not None:
+                await self._send_of_many(batches, message, queue, many)
+            batches.flush_many(many)
+            await many.complete()
+        except BaseException:
+            many.give_up()
+            raise
+        outcomes = cast("list[SendResult | Exception]", many.outcomes)
+        if not return_exceptions:
+            raise_first(outcomes)
+        return outcomes
+
+    async def _send_of_many(
+        self, batches: Batches, message: Message, queue: MessageQueue | None, many: Many
+    ) -> None:
+        """Sends one of many the long way: the first of a batch, one that is bound, or one that no batch can carry."""
+        place = many.add()
+        last = many.batch
+        await batches.wait_room(
+            None
+        )  # as long as brokers answer; if they do not, those that are on their way fail
+        try:
+            self._start_of_many(batches, message, queue, many, place)
+        except (MessageIllegalError, UnicodeError) as error:
+            many.tell(place, error)
+        if place % _TURN == 0 or many.batch is not last:
+            await asyncio.sleep(0)  # what is full leaves, and others have their turn
+
+    def _start_of_many(
+        self, batches: Batches, message: Message, queue: MessageQueue | None, many: Many, place: int
+    ) -> None:
+        """Puts one of many, which is counted as under way, into its batch, or sends it as ``send`` does."""
+        attempts = self.sending.attempts
+        bound = queue is not None or message.sharding_key is not None
+        try:
+            if not bound and self._tracer is None and batches.fits(message):
+                prepared = prepare(message, self.instance, self.config, self._publish)
+                size, fits = item_bytes(prepared)
+                if fits:
+                    batches.put_of_many(prepared, many, place, size=size, wait=message.wait_store_ok)
+                    return
+        except BaseException:
+            attempts.landed()
+            raise
+        attempts.landed()  # it is counted anew
+        future = self._gather(batches, message, queue, None, None, None, awaited=True)
+        if future is None:
+            future = self.sending.own(self.send(message, queue=queue))
+            batches.hold(len(message.body), future)
+        many.follow(place, future)
 
     async def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues a topic can be sent to (Java: fetchPublishMessageQueues)."""

@@ -7,13 +7,14 @@ import concurrent.futures
 import functools
 import threading
 from collections import deque
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Iterable
+from typing import Any, Literal, TypeVar, overload
 
 from gimbalmq.client import producer as producers
 from gimbalmq.client import request_reply
 from gimbalmq.client import transaction as transactions
 from gimbalmq.client.config import ProducerConfig
+from gimbalmq.client.sending.batch import raise_first
 from gimbalmq.client.sending.targets import CALLER
 from gimbalmq.errors import StateError
 from gimbalmq.model.message import Message, MessageView
@@ -69,6 +70,39 @@ class Producer(BlockingClient[producers.Producer]):
     send_oneway = blocking(producers.Producer.send_oneway)
     send_batch = blocking(producers.Producer.send_batch)
     publish_queues = blocking(producers.Producer.publish_queues)
+
+    @overload
+    def send_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        queue: MessageQueue | None = None,
+        return_exceptions: Literal[False] = False,
+    ) -> list[SendResult]: ...
+
+    @overload
+    def send_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        queue: MessageQueue | None = None,
+        return_exceptions: Literal[True],
+    ) -> list[SendResult | Exception]: ...
+
+    def send_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        queue: MessageQueue | None = None,
+        return_exceptions: bool = False,
+    ) -> list[SendResult] | list[SendResult | Exception]:
+        """As ``gimbalmq.Producer.send_many``; an iterable is read to its end before the first message leaves."""
+        given = list(messages)  # here: what makes them may block, which the loop must not
+        thread = self._running()
+        outcomes = thread.run(self._async.send_many(given, queue=queue, return_exceptions=True))
+        if not return_exceptions:
+            raise_first(outcomes)
+        return outcomes
 
     def send_soon(
         self,

@@ -64,15 +64,13 @@ def with_producer(
         async with ScriptedCluster(*brokers, network=network) as cluster:
             cluster.add_topic("T")
             options.setdefault("batch_max_delay", LONG)
-            async with Producer(
-                "pg", cluster.namesrv, auto_batch=True, network=network, **options
-            ) as producer:
+            options.setdefault("auto_batch", True)
+            async with Producer("pg", cluster.namesrv, network=network, **options) as producer:
                 for queue in {one.broker_name: one for one in await producer.publish_queues("T")}.values():
                     await producer.sending.attempts.connect(queue, 3.0)
                 await work(cluster, producer)
-                assert producer._batches is not None
-                await producer._batches.close()
-                assert (producer._batches.held, producer.sending.attempts.count) == (0, 0)
+                await producer._gathering.close()
+                assert (producer._gathering.held, producer.sending.attempts.count) == (0, 0)
                 assert not producer.sending.lines
 
     run_virtual(scenario)

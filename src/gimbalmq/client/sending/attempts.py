@@ -122,7 +122,7 @@ class Attempts:
 
     # -- turns --------------------------------------------------------------------------
 
-    async def wait_turn(self, limit: float) -> None:
+    async def wait_turn(self, limit: float | None) -> None:
         """Waits until fewer than ``most`` sends are under way; then the caller's is counted."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append(waiter)

@@ -13,24 +13,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from functools import partial
-from itertools import count, repeat
 from typing import Any, Final, TypeVar
 
 from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.instance import ClientInstance
+from gimbalmq.client.sending.batch import ID_BYTES, Batch, BatchOfMany, Kind, Many
 from gimbalmq.client.sending.lines import Lines, PlaceInLine
 from gimbalmq.client.sending.loop import Sending
-from gimbalmq.client.sending.prepare import (
-    DOES_NOT_WAIT,
-    SEND,
-    WAITS,
-    Prepared,
-    batch_request,
-    stamp,
-    with_id,
-)
+from gimbalmq.client.sending.prepare import Prepared, stamp
 from gimbalmq.client.sending.rules import ONCE, Rules
 from gimbalmq.errors import (
     MessageIllegalError,
@@ -40,7 +32,7 @@ from gimbalmq.errors import (
     StateError,
 )
 from gimbalmq.model import properties as names
-from gimbalmq.model.batch import ITEM_BYTES, Body, encode_alike, encode_columns
+from gimbalmq.model.batch import ITEM_BYTES
 from gimbalmq.model.message import Message
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.model.record import MAX_PROPERTIES
@@ -49,166 +41,12 @@ from gimbalmq.model.topics import RETRY_PREFIX
 
 _T = TypeVar("_T")
 
-Kind = tuple[str, bool, bool]
-"""What messages of one batch have in common: topic, waiting for the flush, and whether their senders await them, by
-which the rules for further attempts differ."""
-
 _ALONE: Final = frozenset({*names.DELAYS, names.TRAN_MSG, names.MESSAGE_TYPE, names.CORRELATION_ID})
 """Messages with one of these leave alone: brokers take no delayed ones or halves in batches, and requests and replies
 have somebody who waits for them."""
 
-_ID: Final = names.UNIQ_KEY
-_ID_MARK: Final = f"{_ID}\x01"
-_ID_BYTES: Final = len(with_id("", ""))
-"""Of an id's property beside the id."""
-
 _FLAGS: Final = 2**31
 """A message's flag is a signed number of 32 bits within a batch; alone it travels as text."""
-
-
-class Batch:
-    """Messages that leave together; each has its future.
-
-    Of each message only what differs is kept: what they have in common is written when they leave, for all of them at
-    once.
-
-    Attributes:
-        queue: the queue that all of them are bound to; None is any.
-        limit: seconds to send it in, counted from when it has waited for company, and anew from when the one before it
-            was stored.
-        born_ms: when the first one was sent, ms since 1970.
-        plain, plain_bytes: the properties behind the id of a message that has none of its own, and the bytes of such a
-            message beside its body.
-        size: bytes, as in the request.
-        rests: the properties behind the ids, by place, of messages that have more than ``plain`` or brought their ids.
-        flags: of the messages, by place; none is 0.
-        alone: the only message, if it is one that a batch cannot carry.
-        timer: sends it at the latest; None if it is closed.
-        ready: when it would have left if its queue had been free; 0.0 if it has not come to that.
-    """
-
-    # No msgspec.Struct, like others of its kind: setting an attribute of those takes three times as long.
-    __slots__ = (
-        "alone",
-        "bodies",
-        "born_ms",
-        "flags",
-        "futures",
-        "ids",
-        "kind",
-        "limit",
-        "plain",
-        "plain_bytes",
-        "queue",
-        "ready",
-        "rests",
-        "rules",
-        "size",
-        "timer",
-    )
-
-    def __init__(
-        self,
-        kind: Kind,
-        queue: MessageQueue | None,
-        rules: Rules,
-        limit: float,
-        born_ms: int,
-        *,
-        id_letters: int = 0,
-        alone: Prepared | None = None,
-    ) -> None:
-        self.kind = kind
-        self.queue = queue
-        self.rules = rules
-        self.limit = limit
-        self.born_ms = born_ms
-        self.plain = WAITS if kind[1] else DOES_NOT_WAIT
-        self.plain_bytes = ITEM_BYTES + _ID_BYTES + id_letters + len(self.plain)
-        self.size = 0
-        self.bodies: list[Body] = []
-        self.ids: list[str] = []
-        self.futures: list[asyncio.Future[SendResult]] = []
-        self.rests: dict[int, str] = {}
-        self.flags: dict[int, int] = {}
-        self.alone = alone
-        self.timer: asyncio.TimerHandle | None = None
-        self.ready = 0.0
-
-    def request(self) -> Prepared:
-        """All of them in one. Their ids are known here: the request's result names none."""
-        rest = self._common_rest()
-        if rest is not None:
-            body = encode_alike(self.bodies, _ID_MARK, self.ids, f"\x02{rest}")
-        else:
-            places = range(len(self.ids))
-            rests = (self.rests.get(n, self.plain) for n in places)
-            properties = [
-                with_id(msg_id, rest).encode() for msg_id, rest in zip(self.ids, rests, strict=True)
-            ]
-            body = encode_columns([self.flags.get(n, 0) for n in places], self.bodies, properties)
-        return batch_request(self.kind[0], body, "", self.plain, self.born_ms)
-
-    def _common_rest(self) -> str | None:
-        """The properties behind the ids if the messages differ in nothing but bodies and ids, each of one size."""
-        if self.flags or len(set(map(len, self.bodies))) > 1:
-            return None
-        if not self.rests:
-            return self.plain
-        rests = set(self.rests.values())
-        if len(self.rests) < len(self.ids) or len(rests) > 1 or len(set(map(len, self.ids))) > 1:
-            return None
-        (rest,) = rests
-        return rest if rest.isascii() and "".join(self.ids).isascii() else None
-
-    def message(self, place: int) -> Prepared:
-        """One of them, to be sent by itself."""
-        if self.alone is not None:
-            return self.alone
-        msg_id = self.ids[place]
-        properties = with_id(msg_id, self.rests.get(place, self.plain))
-        flag = self.flags.get(place, 0)
-        return Prepared(SEND, self.kind[0], self.bodies[place], properties, 0, flag, msg_id, self.born_ms)
-
-    def settle(self, result: SendResult) -> None:
-        """A broker has stored it: its messages lie one behind the other."""
-        offset_ids = result.offset_msg_id.split(",")
-        if len(offset_ids) != len(self.ids):  # stored as one record, which has one id
-            offset_ids = [result.offset_msg_id] * len(self.ids)
-        results = map(
-            SendResult,
-            repeat(result.status),
-            self.ids,
-            repeat(result.queue),
-            count(result.queue_offset),
-            offset_ids,
-            repeat(None),
-            repeat(result.region_id),
-            repeat(result.trace_on),
-        )
-        # All futures are the loop's own. That this takes no step of Python for each saves a tenth of sending it.
-        told = map(type(self.futures[0]).set_result, self.futures, results)
-        while True:
-            try:
-                any(told)
-                return
-            except asyncio.InvalidStateError:
-                pass  # its sender has given up; those behind it come next
-
-    def fail(self, error: Exception) -> None:
-        for future in self.futures:
-            if not future.done():
-                future.set_exception(error)
-
-    def drop_cancelled(self) -> None:
-        """Forgets the messages whose senders have given up."""
-        if any(map(type(self.futures[0]).done, self.futures)):
-            kept = [n for n, future in enumerate(self.futures) if not future.done()]
-            self.bodies = [self.bodies[n] for n in kept]
-            self.ids = [self.ids[n] for n in kept]
-            self.futures = [self.futures[n] for n in kept]
-            self.rests = {at: self.rests[n] for at, n in enumerate(kept) if n in self.rests}
-            self.flags = {at: self.flags[n] for at, n in enumerate(kept) if n in self.flags}
 
 
 class Batches:
@@ -266,8 +104,11 @@ class Batches:
         attempts = self._attempts
         return self.held >= self._most_held or attempts.count >= attempts.most or bool(self._waiting)
 
-    async def wait_room(self, limit: float) -> None:
+    async def wait_room(self, limit: float | None) -> None:
         """Waits until there is room for one more message, and counts it as under way.
+
+        Args:
+            limit: seconds; None waits as long as it takes.
 
         Raises:
             RequestTimeoutError: there was none in time.
@@ -275,7 +116,7 @@ class Batches:
         if self.full:
             self.flush()  # what waits for company takes up the room
         attempts = self._attempts
-        ends = self._loop.time() + limit
+        ends = None if limit is None else self._loop.time() + limit
         if attempts.count < attempts.most:
             attempts.count += 1
         else:
@@ -287,7 +128,7 @@ class Batches:
             attempts.landed()
             raise
 
-    async def _wait_bytes(self, ends: float, limit: float) -> None:
+    async def _wait_bytes(self, ends: float | None, limit: float | None) -> None:
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append(waiter)
         try:
@@ -310,6 +151,15 @@ class Batches:
             if not waiter.done():
                 waiter.set_result(None)
                 return
+
+    def hold(self, size: int, sent: asyncio.Future[SendResult]) -> None:
+        """Counts the bytes of a message that leaves by itself."""
+        self.held += size
+        sent.add_done_callback(partial(self._let_go, size))
+
+    def _let_go(self, size: int, sent: asyncio.Future[SendResult]) -> None:
+        self.held -= size
+        self._let_in()
 
     # -- gathering ------------------------------------------------------------------------
 
@@ -363,6 +213,57 @@ class Batches:
         batch.futures.append(future)
         return future
 
+    def take_many(self, messages: Iterator[Message], many: Many) -> Message | None:
+        """``take`` for messages that come with one call, as many as go the short way.
+
+        Returns:
+            The first that must go the long way; None if all are taken.
+        """
+        attempts, ids, outcomes = self._attempts, self._unique_ids, many.outcomes
+        for message in messages:
+            batch = many.batch
+            body = message.body
+            length = len(body)
+            if (
+                batch is None
+                or batch.timer is None
+                or batch.kind[0] != message.topic
+                or batch.kind[1] is not message.wait_store_ok
+                or attempts.count >= attempts.most
+                or self.held >= self._most_held
+                or self._waiting
+                or not 0 < length < self._taken_below
+            ):
+                return message
+            size = batch.plain_bytes + length
+            if (
+                message.properties
+                or message.tags
+                or message.keys
+                or message.flag
+                or message.system
+                or message.delay_level
+                or message.msg_id is not None
+                or message.sharding_key is not None
+                or message.deliver_at is not None
+                or message.delay is not None
+            ):
+                msg_id, size = self._note_rest(message, batch)
+                if not size:
+                    return message
+            elif batch.size + size > self._most_bytes:
+                return message
+            else:
+                message.msg_id = msg_id = next(ids.run, "") or ids.next(self._now_ms())
+            self.held += size
+            attempts.count += 1
+            batch.size += size
+            batch.bodies.append(body)
+            batch.ids.append(msg_id)
+            batch.places.append(len(outcomes))
+            outcomes.append(None)
+        return None
+
     def _note_rest(self, message: Message, batch: Batch) -> tuple[str, int]:
         """The id and the size of a message that has more than its body; the batch, which takes it next, is told.
 
@@ -372,7 +273,7 @@ class Batches:
         if message.sharding_key is not None or not self.fits(message):
             return "", 0
         msg_id, rest = stamp(message, self._unique_ids.next, self._now_ms())
-        property_bytes = _ID_BYTES + len(msg_id) + len(rest)
+        property_bytes = ID_BYTES + len(msg_id) + len(rest)
         size = ITEM_BYTES + len(message.body) + property_bytes
         if (
             batch.size + size > self._most_bytes
@@ -404,26 +305,39 @@ class Batches:
         Args:
             size: bytes that it takes in a request, see ``item_bytes``.
         """
-        kind = (prepared.topic, wait, awaited)
+        batch = self._with_room((prepared.topic, wait, awaited), queue, prepared.born_ms, size)
+        future: asyncio.Future[SendResult] = self._new_future()
+        batch.futures.append(future)
+        self._add(batch, prepared, size)
+        return future
+
+    def put_of_many(self, prepared: Prepared, many: Many, place: int, *, size: int, wait: bool) -> None:
+        """``put`` for a message that is bound to no queue and came with others, in one call."""
+        batch = self._with_room((prepared.topic, wait, many), None, prepared.born_ms, size)
+        assert isinstance(batch, BatchOfMany)
+        many.batch = batch
+        batch.places.append(place)
+        self._add(batch, prepared, size)
+
+    def _with_room(self, kind: Kind, queue: MessageQueue | None, born_ms: int, size: int) -> Batch:
+        """The batch that a message goes into."""
         batch = self._open.get(kind) if queue is None else self._bound.get(queue)
         if batch is None:
-            batch = self._begin(kind, queue, prepared.born_ms)
-        elif batch.size + size > self._most_bytes or batch.kind[1] != kind[1]:
+            return self._begin(kind, queue, born_ms)
+        if batch.size + size > self._most_bytes or batch.kind[1] != kind[1]:
             self._send(batch)
-            batch = self._begin(kind, queue, prepared.born_ms)
-        future: asyncio.Future[SendResult] = self._new_future()
+            return self._begin(kind, queue, born_ms)
+        return batch
+
+    def _add(self, batch: Batch, prepared: Prepared, size: int) -> None:
         if prepared.flag:
             batch.flags[len(batch.ids)] = prepared.flag
-        rest = prepared.properties[_ID_BYTES + len(prepared.msg_id) :]
-        if (
-            size != batch.plain_bytes + len(prepared.body)
-            or rest != batch.plain
-            or not prepared.msg_id.isascii()
-        ):
+        rest = prepared.properties[ID_BYTES + len(prepared.msg_id) :]
+        plain_size = batch.plain_bytes + len(prepared.body)
+        if size != plain_size or rest != batch.plain or not prepared.msg_id.isascii():
             batch.rests[len(batch.ids)] = rest
         batch.bodies.append(prepared.body)
         batch.ids.append(prepared.msg_id)
-        batch.futures.append(future)
         batch.size += size
         self.held += size
         if self._closing:
@@ -434,14 +348,18 @@ class Batches:
             self._loop.call_soon(self.flush)
         if self._waiting:
             self._let_in()
-        return future
 
     def _begin(self, kind: Kind, queue: MessageQueue | None, born_ms: int) -> Batch:
-        rules = ONCE if queue is not None else self._awaited if kind[2] else self._soon
-        batch = Batch(kind, queue, rules, self._limit, born_ms, id_letters=self._unique_ids.length)
+        letters = self._unique_ids.length
+        batch: Batch
+        if isinstance(kind[2], Many):
+            batch = BatchOfMany(kind[2], kind, self._awaited, self._limit, born_ms, id_letters=letters)
+        else:
+            rules = ONCE if queue is not None else self._awaited if kind[2] else self._soon
+            batch = Batch(kind, queue, rules, self._limit, born_ms, id_letters=letters)
         batch.timer = self._loop.call_later(self._delay, self._gathered, batch)
         if queue is None:
-            self._unique_ids.run = iter(())  # its time may be hours ago, if this message had an id
+            self._unique_ids.end_run()  # its time may be hours ago, if this message had an id
             self._open[kind] = batch
         else:
             self._bound[queue] = batch
@@ -480,6 +398,11 @@ class Batches:
         """All that waits for company leaves."""
         self._flushing = False
         for batch in (*self._open.values(), *self._bound.values()):
+            self._send(batch)
+
+    def flush_many(self, many: Many) -> None:
+        """What waits for company though no more of its call will come leaves."""
+        for batch in [batch for batch in self._open.values() if batch.kind[2] is many]:
             self._send(batch)
 
     async def close(self) -> None:
@@ -589,8 +512,8 @@ class Batches:
 
     async def _deliver_each(self, batch: Batch, started: float) -> None:
         """One after the other. As long as the broker answers, waiting for those before is no reason to fail."""
-        for place, future in enumerate(batch.futures):
-            if future.done():
+        for place in range(len(batch.ids)):
+            if not batch.awaits(place):
                 continue
             try:
                 result = await self._sending.deliver(
@@ -598,13 +521,11 @@ class Batches:
                 )
             except RocketMQError as error:
                 answered = isinstance(error, ResponseError)
-                if not future.done():
-                    future.set_exception(error)
+                batch.tell(place, error)
             else:
                 answered = True
                 self._note_stored(batch)
-                if not future.done():
-                    future.set_result(result)
+                batch.tell(place, result)
             if answered:
                 started = self._loop.time()
 
