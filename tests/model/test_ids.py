@@ -78,6 +78,16 @@ def test_the_counter_wraps() -> None:
     assert parse_unique_id(ids.next(0)).counter == 0
 
 
+def test_no_number_is_skipped_when_the_time_changes() -> None:
+    ids = UniqueIdGenerator(bytes(4), 1, 1)
+    made = [ids.next(now) for now in range(100) for _ in range(now % 7)]
+    ids.end_run()
+    made += [ids.next(100), *ids.run, ids.next(100), next(ids.run)]
+    ids.end_run()
+    made.append(ids.next(100))
+    assert [parse_unique_id(one).counter for one in made] == [n % 65536 for n in range(len(made))]
+
+
 def test_ids_taken_from_the_run_are_none_that_is_given_again() -> None:
     ids = UniqueIdGenerator(bytes(4), 1, 1)
     made = []

@@ -134,6 +134,33 @@ def test_ids_of_any_length_and_letters_are_kept(own: tuple[str, str]) -> None:
     with_producer(work)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        [{}, {"tags": "t"}, {}],
+        [{"tags": "t"}, {}, {"tags": "t"}],
+        [{"tags": "t"}] * 3,
+        [{"tags": "t"}, {"tags": "u"}, {"tags": "t"}],
+        [{"msg_id": "a" * 31}, {"msg_id": "b" * 30}, {"msg_id": "c" * 34}],
+        [{"msg_id": "ü" * 32}] * 3,
+        [{"tags": "ü"}] * 3,
+        [{"flag": 1}, {}, {}],
+    ],
+)
+def test_bodies_of_one_size_keep_what_is_theirs(options: list[dict[str, Any]]) -> None:
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        messages = [Message("T", f"b{n}", **option) for n, option in enumerate(options)]
+        futures = [producer.send_soon(message) for message in messages]
+        flush(producer)
+        await asyncio.gather(*futures)
+        (request,) = sends(cluster.broker)
+        for item, message in zip(split_batch(bytes(request.body)), messages, strict=True):
+            assert (item.body, item.flag) == (message.body, message.flag)
+            assert names.parse(item.properties.decode()) == message.all_properties()
+
+    with_producer(work)
+
+
 def test_an_id_tells_the_time_of_its_message_after_a_long_pause() -> None:
     async def work(cluster: ScriptedCluster, producer: Producer) -> None:
         ids, now_ms = producer.instance.unique_ids, producer.instance.clock.wall_ms
