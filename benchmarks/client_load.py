@@ -1,6 +1,7 @@
 """Our client as a load, the twin of `loadgen/ClientLoad.java` and `ClientConsume.java`; prints one line of JSON.
 
 python -m benchmarks.client_load async   --namesrv A --topic T --window 2000 --body 100 --seconds 5 [--autobatch 1]
+python -m benchmarks.client_load many    --namesrv A --topic T --window 4000 --body 100 --seconds 5
 python -m benchmarks.client_load sync    --namesrv A --topic T --threads 8 --body 100 --seconds 4 --warmup 1
 python -m benchmarks.client_load consume --namesrv A --topic T --count 300000 --batch 32 [--plain]
 python -m benchmarks.client_load decode  --namesrv A --file F --seconds 3 [--read]
@@ -74,6 +75,47 @@ async def send_async(asked: argparse.Namespace) -> Result:
         "codes": {"0": good, "1": bad},
         "per_second": sent / took,
         "generator_cpu": {"user_us_each": used / max(1, sent) * 1e6},
+    }
+
+
+async def send_many(asked: argparse.Namespace) -> Result:
+    """Two tasks, each with half a window of messages in one call."""
+    body = b"x" * asked.body
+    topic, half = asked.topic, asked.window // 2
+    async with Producer("bench_python", asked.namesrv, send_timeout=10.0, retry_times=0) as producer:
+        await producer.publish_queues(topic)
+        now = time.perf_counter
+        begin = now() + asked.warmup
+        end = begin + asked.seconds
+        sent, bad = 0, 0
+        counted = measured = (
+            0,
+            0.0,
+            0.0,
+        )  # sends, time and processor time when the measured time begins and ends
+
+        async def calls() -> None:
+            nonlocal sent, bad, counted, measured
+            while not measured[1]:
+                results = await producer.send_many(
+                    [Message(topic, body) for _ in range(half)], return_exceptions=True
+                )
+                good = sum(type(result) is SendResult for result in results)
+                sent += good
+                bad += half - good
+                if not counted[1] and now() >= begin:
+                    counted = (sent, now(), time.process_time())
+                elif now() >= end:
+                    measured = (sent, now(), time.process_time())
+
+        await asyncio.gather(calls(), calls())
+    count, took, used = (after - before for before, after in zip(counted, measured, strict=True))
+    return {
+        "mode": "many",
+        "ok": int(count),
+        "codes": {"0": sent, "1": bad},
+        "per_second": count / took,
+        "generator_cpu": {"user_us_each": used / max(1, count) * 1e6},
     }
 
 
@@ -201,6 +243,7 @@ async def decode(asked: argparse.Namespace) -> Result:
 
 MODES: dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, Result]]] = {
     "async": send_async,
+    "many": send_many,
     "sync": send_sync,
     "consume": consume,
     "decode": decode,
