@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -527,6 +529,93 @@ def test_runs_of_a_code_reach_its_batch_handler_in_order() -> None:
             )
             assert [(await peer.receive()).opaque for _ in range(7)] == [1, 2, 3, 4, 5, 6, 7]
             assert seen == [("batch", [1, 2, 3]), ("plain", [4]), ("plain", [5]), ("batch", [6, 7])]
+
+    run(work())
+
+
+@asynccontextmanager
+async def noted_runs() -> AsyncIterator[tuple[Channel, list[int]]]:
+    """A server's end of a connection, and how many frames its batch handler was given each time."""
+    runs: list[int] = []
+
+    def batch(_channel: Channel, frames: list[Frame]) -> int:
+        runs.append(len(frames))
+        return len(frames)
+
+    handlers = Handlers()
+    handlers.add_batch(310, batch)
+    async with wire(handlers) as line, raw_peer(line.server.port):
+        await until(lambda: line.server.channels)
+        (channel,) = line.server.channels
+        yield channel, runs
+
+
+def full_reads(body: int, count: int) -> tuple[list[bytes], int]:
+    """So many reads that fill their buffer with requests, the begin of one more request, and how many are whole."""
+    one = encode_frame(RemotingCommand(310, body=bytes(body)))
+    size = channel_module._FULL_READ
+    whole = size * count // len(one)
+    data = one * (whole + 1)
+    return [data[size * n : size * (n + 1)] for n in range(count)], whole
+
+
+def test_requests_of_reads_that_follow_at_once_are_one_run() -> None:
+    async def work() -> None:
+        async with noted_runs() as (channel, runs):
+            reads, whole = full_reads(1024, 2)
+            channel.data_received(reads[0])
+            assert runs == []
+            channel.data_received(reads[1][:-5000])
+            assert len(runs) == 1 and whole - 6 <= runs[0] < whole
+            assert channel.load is not None and channel.load.held_bytes == 0
+
+    run(work())
+
+
+def test_requests_of_a_full_read_are_handled_in_the_next_turn_if_nothing_follows() -> None:
+    async def work() -> None:
+        async with noted_runs() as (channel, runs):
+            (read,), whole = full_reads(1024, 1)
+            channel.data_received(read)
+            assert runs == []
+            await asyncio.sleep(0)
+            assert runs == [whole]
+            channel.data_received(read[-1000:])
+            assert channel.load is not None and channel.load.held_bytes == 0
+
+    run(work())
+
+
+def test_requests_of_a_full_read_are_handled_before_its_peer_is_gone() -> None:
+    async def work() -> None:
+        async with noted_runs() as (channel, runs):
+            (read,), whole = full_reads(1024, 1)
+            channel.data_received(read)
+            channel.eof_received()
+            assert runs == [whole]
+
+    run(work())
+
+
+def test_requests_that_make_a_run_wait_for_no_other_read() -> None:
+    async def work() -> None:
+        async with noted_runs() as (channel, runs):
+            (read,), whole = full_reads(100, 1)
+            channel.data_received(read)
+            assert sum(runs) == whole and runs[0] == channel_module._RUN_FRAMES
+
+    run(work())
+
+
+def test_requests_that_keep_much_memory_wait_for_no_other_read() -> None:
+    async def work() -> None:
+        async with noted_runs() as (channel, runs):
+            reads, _ = full_reads(20_000, 4)
+            for read in reads[:-1]:
+                channel.data_received(read)
+                assert runs == []
+            channel.data_received(reads[-1])
+            assert len(runs) == 1
 
     run(work())
 
