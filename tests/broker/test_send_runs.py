@@ -169,14 +169,20 @@ def both_ways(
             assert (answer["queueOffset"], int(answer["msgId"][-16:], 16)) == (str(offset), entry[0])
 
 
-def test_a_run_is_stored_and_answered_as_one_by_one(bench: tuple[asyncio.Runner, Bench]) -> None:
+@pytest.mark.parametrize(("least", "sizes"), [(1, 50), (50, 1), (2000, 1)])
+def test_a_run_is_stored_and_answered_as_one_by_one(
+    bench: tuple[asyncio.Runner, Bench], least: int, sizes: int
+) -> None:
+    """Bodies of many sizes, of one, and of one for which its records are put together in another way."""
     runner, made = bench
 
     async def work() -> None:
         count = LEAST * 2
         queue_ids = [number * number % 4 for number in range(count)]
         frames = [
-            frame(number, text, bytes([65 + number % 26]) * (1 + number % 50), queue_id=queue_ids[number])
+            frame(
+                number, text, bytes([65 + number % 26]) * (least + number % sizes), queue_id=queue_ids[number]
+            )
             for number, text in enumerate(texts(count))
         ]
         both_ways(made, frames, queue_ids)

@@ -39,6 +39,8 @@ from gimbalmq.store.vectors import Numbers, at_every, copy, crcs, overlapping
 
 _KEYS_TOGETHER = 4096
 """So many keys of a batch are indexed in one go, in a millisecond or two."""
+_SMALL = 512
+"""Bytes of a body that is copied once more sooner than an object of Python is made for each part of its record."""
 
 
 def add_items(
@@ -206,9 +208,7 @@ def add_run(group: AppendGroup, run: Run) -> tuple[Numbers, Numbers]:
     heads["queue_offset"] = offsets
     heads["commitlog_offset"] = places
     heads["body_size"] = run.body_sizes
-    # Bodies are objects of Python already, of any sizes; joined with rows made so, they need no copy of their own.
-    made = b"".join(chain.from_iterable(zip(_rows(heads), run.bodies, rests, strict=True)))
-    pieces = _cut_by_file(memoryview(made), places, sizes, group.position)
+    pieces = _cut_by_file(_run_records(run, heads, rests), places, sizes, group.position)
 
     entries = np.empty(count, entry_dtype())
     entries["place"] = places
@@ -262,8 +262,21 @@ def _run_heads(group: AppendGroup, run: Run, bits: int) -> NDArray[np.void]:
     return heads
 
 
-def _run_rests(run: Run) -> tuple[list[bytes], Numbers]:
-    """What stands behind the bodies of a run: topic and properties; and how long that is."""
+def _run_records(run: Run, heads: NDArray[np.void], rests: NDArray[np.uint8] | list[bytes]) -> memoryview:
+    """The records put together, one behind the other."""
+    if isinstance(rests, np.ndarray):
+        size, count = int(run.body_sizes[0]), len(heads)
+        if size <= _SMALL and bool((run.body_sizes == size).all()):
+            bodies = np.frombuffer(b"".join(run.bodies), np.uint8).reshape(count, size)
+            table = np.concatenate((heads.view(np.uint8).reshape(count, -1), bodies, rests), 1)
+            return table.reshape(-1).data
+        rests = _rows(rests)
+    # Bodies are objects of Python already, of any sizes; joined with rows made so, they need no copy of their own.
+    return memoryview(b"".join(chain.from_iterable(zip(_rows(heads), run.bodies, rests, strict=True))))
+
+
+def _run_rests(run: Run) -> tuple[NDArray[np.uint8] | list[bytes], Numbers]:
+    """What stands behind the bodies of a run: topic and properties; and how long that is. A table if all are alike."""
     count = len(run.bodies)
     sizes = np.empty(count, np.int64)
     rests: list[bytes] = []
@@ -275,7 +288,7 @@ def _run_rests(run: Run) -> tuple[list[bytes], Numbers]:
         table[:, len(middle) :] = part.properties
         sizes[part.numbers] = table.shape[1]
         if rows == count:
-            return _rows(table), sizes
+            return table, sizes
         if not rests:
             rests = [b""] * count
         for number, rest in zip(np.arange(count)[part.numbers].tolist(), _rows(table), strict=True):

@@ -241,7 +241,8 @@ class FastSendHandlers:
             self._unlike.pop(channel, None)
         if refused and any(part.first.waits for part in found.parts):
             return 0
-        count = send_runs.first_outside(bodies, self._live.now.max_message_size)
+        sizes = send_runs.sizes_of(bodies)
+        count = send_runs.first_outside(sizes, self._live.now.max_message_size)
         singles: list[tuple[int, Ordinary]] = []
         for number in found.others:
             if number >= count:
@@ -254,7 +255,7 @@ class FastSendHandlers:
         parts = found.before(count)
         if count < _LEAST_RUN or not parts:  # those that are alike may all come later
             return 0
-        sends = send_runs.Sends(parts, singles, bodies[:count])
+        sends = send_runs.Sends(parts, singles, bodies[:count], sizes[:count])
         run = sends.run(self._queue_of, channel.peer_bytes)
         if run is None:
             return 0

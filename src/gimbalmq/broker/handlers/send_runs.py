@@ -383,12 +383,16 @@ class Sends:
     """The messages of a run: those that are alike in parts, the others by their numbers."""
 
     def __init__(
-        self, parts: list[HeaderPart], singles: list[tuple[int, Ordinary]], bodies: Sequence[bytes]
+        self,
+        parts: list[HeaderPart],
+        singles: list[tuple[int, Ordinary]],
+        bodies: Sequence[bytes],
+        sizes: Numbers,
     ) -> None:
         self.parts = parts
         self._singles = singles
         self._bodies = bodies
-        self._sizes = np.fromiter(map(len, bodies), np.int64, len(bodies))
+        self._sizes = sizes
 
     def run(self, queue_of: Callable[[tuple[str, int]], QueueLog | None], born_host: bytes) -> Run | None:
         """The same for the store; None if one goes to a queue that is not there."""
@@ -456,12 +460,15 @@ class Sends:
         return found
 
 
-def first_outside(bodies: Sequence[bytes], most: int) -> int:
+def sizes_of(bodies: Sequence[bytes]) -> Numbers:
+    return np.fromiter(map(len, bodies), np.int64, len(bodies))
+
+
+def first_outside(sizes: Numbers, most: int) -> int:
     """The number of the first body that is empty or has more bytes than these; how many there are if none has."""
-    sizes = list(map(len, bodies))
-    if min(sizes) > 0 and max(sizes) <= most:
+    if sizes.min() > 0 and sizes.max() <= most:
         return len(sizes)
-    return next(number for number, size in enumerate(sizes) if not 0 < size <= most)
+    return int(((sizes <= 0) | (sizes > most)).argmax())
 
 
 def joined_letters(parts: Sequence[HeaderPart]) -> list[tuple[AnswerLetters, Numbers]]:
