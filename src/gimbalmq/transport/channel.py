@@ -3,10 +3,10 @@
 Both ends of a RocketMQ connection may ask and answer, so client and server share this class
 and differ only in the handlers they give it.
 
-What makes it fast: all frames of one socket read, and of those that follow it at once, are handled
-in one go, and their answers leave in one write. Requests of a code with a *batch handler* are given to it as raw frames,
-a run at a time, so that a broker can append a hundred sends with one system call; the code
-is read off the header's first bytes without decoding it.
+What makes it fast: all frames of one socket read, and of those that follow it at once, are
+handled in one go, and their answers leave in one write. Requests of a code with a *batch
+handler* are given to it as raw frames, a run at a time, so that a broker can append a hundred
+sends with one system call; the code is read off the header's first bytes without decoding it.
 """
 
 from __future__ import annotations
