@@ -597,6 +597,21 @@ def test_requests_of_a_full_read_are_handled_before_its_peer_is_gone() -> None:
     run(work())
 
 
+def test_requests_of_a_full_read_are_handled_although_the_next_one_is_illegal() -> None:
+    async def work() -> None:
+        async with noted_runs() as (channel, runs):
+            one = encode_frame(
+                RemotingCommand(310, body=bytes(1016 - len(encode_frame(RemotingCommand(310)))))
+            )
+            whole = channel_module._FULL_READ // len(one) + 1
+            channel.data_received(one * whole)
+            assert runs == []
+            channel.data_received(b"\xff" * 8)
+            assert runs == [whole]
+
+    run(work())
+
+
 def test_requests_that_make_a_run_wait_for_no_other_read() -> None:
     async def work() -> None:
         async with noted_runs() as (channel, runs):

@@ -178,8 +178,23 @@ class Message(_Addressed, eq=False, gc=False, kw_only=True):
             self.keys = tuple((words if isinstance(words, str) else " ".join(words)).split())
         if self.properties != _NOTHING:
             self.properties = _checked(self.properties or {})
+        if self.tags or self.keys or self.sharding_key or self.msg_id:
+            self._check_texts()
         if self.delay_level or self.deliver_at is not None or self.delay is not None:
             self._check_delay()
+
+    def _check_texts(self) -> None:
+        texts = {
+            "tags": self.tags,
+            "keys": " ".join(self.keys),
+            "sharding_key": self.sharding_key,
+            "msg_id": self.msg_id,
+        }
+        for option, text in texts.items():
+            if text and (names.NAME_END in text or names.PROPERTY_END in text):
+                raise MessageIllegalError(
+                    f"{option} {text!r} holds U+0001 or U+0002, which separate properties"
+                )
 
     def _check_delay(self) -> None:
         if bool(self.delay_level) + (self.deliver_at is not None) + (self.delay is not None) > 1:

@@ -333,6 +333,8 @@ class Channel(asyncio.Protocol):
             elif frames or self._held:
                 self._gather(frames, before + len(data), read)
         except RemoteProtocolError as error:
+            if self._gathers:  # the reads before this one had no fault
+                self._turn()
             self._refuse(error)
 
     def eof_received(self) -> None:
