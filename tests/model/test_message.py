@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -63,6 +65,13 @@ def test_what_is_changed_after_it_was_made_counts() -> None:
     other = Message("T", b"x")
     assert (other.properties, other.system_properties) == ({}, {})
     assert Message("T", b"x", keys=None, properties=None).all_properties() == {"WAIT": "true"}
+
+
+@pytest.mark.parametrize("table", [{}, MappingProxyType({})])
+def test_an_empty_table_that_is_given_stays_the_callers(table: Mapping[str, str]) -> None:
+    message = Message("T", b"x", properties=table)
+    message.properties["own"] = "v"
+    assert table == {} and message.properties == {"own": "v"}
 
 
 def test_ways_to_delay_exclude_each_other() -> None:

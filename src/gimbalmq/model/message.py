@@ -140,7 +140,7 @@ class Message(_Addressed, eq=False, gc=False, kw_only=True):
 
     tags: str | None = None
     keys: tuple[str, ...] = ()
-    properties: dict[str, str] = {}
+    properties: dict[str, str] = None  # type: ignore[assignment]  # never: see ``__post_init__``
     delay_level: int = 0
     deliver_at: float | datetime | None = None
     delay: float | None = None
@@ -176,8 +176,8 @@ class Message(_Addressed, eq=False, gc=False, kw_only=True):
         if self.keys != ():
             words: str | Sequence[str] = self.keys or ()
             self.keys = tuple((words if isinstance(words, str) else " ".join(words)).split())
-        if self.properties != _NOTHING:
-            self.properties = _checked(self.properties or {})
+        table = self.properties
+        self.properties = _checked(table) if table else {}  # its own, also if an empty one is given
         if self.tags or self.keys or self.sharding_key or self.msg_id:
             self._check_texts()
         if self.delay_level or self.deliver_at is not None or self.delay is not None:
@@ -272,9 +272,6 @@ class Message(_Addressed, eq=False, gc=False, kw_only=True):
     def __repr__(self) -> str:
         told = "".join(f", {name}={value!r}" for name, value in self.all_properties().items())
         return f"Message({self.topic!r}, {len(self.body)} bytes{told})"
-
-
-_NOTHING: Final[dict[str, str]] = {}
 
 
 def _checked(given: Mapping[str, str]) -> dict[str, str]:
