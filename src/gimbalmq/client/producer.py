@@ -546,6 +546,8 @@ class Producer:
         self, batches: Batches, message: Message, queue: MessageQueue | None, many: Many
     ) -> None:
         """Sends one of many the long way: the first of a batch, one that is bound, or one that no batch can carry."""
+        if self.sending.attempts.closed:  # if not here, all that is to come would be read, and fail
+            raise StateError(f"producer {self.group} was closed before all messages were read")
         place = many.add()
         last = many.batch
         await batches.wait_room(
@@ -562,7 +564,6 @@ class Producer:
         self, batches: Batches, message: Message, queue: MessageQueue | None, many: Many, place: int
     ) -> None:
         """Puts one of many, which is counted as under way, into its batch, or sends it as ``send`` does."""
-        attempts = self.sending.attempts
         bound = queue is not None or message.sharding_key is not None
         try:
             if not bound and self._tracer is None and batches.fits(message):
@@ -572,9 +573,9 @@ class Producer:
                     batches.put_of_many(prepared, many, place, size=size, wait=message.wait_store_ok)
                     return
         except BaseException:
-            attempts.landed()
+            batches.give_back()
             raise
-        attempts.landed()  # it is counted anew
+        batches.give_back()  # it is counted anew
         future = self._gather(batches, message, queue, None, None, None, awaited=True)
         if future is None:
             future = self.sending.own(self.send(message, queue=queue))

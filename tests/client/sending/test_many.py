@@ -134,6 +134,29 @@ def test_a_long_iterable_is_read_as_fast_as_brokers_answer(
     with_producer(work, batch_max_bytes=1000, **option)
 
 
+@pytest.mark.parametrize(("queue", "topic"), [(None, "no topic!"), (Q0, "no topic!"), (Q0, "T")])
+def test_calls_that_wait_for_the_same_room_all_end(queue: MessageQueue | None, topic: str) -> None:
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        gate = silent_until(cluster.broker)
+        first = asyncio.ensure_future(producer.send_many([Message("T", b"x" * 990)]))
+        await until(lambda: producer._gathering.full)
+        calls = [
+            asyncio.ensure_future(
+                producer.send_many([Message(topic, b"y"), *numbered(9)], queue=queue, return_exceptions=True)
+            )
+            for _ in range(2)
+        ]
+        await until(lambda: len(producer._gathering._waiting) == len(calls))
+        gate.set()
+        await first
+        for call in calls:
+            first_of_call, *others = await asyncio.wait_for(call, 60)
+            assert isinstance(first_of_call, SendResult if topic == "T" else MessageIllegalError)
+            assert all(isinstance(outcome, SendResult) for outcome in others)
+
+    with_producer(work, batch_max_bytes=1000, total_batch_max_bytes=1000, batch_max_delay=0.01)
+
+
 def test_messages_for_one_queue_arrive_in_their_order() -> None:
     async def work(cluster: ScriptedCluster, producer: Producer) -> None:
         messages = numbered(100)
@@ -193,6 +216,26 @@ def test_close_ends_a_call_that_waits() -> None:
             await producer.send_many(numbered(1))
 
     closing(work)
+
+
+def test_close_ends_a_call_that_has_much_to_read() -> None:
+    read = 0
+
+    def messages() -> Iterator[Message]:
+        nonlocal read
+        for read in range(1, 3001):
+            yield Message("T", b"%04d" % read * 60)
+
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        silent_until(cluster.broker)
+        call = asyncio.ensure_future(producer.send_many(messages()))
+        await until(lambda: sends(cluster.broker))
+        await producer.close()
+        with pytest.raises(StateError):
+            await asyncio.wait_for(call, 60)
+        assert read < 300
+
+    closing(work, batch_max_bytes=1000, total_batch_max_bytes=1000)
 
 
 def test_each_of_many_is_traced() -> None:

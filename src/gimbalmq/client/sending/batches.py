@@ -128,6 +128,11 @@ class Batches:
             attempts.landed()
             raise
 
+    def give_back(self) -> None:
+        """Undoes ``wait_room``: the turn and the room are the next one's."""
+        self._attempts.landed()
+        self._let_in()
+
     async def _wait_bytes(self, ends: float | None, limit: float | None) -> None:
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append(waiter)
