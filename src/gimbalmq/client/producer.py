@@ -546,6 +546,10 @@ class Producer:
         self, batches: Batches, message: Message, queue: MessageQueue | None, many: Many
     ) -> None:
         """Sends one of many the long way: the first of a batch, one that is bound, or one that no batch can carry."""
+        most, most_bytes = self.sending.attempts.most, self.config.total_batch_max_bytes
+        if many.has_alone(most, most_bytes):  # those that wait for their topic's queues hold no room yet
+            batches.flush()
+            await many.fewer_alone(most, most_bytes)
         if self.sending.attempts.closed:  # if not here, all that is to come would be read, and fail
             raise StateError(f"producer {self.group} was closed before all messages were read")
         place = many.add()
@@ -580,7 +584,7 @@ class Producer:
         if future is None:
             future = self.sending.own(self.send(message, queue=queue))
             batches.hold(len(message.body), future)
-        many.follow(place, future)
+        many.follow(place, len(message.body), future)
 
     async def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues a topic can be sent to (Java: fetchPublishMessageQueues)."""

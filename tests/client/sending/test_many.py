@@ -134,6 +134,28 @@ def test_a_long_iterable_is_read_as_fast_as_brokers_answer(
     with_producer(work, batch_max_bytes=1000, **option)
 
 
+@pytest.mark.parametrize("option", [{"total_batch_max_bytes": 1000}, {"max_in_flight": 4}])
+def test_a_long_iterable_is_not_read_on_while_its_topic_is_looked_for(option: dict[str, Any]) -> None:
+    read = 0
+
+    def messages() -> Iterator[Message]:
+        nonlocal read
+        for message in [Message("U", b"%03d" % n * 80, sharding_key="s") for n in range(400)]:
+            read += 1
+            yield message
+
+    async def work(cluster: ScriptedCluster, producer: Producer) -> None:
+        cluster.add_topic("U")
+        gate = silent_until(cluster.broker)
+        call = asyncio.ensure_future(producer.send_many(messages()))
+        await until(lambda: sends(cluster.broker))
+        assert read < 60
+        gate.set()
+        assert len(await call) == 400
+
+    with_producer(work, batch_max_bytes=1000, batch_max_delay=0.01, **option)
+
+
 @pytest.mark.parametrize(("queue", "topic"), [(None, "no topic!"), (Q0, "no topic!"), (Q0, "T")])
 def test_calls_that_wait_for_the_same_room_all_end(queue: MessageQueue | None, topic: str) -> None:
     async def work(cluster: ScriptedCluster, producer: Producer) -> None:

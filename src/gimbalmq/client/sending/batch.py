@@ -212,6 +212,8 @@ class Many:
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._complete = False
         self._alone: set[asyncio.Future[SendResult]] = set()
+        self._alone_bytes = 0
+        self._one_less: asyncio.Future[None] | None = None
 
     def add(self) -> int:
         """One more message; its place."""
@@ -228,19 +230,33 @@ class Many:
         self.outcomes[place] = outcome
         self.settled(1)
 
-    def follow(self, place: int, future: asyncio.Future[SendResult]) -> None:
-        """A message that is not in a batch of this call."""
+    def follow(self, place: int, size: int, future: asyncio.Future[SendResult]) -> None:
+        """A message of so many bytes that is not in a batch of this call."""
         self._alone.add(future)
-        future.add_done_callback(partial(self._followed, place))
+        self._alone_bytes += size
+        future.add_done_callback(partial(self._followed, place, size))
 
-    def _followed(self, place: int, future: asyncio.Future[SendResult]) -> None:
+    def _followed(self, place: int, size: int, future: asyncio.Future[SendResult]) -> None:
         self._alone.discard(future)
+        self._alone_bytes -= size
+        if self._one_less is not None and not self._one_less.done():
+            self._one_less.set_result(None)
         try:
             self.tell(place, future.result())
         except asyncio.CancelledError:  # not by who waits for it, unless that has given up
             self.tell(place, StateError("the producer was closed before the answer came"))
         except Exception as error:
             self.tell(place, error)
+
+    def has_alone(self, messages: int, size: int) -> bool:
+        """Whether so many messages, or bytes, that are in no batch of this call have no outcome yet."""
+        return len(self._alone) >= messages or self._alone_bytes >= size
+
+    async def fewer_alone(self, messages: int, size: int) -> None:
+        """Returns when it has fewer of them."""
+        while self.has_alone(messages, size):
+            self._one_less = asyncio.get_running_loop().create_future()
+            await self._one_less
 
     async def complete(self) -> None:
         """No more come; returns when all have their outcomes."""
