@@ -65,11 +65,12 @@ def test_results_are_in_the_order_of_messages_of_any_kind(auto: bool) -> None:
     with_producer(work, auto_batch=auto)
 
 
-def test_a_call_does_not_wait_for_company() -> None:
+@pytest.mark.parametrize("how", [{}, {"sharding_key": "s"}])
+def test_a_call_does_not_wait_for_company(how: dict[str, Any]) -> None:
     async def work(cluster: ScriptedCluster, producer: Producer) -> None:
         begun = asyncio.get_running_loop().time()
         assert await producer.send_many([]) == []
-        await producer.send_many(numbered(3))
+        await producer.send_many(numbered(3, **how))
         assert asyncio.get_running_loop().time() - begun < 1.0
         assert received(cluster.broker) == [[b"000", b"001", b"002"]]
 

@@ -248,6 +248,10 @@ class Many:
         except Exception as error:
             self.tell(place, error)
 
+    def awaits(self, futures: Iterable[asyncio.Future[SendResult]]) -> bool:
+        """Whether one of these is of a message of this call."""
+        return not self._alone.isdisjoint(futures)
+
     def has_alone(self, messages: int, size: int) -> bool:
         """Whether so many messages, or bytes, that are in no batch of this call have no outcome yet."""
         return len(self._alone) >= messages or self._alone_bytes >= size

@@ -407,7 +407,9 @@ class Batches:
 
     def flush_many(self, many: Many) -> None:
         """What waits for company though no more of its call will come leaves."""
-        for batch in [batch for batch in self._open.values() if batch.kind[2] is many]:
+        unbound = [batch for batch in self._open.values() if batch.kind[2] is many]
+        bound = [batch for batch in self._bound.values() if many.awaits(batch.futures)]
+        for batch in unbound + bound:
             self._send(batch)
 
     async def close(self) -> None:
