@@ -524,6 +524,7 @@ class Producer:
 
         Raises:
             Exception: the first error that ``send`` would have raised for a message, when all have their outcomes.
+            StateError: the producer was closed before all messages were read.
         """
         _ = self.instance  # raises if it is not running
         batches = self._gathering
