@@ -85,6 +85,8 @@ def test_ways_to_delay_exclude_each_other() -> None:
         Message("T", b"x", delay_level=-1)
     with pytest.raises(MessageIllegalError, match="before it is sent"):
         Message("T", b"x", delay=-1)
+    with pytest.raises(ValueError, match="NaN"):
+        Message("T", b"x", deliver_at=float("nan"))
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,7 @@ class Message(_Addressed, eq=False, gc=False, kw_only=True):
             raise MessageIllegalError(
                 f"delay is {self.delay} s; a message cannot be delivered before it is sent"
             )
+        self._other_properties()  # what is no time fails here, not when it is sent
 
     @property
     def system_properties(self) -> dict[str, str]:
