@@ -135,8 +135,8 @@ class Tracer:
             while self._lines:
                 batch = _take(self._lines)
                 keys = dict.fromkeys(key for line in batch for key in line.keys)
-                message = Message(self._topic, "".join(line.text for line in batch), keys=list(keys))
                 try:
+                    message = Message(self._topic, "".join(line.text for line in batch), keys=list(keys))
                     await self._producer.send(message)
                 except RocketMQError as error:
                     log.warning("%d trace lines are lost: %s", len(batch), error)

@@ -191,10 +191,8 @@ class Message(_Addressed, eq=False, gc=False, kw_only=True):
             "msg_id": self.msg_id,
         }
         for option, text in texts.items():
-            if text and (names.NAME_END in text or names.PROPERTY_END in text):
-                raise MessageIllegalError(
-                    f"{option} {text!r} holds U+0001 or U+0002, which separate properties"
-                )
+            if text and names.PROPERTY_END in text:
+                raise MessageIllegalError(f"{option} {text!r} holds U+0002, which ends a property")
 
     def _check_delay(self) -> None:
         if bool(self.delay_level) + (self.deliver_at is not None) + (self.delay is not None) > 1:
