@@ -1,33 +1,31 @@
 """The watchdog: notices when the event loop was kept from its work, and by what.
 
-A thread of its own looks at the loop every few milliseconds. If the loop waits for events there is nothing
-to do, and the loop is not woken. If it works, the thread has it call ``_answer`` as soon as it can and takes the
-time: an answer that is long in coming means that one turn of the loop was long. Meanwhile the
-thread looks at the stack of the loop's thread, which is the only witness of what took the time.
+The loop calls ``_beat`` every few milliseconds. If a beat comes late, one turn of the loop was at least so long. What
+took the time only another thread can see, while it lasts, on the stack of the loop's thread. So one looks when a beat
+is late by most of what is logged, and sleeps otherwise: each time it wakes up it takes the interpreter from the loop,
+and a busy machine may be long in giving it back.
 
-A pause is measured from the thread's first look at it, so up to one look (``_LOOK_SECONDS``) too short. If the
-interpreter lock was held all the time (a long call into C), the thread could not look at all; then the pause is
-counted from when it should have looked.
+A pause is measured from when the beat was due, so up to one beat too short. If the interpreter lock was held all the
+time (a long call into C), the thread looks when that is over, before the loop goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
-import selectors
 import sys
 import threading
 import traceback
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import FrameType
 
 from gimbalmq._clock import SYSTEM_CLOCK
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.02
-"""Each look takes the interpreter from the loop and gives it back; at 10 ms that was 5 % of a busy broker's time."""
+_BEAT_SECONDS = 0.02
+_LOOK_AFTER = 0.75
+"""A beat that is late by so much of what is logged is looked at, because it may be about to be logged."""
 _QUIET_SECONDS = 10.0
 _MOST_FRAMES = 24
 
@@ -38,7 +36,8 @@ class Pause:
 
     Attributes:
         seconds: at least so long.
-        stack: what the loop's thread did when it was seen, outermost call first.
+        stack: what the loop's thread did when it was seen, outermost call first; empty if nobody saw it, as with pauses
+            that are too short to be logged.
     """
 
     seconds: float
@@ -51,25 +50,23 @@ class LoopWatchdog:
     Args:
         count_from: pauses from so many seconds on are counted ...
         log_from: ... and from so many on logged, with the stack; at most one line in ten seconds.
-        look_every: seconds between two looks; shorter ones measure more exactly and cost more.
 
     Attributes:
         pauses: how many were counted.
         longest: the longest of them, None before the first.
     """
 
-    def __init__(
-        self, count_from: float = 0.02, log_from: float = 0.1, *, look_every: float = _LOOK_SECONDS
-    ) -> None:
+    def __init__(self, count_from: float = 0.02, log_from: float = 0.1) -> None:
         self.pauses = 0
         self.longest: Pause | None = None
         self._count_from = count_from
         self._log_from = log_from
-        self._look_every = look_every
         self._clock = SYSTEM_CLOCK  # the loop's real time is what is watched, whatever a server is told
         self._ended = threading.Event()
-        self._answered = 0.0
-        self._asked = False
+        self._due = 0.0
+        self._seen: tuple[float, str] = (0.0, "")
+        """When a beat was due that did not come, and the stack of then."""
+        self._next: asyncio.TimerHandle | None = None
         self._silent_until = 0.0
         self._unlogged = 0
         self._thread: threading.Thread | None = None
@@ -77,58 +74,33 @@ class LoopWatchdog:
     def start(self) -> None:
         """To be called on the loop that is to be watched."""
         loop = asyncio.get_running_loop()
-        waiting = set() if isinstance(loop, asyncio.BaseEventLoop) else _outer_codes(sys._getframe())
+        self._expect_beat(loop)
         self._thread = threading.Thread(
-            target=self._watch,
-            args=(loop, threading.get_ident(), waiting),
-            name="watchdog",
-            daemon=True,
+            target=self._watch, args=(loop, threading.get_ident()), name="watchdog", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
-    def _answer(self) -> None:
-        self._answered = self._clock.monotonic()
-        self._asked = False
+    # --- on the loop -------------------------------------------------------------------------
 
-    # --- the thread --------------------------------------------------------------------------
+    def _expect_beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._due = self._clock.monotonic() + _BEAT_SECONDS
+        self._next = loop.call_later(_BEAT_SECONDS, self._beat, loop)
 
-    def _watch(self, loop: asyncio.AbstractEventLoop, thread: int, waiting: set[CodeType]) -> None:
-        now = self._clock.monotonic
-        due = now() + self._look_every
-        while not self._ended.wait(max(0.0, due - now())):
-            begun = now()
-            frame = sys._current_frames().get(thread)
-            if frame is not None and not _waits(frame, waiting):
-                # Late by a whole pause: nobody could run, so the loop could not either.
-                since = begun if begun - due < self._count_from else due
-                stack = _tell(frame) if since < begun else ""
-                del frame  # it would keep the locals of whatever it was alive
-                try:
-                    self._time_one(loop, thread, since, stack)
-                except RuntimeError:  # the loop is closed
-                    return
-            due = now() + self._look_every
-
-    def _time_one(self, loop: asyncio.AbstractEventLoop, thread: int, since: float, stack: str) -> None:
-        now = self._clock.monotonic
-        self._asked = True
-        loop.call_soon_threadsafe(self._answer)
-        while self._asked:
-            if self._ended.wait(self._look_every):
-                return
-            if self._asked and not stack and now() - since >= self._count_from:
-                frame = sys._current_frames().get(thread)
-                stack = _tell(frame) if frame is not None else ""
-                del frame
-        seconds = self._answered - since
-        if seconds >= self._count_from:
-            self._note(Pause(seconds, stack))
+    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        due, late = self._due, self._clock.monotonic() - self._due
+        if late >= self._count_from:
+            looked_at, stack = self._seen
+            self._note(Pause(late, stack if looked_at == due else ""))
+        self._expect_beat(loop)
 
     def _note(self, pause: Pause) -> None:
         self.pauses += 1
@@ -143,28 +115,26 @@ class LoopWatchdog:
             return
         more = f" ({self._unlogged} more since the last such line)" if self._unlogged else ""
         self._silent_until, self._unlogged = now + _QUIET_SECONDS, 0
-        log.warning(
-            "the event loop stood still for %.0f ms%s in\n%s", pause.seconds * 1000, more, pause.stack
-        )
+        what = f" in\n{pause.stack}" if pause.stack else "; the whole process did, so that nobody saw why"
+        log.warning("the event loop stood still for %.0f ms%s%s", pause.seconds * 1000, more, what)
 
+    # --- the thread --------------------------------------------------------------------------
 
-def _outer_codes(frame: FrameType) -> set[CodeType]:
-    """Code that runs the loop.
-
-    A loop written in C has no frame of its own, so the frame of its caller is on top while it waits.
-    """
-    found: set[CodeType] = set()
-    outer = frame.f_back
-    while outer is not None:
-        if not outer.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR):
-            found.add(outer.f_code)
-        outer = outer.f_back
-    return found
-
-
-def _waits(frame: FrameType, waiting: set[CodeType]) -> bool:
-    code = frame.f_code
-    return code in waiting or code.co_filename == selectors.__file__
+    def _watch(self, loop: asyncio.AbstractEventLoop, thread: int) -> None:
+        now, patience = self._clock.monotonic, self._log_from * _LOOK_AFTER
+        while not self._ended.wait(max(0.0, self._due + patience - now())):
+            due = self._due
+            if now() - due < patience:
+                continue
+            if loop.is_closed():
+                return
+            frame = sys._current_frames().get(thread)
+            if frame is not None:
+                self._seen = due, _tell(frame)
+            del frame  # it would keep the locals of whatever it was alive
+            while self._due == due and not loop.is_closed():
+                if self._ended.wait(patience):
+                    return
 
 
 def _tell(frame: FrameType) -> str:
