@@ -10,9 +10,8 @@ of each partition. Ours has its defaults, and Spark the one setting that docs/sp
 Beside each rate stands the processor time that a row took, by broker, JVM and Python: it suffers least from
 other programs on the machine.
 
-Before each round of a sink everything of the round before is written to the disk, and as much memory is touched
-and let go as the round will fill. A hypervisor that takes back what a guest does not use hands it out again page
-by page, at five times the cost of the write itself: the figure would be the hypervisor's.
+Before each round of a sink everything of the round before is written to the disk, and there is as much memory at
+hand as the round will fill (`settle_machine`).
 
     python benchmarks/spark_kafka.py [--quick] [--goals] [--part NAME] [--rows N] [--only ours|kafka] [--json FILE]
 """
@@ -35,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import kafka_peer
 from benchmarks.report import Row, machine, number, plain_table
-from benchmarks.subjects import Ours, scratch_folder
+from benchmarks.subjects import Ours, scratch_folder, settle_machine
 
 ROOT = Path(__file__).resolve().parents[1]
 QUEUES = 16
@@ -190,7 +189,7 @@ def measure(
                     if once and number:
                         continue
                     if method == "sink":
-                        prepare_machine()
+                        settle_machine(FETCHED)
                     figures = side.do(method, arguments)
                     if figures and (number or once):
                         side.found.setdefault(name, []).append(figures)
@@ -205,12 +204,6 @@ def chosen(steps: Sequence[Step], parts: Sequence[str]) -> list[Step]:
     wanted = [step for step in steps if not parts or step[0] in parts]
     read = {step[2]["topic"] for step in wanted}
     return [step for step in steps if step in wanted or (step[1] == "fill" and step[2]["topic"] in read)]
-
-
-def prepare_machine() -> None:
-    """Leaves no bytes to be written for the round before, and memory in the machine for the next one's."""
-    os.sync()
-    assert len(b"x" * FETCHED) == FETCHED  # every page of it is touched, and let go
 
 
 def measure_all(sides: Sequence[Side], ours: Ours | None, scale: Scale) -> None:
