@@ -60,6 +60,7 @@ from gimbalmq.broker.replication.services import MasterServices
 from gimbalmq.broker.replication.source import HaSource
 from gimbalmq.broker.replication.tables import TableCopies
 from gimbalmq.broker.replication.taking_back import TakingBack
+from gimbalmq.broker.replication.wholeness import Wholeness
 from gimbalmq.broker.request_modes import RequestModes
 from gimbalmq.broker.stats import SAMPLE_SECONDS, Stats
 from gimbalmq.broker.stored import stored_topic
@@ -325,6 +326,8 @@ class Broker:
                 self.recovery,
                 self.commit.flush,
             )
+        else:
+            self._keep_doubt(self.recovery)
         # Behind all others who hear of reports: what they have settled is answered at once.
         self.source.on_report.append(lambda _: self.load.flush())
         self.acting_mode: ActingMode | None = None
@@ -471,6 +474,20 @@ class Broker:
             needs,
             lambda: ServerNames(config.broker_name, self.address, config.broker_cluster_name),
         )
+
+    def _keep_doubt(self, recovery: RecoveryReport) -> None:
+        """If this folder has been a controller's: what it has lost is still lost when it is one's again."""
+        try:
+            Wholeness(
+                self.store_path / "config",
+                self._files,
+                self._tables,
+                was_closed=recovery.clean,
+                is_shorter=recovery.is_shorter,
+            ).keep_doubt()
+        except StoreError as error:
+            log.warning("%s; so this folder will not look closed at the next start", error)
+            self.store.keep_mark = True
 
     def _own_access(self, config: BrokerConfig, folder: Path) -> Access:
         access = Access(config, folder, self.store_path, clock=self._clock, files=self._files)

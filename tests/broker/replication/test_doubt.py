@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gimbalmq.broker.broker import Broker
+from gimbalmq.broker.config import BrokerConfig
 from gimbalmq.broker.replication.doubt import log_end
 from gimbalmq.errors import DiskFullError, ListenError, StoreIOError
 from gimbalmq.protocol.codes import ResponseCode
@@ -223,6 +224,38 @@ def test_a_start_that_fails_does_not_end_the_doubt(tmp_path: Path, table: str) -
                 await made.begin(2, haListenPort=10911)
             topics.unlink(missing_ok=True)
             assert in_doubt(await made.begin(2))
+
+    run_virtual(work)
+
+
+def test_a_run_without_a_controller_does_not_end_the_doubt(tmp_path: Path) -> None:
+    """The folder is closed properly then, and what was lost is still lost."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await lost_tail(made, 2)
+            made.network.cut("10.0.0.1", "10.0.0.2")
+            alone = await made.begin(2, enableControllerMode="false", brokerId=1)
+            await alone.close()
+            assert in_doubt(await made.begin(2))
+
+    run_virtual(work)
+
+
+def test_a_run_without_a_controller_begins_no_doubt(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await made.kill(2)  # the process only: its machine runs on
+            alone = await made.begin(2, enableControllerMode="false", brokerId=1)
+            await alone.close()
+            assert not in_doubt(await made.begin(2))
+        never = BrokerConfig(store_path_root_dir=str(tmp_path / "never"), listen_port=0)
+        broker = Broker(never, clock=clock, network=made.network.host("10.0.0.9"))
+        await broker.start()
+        await broker.close()
+        assert not (tmp_path / "never" / "config" / "wholeness.json").exists()
 
     run_virtual(work)
 

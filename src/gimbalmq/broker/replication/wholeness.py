@@ -2,8 +2,8 @@
 
 What a process has written survives its end, and not the end of its machine's power. So a broker is in doubt if it was
 not closed properly and the machine has been started since, or if its folder was emptied, or the end of a log that was
-on the disk is gone. It stays in doubt, over restarts, until it has been level with a master, or knows that no other
-replica has more (``doubt``).
+on the disk is gone. It stays in doubt, over restarts with and without a controller, until it has been level with a
+master, or knows that no other replica has more (``doubt``).
 
 A master that was alone in the set has lost nothing that others have. So it notes, when its log is on the disk, that it
 is alone, and in which set: as long as the controller still has that set, nobody else has answered anything.
@@ -69,10 +69,12 @@ class Wholeness:
         self._thread = thread
         self._boot = files.boot_id()
         try:
-            noted = self._file.load(_read) or _Noted(in_doubt=is_empty)
+            found = self._file.load(_read)
+            self._was_noted = found is not None
+            noted = found or _Noted(in_doubt=is_empty)
         except StoreIOError as error:
             log.warning("%s; whatever it said, this broker may have lost what it had confirmed", error)
-            noted = _Noted(in_doubt=True)
+            self._was_noted, noted = True, _Noted(in_doubt=True)
         same_boot = self._boot is not None and noted.boot == self._boot
         self.in_doubt = noted.in_doubt or is_shorter or not (was_closed or same_boot)
         # Only what was not on the disk yet is lost in a power cut; of a shorter log others may have more.
@@ -98,6 +100,15 @@ class Wholeness:
             if self.in_doubt:
                 raise
             log.warning("%s; if this process is killed, this broker takes it for a power cut", error)
+
+    def keep_doubt(self) -> None:
+        """For a start without a controller: a later one with it must find the doubt that begins here.
+
+        Raises:
+            StoreError: it cannot be kept.
+        """
+        if self._was_noted and self.in_doubt:
+            self._file.save(self._document(self.in_doubt, self.alone_in))
 
     async def is_whole(self) -> None:
         """The doubt is over; raises StoreError if that cannot be kept, and then it is not."""
