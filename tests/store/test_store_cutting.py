@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gimbalmq._steps import run_through
-from gimbalmq.errors import OutOfStepError, StateError, StoreError
+from gimbalmq._steps import Steps, run_through
+from gimbalmq.errors import OutOfStepError, StateError, StoreError, StoreIOError
 from gimbalmq.model.flags import TRANSACTION_PREPARED
 from gimbalmq.store import MessageStore
 from gimbalmq.store.checkpoint import Checkpoint
@@ -371,3 +371,74 @@ def test_steps_leave_a_whole_store(master: MessageStore, tmp_path: Path) -> None
         assert end.value.begin == place
     assert seen > 3
     store.close()
+
+
+@pytest.mark.parametrize("where", ["index", "log"])
+@pytest.mark.parametrize("end", ["close", "checkpoint"])
+def test_a_cut_that_a_bad_disk_stops_is_no_checkpoint(
+    master: MessageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, end: str
+) -> None:
+    """Queues are cut then and the log is not: the next start must give its records their entries again."""
+    store = full(master, tmp_path / "store", 0.99)
+    part = store._index if where == "index" else store.log
+
+    def fail(offset: int) -> Steps[None]:
+        raise StoreIOError("injected")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(part, "cut" if where == "index" else "cut_steps", fail)
+        with pytest.raises(StoreIOError):
+            store.cut(records_of(master)[4][0])
+    if end == "close":
+        store.close()
+    else:
+        store.checkpoint()
+        store.abandon()
+    opened = follower(tmp_path / "store", commitlog_file_bytes=FILE)
+    assert_same(opened, master)
+    opened.abandon()
+
+
+def test_a_cut_behind_one_that_failed_does_not_make_the_store_whole(
+    master: MessageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = full(master, tmp_path / "store", 0.99)
+    records = records_of(master)
+
+    def fail(offset: int) -> Steps[None]:
+        raise StoreIOError("injected")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.log, "cut_steps", fail)
+        with pytest.raises(StoreIOError):
+            store.cut(records[4][0])
+    store.cut(records[8][0])
+    with pytest.raises(StoreIOError, match=f"at offset {records[4][0]} half-way"):
+        store.lead()
+    store.close()
+    opened = follower(tmp_path / "store", commitlog_file_bytes=FILE)
+    wanted = begin_of(master, tmp_path / "wanted", records[8][0])
+    assert_same(opened, wanted)
+    opened.cut(records[4][0])
+    opened.lead()
+    opened.close()
+    again = open_store(tmp_path / "store", commitlog_file_bytes=FILE)
+    assert again.max_commitlog_offset == records[4][0]
+    again.close()
+    wanted.abandon()
+
+
+def test_a_checkpoint_begun_during_the_cut_is_void(master: MessageStore, tmp_path: Path) -> None:
+    store = full(master, tmp_path / "store", 0.99)
+    place = records_of(master)[4][0]
+    cutting = store.cut_steps(place)
+    finishes = [run_through(store.checkpoint_steps(store.begin_checkpoint())) for _ in cutting]
+    for finish in finishes:
+        finish()
+    store.abandon()
+    assert Checkpoint.load(tmp_path / "store" / "checkpoint").safe_offset <= place
+    opened = follower(tmp_path / "store", commitlog_file_bytes=FILE)
+    wanted = begin_of(master, tmp_path / "wanted", place)
+    assert_same(opened, wanted)
+    opened.abandon()
+    wanted.abandon()

@@ -115,6 +115,8 @@ class Checkpoints:
     Attributes:
         saved: what the file says.
         confirm, master_flushed: what the next checkpoint will say of these; the store keeps them for the broker.
+        half_cut: where a cut has begun that has not ended, because it goes on or the disk failed; None if there is
+            none. Queues and log do not fit each other then, so no checkpoint is saved.
     """
 
     def __init__(
@@ -138,6 +140,7 @@ class Checkpoints:
         self._cuts = 0
         self.saved = Checkpoint()
         self.confirm = self.master_flushed = 0
+        self.half_cut: int | None = None
 
     def load(self) -> Checkpoint:
         self.saved = found = Checkpoint.load(self._path)
@@ -209,12 +212,12 @@ class Checkpoints:
 
     def _save(self, point: Checkpoint, cuts: int) -> None:
         with self._saving:
-            if cuts == self._cuts:
+            if cuts == self._cuts and self.half_cut is None:
                 point.save(self._path, self._files)
                 self.saved = point
 
-    def lower(self, point: Checkpoint | None) -> None:
-        """For a log that is about to be cut: checkpoints begun before are void.
+    def lower(self, offset: int, point: Checkpoint | None) -> None:
+        """For a log that is about to be cut at an offset: checkpoints begun before are void.
 
         Args:
             point: what holds for the part that stays; None if the last one speaks of no more than that.
@@ -224,3 +227,14 @@ class Checkpoints:
             if point is not None:
                 point.save(self._path, self._files)
                 self.saved = point
+            self.half_cut = offset if self.half_cut is None else min(self.half_cut, offset)
+
+    def cut_done(self, offset: int) -> None:
+        """The cut at an offset has ended: checkpoints begun meanwhile are void.
+
+        If an earlier one, at a lower offset, has not, queues still lack what the log has.
+        """
+        with self._saving:
+            self._cuts += 1
+            if self.half_cut is not None and offset <= self.half_cut:
+                self.half_cut = None

@@ -2,7 +2,8 @@
 
 After a crash at any moment the folder opens as before the cut, as after it, or with the records before some place in
 between; never with entries or keys of records that are gone. The checkpoint is lowered first, then everything behind it
-may go in any order, because recovery trusts nothing there.
+may go in any order, because recovery trusts nothing there. If the disk stops a cut half-way, that is a crash for the
+next start, also if the store is closed.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ class Cutting:
             self._forget(topic)
         if deleted:
             yield from self._dispatch_again(deleted)
+        self._checkpoints.cut_done(offset)
         return CutReport(offset, end, topics.total(), dict(topics))
 
     def _check(self, offset: int) -> None:
@@ -153,7 +155,7 @@ class Cutting:
         saved = checkpoints.saved
         checkpoints.confirm = min(checkpoints.confirm, offset)
         if saved.safe_offset < offset and not whole:
-            checkpoints.lower(None)
+            checkpoints.lower(offset, None)
             return
         point = Checkpoint(
             master_flushed=checkpoints.master_flushed,
@@ -169,7 +171,7 @@ class Cutting:
             point.index_ms, point.index_name, point.index_count = index_ms, name, count
             point.safe_offset = offset
             point.mark = sum(entries_mark(queue, end) for queue, end in ends.items())
-        checkpoints.lower(point)
+        checkpoints.lower(offset, point)
 
     def _cut_queue(self, queue: QueueLog, end: int) -> None:
         kept = bytes(queue.tail[: max(0, end - queue.written) * ENTRY_BYTES])

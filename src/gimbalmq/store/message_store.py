@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 
 from gimbalmq._clock import Clock
 from gimbalmq._steps import Steps, run_through
-from gimbalmq.errors import ResourceShortageError, StateError, StoreError, StoreFollowsError
+from gimbalmq.errors import ResourceShortageError, StateError, StoreError, StoreFollowsError, StoreIOError
 from gimbalmq.store.append import AppendGroup, IndexItem, KeyRun
 from gimbalmq.store.checkpoint import BegunCheckpoint, Checkpoints
 from gimbalmq.store.commitlog import CommitLog
@@ -206,7 +206,8 @@ class MessageStore(StoreReading):
                 self.empty_trash()
             except StoreError:
                 pass  # the next start tries again
-            if self.trouble.failure is None and not self.keep_mark:
+            whole = self.trouble.failure is None and self._checkpoints.half_cut is None
+            if whole and not self.keep_mark:
                 self._mark.remove()
         finally:
             self.abandon()
@@ -373,7 +374,16 @@ class MessageStore(StoreReading):
             self._takes_groups = False
 
     def lead(self) -> None:
-        """From now on the store takes groups; of what it has received a record that is not whole is given up."""
+        """From now on the store takes groups; of what it has received a record that is not whole is given up.
+
+        Raises:
+            StoreIOError: a cut has not ended, so queues lack entries of records that the log has.
+        """
+        if (half_cut := self._checkpoints.half_cut) is not None:
+            raise StoreIOError(
+                f"the store cannot lead: the disk stopped a cut of its log at offset {half_cut} half-way. "
+                "See what is wrong with the disk, then restart this broker: a start makes its queues whole"
+            )
         if self._following is not None:
             self._following.end()
             self._following = None
