@@ -6,15 +6,20 @@ file, then the record, with one question to the master each (``agreement``).
 
 from __future__ import annotations
 
+from array import array
+
 from gimbalmq._steps import Steps
 from gimbalmq.broker.replication import agreement
 from gimbalmq.errors import CopyRefusedError
+from gimbalmq.model.record import MAGIC_V1, MAGIC_V2, MIN_RECORD, START
 from gimbalmq.rpc.call import Caller
 from gimbalmq.store.dispatcher import LogScanner
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.transport.turns import Turns
 
-_STEP = 256
+_STEP = 4096
+_SCANNED_STEP = 256
+_MAGICS = (MAGIC_V1, MAGIC_V2)
 
 
 async def last_common(store: MessageStore, caller: Caller, master: str, turns: Turns) -> int:
@@ -59,16 +64,29 @@ async def last_common(store: MessageStore, caller: Caller, master: str, turns: T
     return places[low] if low < len(places) else behind
 
 
-def _records(store: MessageStore, base: int) -> Steps[tuple[list[int], int]]:
-    """Where the records of one file begin, and where the last of them ends."""
+def _records(store: MessageStore, base: int) -> Steps[tuple[array[int], int]]:
+    """Where the records of one file begin, and where the last of them ends.
+
+    Only their sizes are read: a file may have millions of them, and the master waits. Behind a place that is damaged a
+    scanner finds the next record.
+    """
     segments = store.log.segments
-    places: list[int] = []
+    places = array("q")
     behind, end = base, min(base + segments.size, store.max_commitlog_offset)
-    for found in LogScanner(segments, base, end):
+    with memoryview(segments.map(segments.at(base))) as view:
+        while behind + MIN_RECORD <= end:
+            size, magic = START.unpack_from(view, behind - base)
+            if magic not in _MAGICS or size < MIN_RECORD or behind + size > end:
+                break
+            places.append(behind)
+            behind += size
+            if len(places) % _STEP == 0:
+                yield
+    for number, found in enumerate(LogScanner(segments, behind, end)):
         if found.commitlog_offset >= end:
             break
         places.append(found.commitlog_offset)
         behind = found.commitlog_offset + found.size
-        if len(places) % _STEP == 0:
+        if number % _SCANNED_STEP == 0:
             yield
     return places, behind
