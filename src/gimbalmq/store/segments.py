@@ -35,7 +35,7 @@ class Segments:
     """All files of one folder, ascending and without gaps.
 
     Attributes:
-        names_changed: grows when a file is made; the folder needs a sync when it differs from the last time.
+        names_changed: grows when a file is made or found; the folder needs a sync when it differs from the last time.
         keep_from: files that reach behind this offset are never closed: they may be written or synced just now.
     """
 
@@ -115,6 +115,9 @@ class Segments:
                     self._grow(path)
                 self._list.append(Segment(path, base, self.size, -1))
         self.keep_from = self.end  # nothing is written before the store is loaded
+        self.names_changed += (
+            1  # whoever made these files may have been killed before their names were synced
+        )
         return notes
 
     def _choose_size(self, found: list[tuple[Path, int]], recorded: int, notes: list[str]) -> None:
