@@ -50,6 +50,7 @@ from gimbalmq.broker.replication.copying import CopiedMaster
 from gimbalmq.broker.replication.escape import Escape
 from gimbalmq.broker.replication.follower import Follower
 from gimbalmq.broker.replication.heard import HeardOfMaster
+from gimbalmq.broker.replication.identity import IdentityFile
 from gimbalmq.broker.replication.progress import CopiedProgress
 from gimbalmq.broker.replication.reading import ReadRules
 from gimbalmq.broker.replication.refusals import SlaveRefusals
@@ -196,9 +197,10 @@ class Broker:
         self.store = MessageStore(store_config, clock, self._files)
         self.recovery = self.store.load()
         # If this start fails, the next one must find it so, too (``wholeness``).
-        self.store.keep_mark = config.enable_controller_mode and not self.recovery.clean
+        self.store.keep_mark = not self.recovery.clean
         try:
             self._tables = TableThread(self._files)
+            wholeness = self._note_start(config, self.recovery)
             role_file = RoleFile(folder, self._files, self._tables, config)
             live.now = config = role_file.load(config)
             self.roles = Roles(Role.configured(config))
@@ -323,11 +325,9 @@ class Broker:
                 self.writer,
                 self.long_poll,
                 self.address,
-                self.recovery,
+                wholeness,
                 self.commit.flush,
             )
-        else:
-            self._keep_doubt(self.recovery)
         # Behind all others who hear of reports: what they have settled is answered at once.
         self.source.on_report.append(lambda _: self.load.flush())
         self.acting_mode: ActingMode | None = None
@@ -475,19 +475,30 @@ class Broker:
             lambda: ServerNames(config.broker_name, self.address, config.broker_cluster_name),
         )
 
-    def _keep_doubt(self, recovery: RecoveryReport) -> None:
-        """If this folder has been a controller's: what it has lost is still lost when it is one's again."""
+    def _note_start(self, config: BrokerConfig, recovery: RecoveryReport) -> Wholeness:
+        """Has the folder tell of this start, before anything of it can fail."""
+        identity = IdentityFile.of(config, self._files)
         try:
-            Wholeness(
-                self.store_path / "config",
-                self._files,
-                self._tables,
-                was_closed=recovery.clean,
-                is_shorter=recovery.is_shorter,
-            ).keep_doubt()
+            is_known = identity.given() is not None
+        except (ConfigError, StoreError):
+            if config.enable_controller_mode:
+                raise
+            is_known = True  # whoever it says it is, it is a controller's
+        wholeness = Wholeness(
+            self.store_path / "config",
+            self._files,
+            self._tables,
+            was_closed=recovery.clean,
+            is_shorter=recovery.is_shorter,
+            is_empty=is_known and self.store.max_commitlog_offset == 0,
+            is_known=is_known,
+        )
+        try:
+            wholeness.keep()
+            self.store.keep_mark = config.enable_controller_mode and not recovery.clean
         except StoreError as error:
             log.warning("%s; so this folder will not look closed at the next start", error)
-            self.store.keep_mark = True
+        return wholeness
 
     def _own_access(self, config: BrokerConfig, folder: Path) -> Access:
         access = Access(config, folder, self.store_path, clock=self._clock, files=self._files)

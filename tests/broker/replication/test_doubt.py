@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from gimbalmq.broker.broker import Broker
-from gimbalmq.broker.config import BrokerConfig
 from gimbalmq.broker.replication.doubt import log_end
 from gimbalmq.errors import DiskFullError, ListenError, StoreIOError
+from gimbalmq.protocol.bodies import TopicConfig
 from gimbalmq.protocol.codes import ResponseCode
 from gimbalmq.protocol.replication_bodies import EpochTable
 from gimbalmq.rpc import management, replication
 from gimbalmq.rpc.call import Caller
 from gimbalmq.testing.loop import VirtualClock, run_virtual
-from tests.broker.replication.controlled import NAME, Set, has_all, replicas, trouble, until
+from tests.broker.replication.controlled import NAME, TOPIC, Set, has_all, replicas, trouble, until
 
 CONTROLLER = "10.0.0.101"
 LONG = 60.0
@@ -228,34 +228,98 @@ def test_a_start_that_fails_does_not_end_the_doubt(tmp_path: Path, table: str) -
     run_virtual(work)
 
 
-def test_a_run_without_a_controller_does_not_end_the_doubt(tmp_path: Path) -> None:
+WITHOUT = {"enableControllerMode": "false", "brokerId": 1}
+AS_MASTER = {"enableControllerMode": "false", "brokerId": 0, "brokerRole": "ASYNC_MASTER"}
+
+
+async def run_without_controller(made: Set, number: int, **options: object) -> None:
+    broker = await made.begin(number, **{**WITHOUT, **options})
+    await broker.close()
+    del made.brokers[number]
+
+
+@pytest.mark.parametrize("lost", ["end", "log", "all", "note"])
+def test_a_run_without_a_controller_does_not_end_the_doubt(tmp_path: Path, lost: str) -> None:
     """The folder is closed properly then, and what was lost is still lost."""
 
     async def work(clock: VirtualClock) -> None:
         async with replicas(tmp_path, clock, 1, 2) as made:
             await made.in_sync(1, 2)
-            await lost_tail(made, 2)
+            folder = tmp_path / "2"
+            if lost == "log":
+                await made.send(made.master, 5)
+                await made.brokers.pop(2).close()
+                shutil.rmtree(folder / "commitlog")
+            elif lost == "all":
+                empty = tmp_path / "empty"
+                empty.mkdir()
+                shutil.copy(folder / "brokerIdentity", empty)
+                await made.cut_power(2, empty)
+            else:
+                await lost_tail(made, 2)
+            if lost == "note":  # a full disk may have kept it from being written
+                (folder / "config" / "wholeness.json").unlink()
             made.network.cut("10.0.0.1", "10.0.0.2")
-            alone = await made.begin(2, enableControllerMode="false", brokerId=1)
-            await alone.close()
+            await run_without_controller(made, 2)
             assert in_doubt(await made.begin(2))
 
     run_virtual(work)
 
 
-def test_a_run_without_a_controller_begins_no_doubt(tmp_path: Path) -> None:
+@pytest.mark.parametrize("without", [False, True])
+@pytest.mark.parametrize("lost", ["end", "log"])
+def test_neither_does_a_start_that_fails_early(tmp_path: Path, lost: str, without: bool) -> None:
     async def work(clock: VirtualClock) -> None:
         async with replicas(tmp_path, clock, 1, 2) as made:
             await made.in_sync(1, 2)
-            await made.kill(2)  # the process only: its machine runs on
-            alone = await made.begin(2, enableControllerMode="false", brokerId=1)
-            await alone.close()
+            if lost == "end":
+                await lost_tail(made, 2)
+            else:
+                await made.send(made.master, 5)
+                await made.brokers.pop(2).close()
+                shutil.rmtree(tmp_path / "2" / "commitlog")
+            made.network.cut("10.0.0.1", "10.0.0.2")
+            topics = tmp_path / "2" / "config" / "topics.json"
+            topics.with_name("topics.json.bak").unlink(missing_ok=True)
+            topics.write_bytes(b"{")
+            with pytest.raises(StoreIOError):
+                await made.begin(2, **(WITHOUT if without else {}))
+            topics.unlink()
+            assert in_doubt(await made.begin(2))
+
+    run_virtual(work)
+
+
+@pytest.mark.parametrize("rebooted", [False, True])
+def test_a_run_without_a_controller_begins_no_doubt(tmp_path: Path, rebooted: bool) -> None:
+    """Only processes are killed; the machine is started again while nothing runs on it."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            if rebooted:
+                await made.brokers.pop(2).close()
+                made.machines[2].boots += 1
+                await made.begin(2, **WITHOUT)
+            await made.kill(2)
+            await run_without_controller(made, 2)
             assert not in_doubt(await made.begin(2))
-        never = BrokerConfig(store_path_root_dir=str(tmp_path / "never"), listen_port=0)
-        broker = Broker(never, clock=clock, network=made.network.host("10.0.0.9"))
-        await broker.start()
-        await broker.close()
-        assert not (tmp_path / "never" / "config" / "wholeness.json").exists()
+
+    run_virtual(work)
+
+
+def test_a_folder_that_was_never_a_controllers_gets_no_note(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1) as made:
+            broker = await made.begin(5, brokerName="other", **AS_MASTER)
+            topic = TopicConfig(topic_name=TOPIC, read_queue_nums=4, write_queue_nums=4)
+            await management.create_topic(made.pool, broker.address, topic)
+            assert await made.send(broker, 5) == [ResponseCode.SUCCESS] * 5
+            await made.brokers.pop(5).close()
+            shutil.rmtree(tmp_path / "5" / "commitlog")
+            again = await made.begin(5, brokerName="other", **AS_MASTER)
+            assert again.recovery is not None and again.recovery.is_shorter
+            assert not (tmp_path / "5" / "config" / "wholeness.json").exists()
 
     run_virtual(work)
 

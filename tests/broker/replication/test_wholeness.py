@@ -123,7 +123,9 @@ def test_a_full_disk_keeps_only_those_in_doubt_from_their_role(tmp_path: Path, t
 
 def test_a_shorter_log_is_a_doubt_that_the_next_start_still_has(tmp_path: Path, thread: TableThread) -> None:
     run(started(tmp_path, thread, "one", was_closed=True).is_alone(3))
-    assert Wholeness(tmp_path, Booted("one"), thread, was_closed=True, is_shorter=True).in_doubt
+    shorter = Wholeness(tmp_path, Booted("one"), thread, was_closed=True, is_shorter=True)
+    shorter.keep()
+    assert shorter.in_doubt
     again = started(tmp_path, thread, "one", was_closed=True)
     assert again.in_doubt and again.alone_in is None
 

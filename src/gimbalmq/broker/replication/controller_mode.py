@@ -41,7 +41,6 @@ from gimbalmq.store.consumequeue import QueueLog
 from gimbalmq.store.cutting import CutReport
 from gimbalmq.store.files import Files
 from gimbalmq.store.message_store import MessageStore
-from gimbalmq.store.results import RecoveryReport
 from gimbalmq.transport.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ class ControllerMode:
     """Java: ReplicasManager and AutoSwitchHAService.
 
     Args:
-        recovery: how the store was found at this start.
+        wholeness: whether this broker may have lost what it had confirmed.
         flush: has the log synced.
 
     Attributes:
@@ -84,7 +83,7 @@ class ControllerMode:
         writer: Writer,
         long_poll: LongPoll,
         address: str,
-        recovery: RecoveryReport,
+        wholeness: Wholeness,
         flush: Callable[[], Awaitable[None]],
     ) -> None:
         config, folder = live.now, Path(live.now.store_path_root_dir)
@@ -109,25 +108,10 @@ class ControllerMode:
         self.sync_set: SyncSet | None = None
         self.epochs = Epochs(Path(config.store_path_epoch_file or folder / "epochFileCheckpoint"), files)
         self.epochs.load(store.max_commitlog_offset)
-        identity = IdentityFile(
-            Path(config.store_path_broker_identity or folder / "brokerIdentity"),
-            config.broker_cluster_name,
-            config.broker_name,
-            files,
-        )
-        is_known = identity.given() is not None
-        self._wholeness = Wholeness(
-            folder / "config",
-            files,
-            tables,
-            was_closed=recovery.clean,
-            is_shorter=recovery.is_shorter,
-            is_empty=is_known and store.max_commitlog_offset == 0,
-            is_known=is_known,
-        )
+        self._wholeness = wholeness
         self.elections = Elections(
             Controllers(caller, config.controller_addresses),
-            identity,
+            IdentityFile.of(config, files),
             live,
             clock,
             address,

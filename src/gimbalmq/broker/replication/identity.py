@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gimbalmq.broker.config import BrokerConfig
 from gimbalmq.errors import ConfigError
 from gimbalmq.store.files import Files, store_error
 
@@ -29,6 +30,12 @@ class IdentityFile:
         self._temp = path.with_name(path.name + "-temp")
         self._names = (cluster, broker)
         self._files = files or Files()
+
+    @classmethod
+    def of(cls, config: BrokerConfig, files: Files) -> IdentityFile:
+        """That of a broker with this configuration."""
+        path = Path(config.store_path_broker_identity or Path(config.store_path_root_dir) / "brokerIdentity")
+        return cls(path, config.broker_cluster_name, config.broker_name, files)
 
     def given(self) -> int | None:
         """The id, None if no controller gave one yet.

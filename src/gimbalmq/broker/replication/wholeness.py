@@ -12,7 +12,6 @@ is alone, and in which set: as long as the controller still has that set, nobody
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,21 +69,17 @@ class Wholeness:
         self._boot = files.boot_id()
         try:
             found = self._file.load(_read)
-            self._was_noted = found is not None
             noted = found or _Noted(in_doubt=is_empty)
         except StoreIOError as error:
             log.warning("%s; whatever it said, this broker may have lost what it had confirmed", error)
-            self._was_noted, noted = True, _Noted(in_doubt=True)
+            found = noted = _Noted(in_doubt=True)
+        self._is_replica = is_known or found is not None
         same_boot = self._boot is not None and noted.boot == self._boot
         self.in_doubt = noted.in_doubt or is_shorter or not (was_closed or same_boot)
         # Only what was not on the disk yet is lost in a power cut; of a shorter log others may have more.
         self.alone_in = noted.alone_in if is_known and not is_shorter else None
         self.is_noted = False
         self._may_lose = False
-        if is_shorter:
-            with suppress(StoreError):  # ``begin`` tries again; a start after this one would not notice
-                self._file.save(self._document(self.in_doubt, self.alone_in))
-                self.is_noted = True
 
     async def begin(self) -> None:
         """Has the file tell of this start. A crash before that leaves the boot before in it, and so the doubt.
@@ -101,14 +96,23 @@ class Wholeness:
                 raise
             log.warning("%s; if this process is killed, this broker takes it for a power cut", error)
 
-    def keep_doubt(self) -> None:
-        """For a start without a controller: a later one with it must find the doubt that begins here.
+    def keep(self) -> None:
+        """The same at once, and also without a controller, if this folder has ever been a replica of one's.
+
+        A run without a controller may be closed properly; what was lost before it is still lost when the controller is
+        back. A log that is shorter than it was is noticed by one start only, however that one ends.
 
         Raises:
-            StoreError: it cannot be kept.
+            StoreError: the doubt cannot be kept.
         """
-        if self._was_noted and self.in_doubt:
+        if not self._is_replica:
+            return
+        try:
             self._file.save(self._document(self.in_doubt, self.alone_in))
+            self.is_noted = True
+        except StoreError:
+            if self.in_doubt:
+                raise
 
     async def is_whole(self) -> None:
         """The doubt is over; raises StoreError if that cannot be kept, and then it is not."""
