@@ -15,6 +15,7 @@ import pytest
 import uvloop
 
 from gimbalmq._clock import SYSTEM_CLOCK
+from gimbalmq.errors import StateError
 from gimbalmq.transport.watchdog import LoopWatchdog
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -130,3 +131,26 @@ def test_a_loop_that_ends_first_ends_the_watch() -> None:
     asyncio.run(main())
     watchdog.close()
     assert watchdog.pauses == 0
+
+
+def test_beats_go_on_whatever_a_pause_brings(run_on: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        watchdog = LoopWatchdog(0.02, 60.0)
+        noted = []
+
+        def fail(pause: object) -> None:
+            noted.append(pause)
+            raise RuntimeError("the log's disk is full")
+
+        monkeypatch.setattr(watchdog, "_note", fail)
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        watchdog.start()
+        async with asyncio.timeout(30):
+            while len(noted) < 2:
+                await asyncio.sleep(0.03)
+                compute_for(0.06)
+        watchdog.close()
+        with pytest.raises(StateError):
+            watchdog.start()
+
+    run_on(main())

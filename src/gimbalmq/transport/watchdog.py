@@ -1,12 +1,14 @@
 """The watchdog: notices when the event loop was kept from its work, and by what.
 
-The loop calls ``_beat`` every few milliseconds. If a beat comes late, one turn of the loop was at least so long. What
-took the time only another thread can see, while it lasts, on the stack of the loop's thread. So one looks when a beat
-is late by most of what is logged, and sleeps otherwise: each time it wakes up it takes the interpreter from the loop,
-and a busy machine may be long in giving it back.
+The loop calls ``_beat`` every few milliseconds. If a beat comes late, one turn of the loop was at least so long (of
+asyncio's own loop, which looks at its timers last, two turns together). What took the time only another thread can
+see, while it lasts, on the stack of the loop's thread. So one looks when a beat is late by most of what is logged,
+and sleeps otherwise: each time it wakes up it takes the interpreter from the loop, and a busy machine may be long in
+giving it back.
 
-A pause is measured from when the beat was due, so up to one beat too short. If the interpreter lock was held all the
-time (a long call into C), the thread looks when that is over, before the loop goes on.
+A pause is measured from when the beat was due, so up to one beat too short. A process that was stopped had one, too,
+whatever its loop did. If the interpreter lock was held all the time (a long call into C), the thread looks when that is
+over, before the loop goes on.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from gimbalmq._clock import SYSTEM_CLOCK
+from gimbalmq.errors import StateError
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +75,9 @@ class LoopWatchdog:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """To be called on the loop that is to be watched."""
+        """To be called once, on the loop that is to be watched."""
+        if self._thread is not None or self._ended.is_set():
+            raise StateError("a watchdog is started once")
         loop = asyncio.get_running_loop()
         self._expect_beat(loop)
         self._thread = threading.Thread(
@@ -97,10 +102,12 @@ class LoopWatchdog:
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
         due, late = self._due, self._clock.monotonic() - self._due
-        if late >= self._count_from:
-            looked_at, stack = self._seen
-            self._note(Pause(late, stack if looked_at == due else ""))
-        self._expect_beat(loop)
+        try:
+            if late >= self._count_from:
+                looked_at, stack = self._seen
+                self._note(Pause(late, stack if looked_at == due else ""))
+        finally:
+            self._expect_beat(loop)
 
     def _note(self, pause: Pause) -> None:
         self.pauses += 1
@@ -115,7 +122,7 @@ class LoopWatchdog:
             return
         more = f" ({self._unlogged} more since the last such line)" if self._unlogged else ""
         self._silent_until, self._unlogged = now + _QUIET_SECONDS, 0
-        what = f" in\n{pause.stack}" if pause.stack else "; the whole process did, so that nobody saw why"
+        what = f" in\n{pause.stack}" if pause.stack else "; nobody saw why"
         log.warning("the event loop stood still for %.0f ms%s%s", pause.seconds * 1000, more, what)
 
     # --- the thread --------------------------------------------------------------------------
