@@ -100,17 +100,17 @@ def under_load(
     name = subject.name
     shape = {"connections": 8, "window": 8, **shape}
     shape |= {"seconds": options.pick(10, 2), "warmup": options.pick(3, 0.5)}
-    told_of: dict[int, tuple[dict[str, str], dict[str, str], int]] = {}
+    tries: list[tuple[Load, dict[str, str], dict[str, str], int]] = []
 
     def send() -> Load:
         """Around each try: between them the broker is frozen, which its watchdog takes for a pause."""
         before, logged = runtime(subject), subject.log.stat().st_size
         found = run_c("send", port=subject.port, **shape)
-        told_of[id(found)] = before, runtime(subject), logged
+        tries.append((found, before, runtime(subject), logged))
         return found
 
     load = measured(subject, send, options)
-    before, after, logged = told_of[id(load)]
+    before, after, logged = next((first, last, at) for found, first, last, at in tries if found is load)
     figures.add(f"{size}: send, p99", "us", name, load.p99_us)
     figures.add(f"{size}: slowest send", "ms", name, load.max_us / 1000)
     sent = load.ok + int(load.raw.get("warmup_ok", 0))

@@ -52,8 +52,6 @@ BUSY, LABOURED = 0.5, 4.0  # load averages of a machine with other things to do:
 Step = tuple[str, str, dict[str, Any]]  # its name in the results, the method of the side, its arguments
 Figures = dict[str, list[dict[str, float]]]
 
-FETCHED = 768 << 20  # bytes of memory that are there before a sink's round: more than any side fills
-
 GOALS = ("read 100 B", "read varied", "read 1 KB", "catch up", "sink", "sink, tuned", "micro-batch")
 
 ONCE = frozenset({"fill", "fill_mixed", "micro_batch", "python_side"})
@@ -189,7 +187,7 @@ def measure(
                     if once and number:
                         continue
                     if method == "sink":
-                        settle_machine(FETCHED)
+                        settle_machine()
                     figures = side.do(method, arguments)
                     if figures and (number or once):
                         side.found.setdefault(name, []).append(figures)

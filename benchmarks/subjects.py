@@ -561,22 +561,20 @@ def awake(subject: Subject) -> Iterator[Subject]:
         subject.freeze()
 
 
-def settle_machine(fetched: int = FETCHED) -> None:
-    """Leave no bytes to be written for whoever was measured before, and memory at hand for files of the next, as far as
-    a quarter of what is free and the disk allow.
+def settle_machine() -> None:
+    """Leave no bytes to be written for whoever was measured before, and memory at hand for files of the next.
 
     A hypervisor that takes back what its guest does not use hands it out again page by page, at ten times the cost of
     the write itself: the figure would be the hypervisor's. A file that is written and deleted leaves memory in pieces
-    as large as those that files take, which memory of a program's own need not do.
+    as large as those that files take, which memory of a program's own need not do. At most a quarter of what is free is
+    taken.
     """
     os.sync()
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     block = bytes(1 << 20)
-    with (
-        tempfile.TemporaryFile() as file,
-        suppress(OSError),
-    ):  # a disk that is full is the measurement's trouble
-        for place in range(0, min(fetched, available // 4), len(block)):
+    # If the disk is full, the measurement will say so.
+    with tempfile.TemporaryFile() as file, suppress(OSError):
+        for place in range(0, min(FETCHED, available // 4), len(block)):
             os.pwrite(file.fileno(), block, place)
     os.sync()
 

@@ -42,6 +42,13 @@ def hold_the_lock_for(seconds: float) -> None:
     ctypes.PyDLL(None).usleep(round(seconds * 1e6))  # PyDLL: the interpreter lock is not let go
 
 
+async def pause_until(enough: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not enough():
+            await asyncio.sleep(0.03)
+            compute_for(0.06)
+
+
 def block_for(seconds: float) -> None:
     threading.Event().wait(seconds)  # as a file operation does: the lock is free meanwhile
 
@@ -96,10 +103,7 @@ def test_a_pause_that_is_not_logged_is_counted_without_a_look(run_on: Run) -> No
     async def main() -> None:
         watchdog = LoopWatchdog(0.02, 60.0)
         watchdog.start()
-        async with asyncio.timeout(30):
-            while watchdog.pauses < 3:
-                await asyncio.sleep(0.03)
-                compute_for(0.06)
+        await pause_until(lambda: watchdog.pauses >= 3)
         watchdog.close()
         assert watchdog.longest is not None
         assert watchdog.longest.stack == ""
@@ -111,10 +115,7 @@ def test_many_long_turns_are_few_lines(run_on: Run, caplog: pytest.LogCaptureFix
     async def main() -> None:
         watchdog = LoopWatchdog(0.02, 0.02)
         watchdog.start()
-        async with asyncio.timeout(30):
-            while watchdog.pauses < 5:
-                await asyncio.sleep(0.01)
-                compute_for(0.06)
+        await pause_until(lambda: watchdog.pauses >= 5)
         watchdog.close()
 
     with caplog.at_level(logging.WARNING):
@@ -145,10 +146,7 @@ def test_beats_go_on_whatever_a_pause_brings(run_on: Run, monkeypatch: pytest.Mo
         monkeypatch.setattr(watchdog, "_note", fail)
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
         watchdog.start()
-        async with asyncio.timeout(30):
-            while len(noted) < 2:
-                await asyncio.sleep(0.03)
-                compute_for(0.06)
+        await pause_until(lambda: len(noted) >= 2)
         watchdog.close()
         with pytest.raises(StateError):
             watchdog.start()

@@ -497,7 +497,10 @@ class Broker:
             wholeness.keep()
             self.store.keep_mark = config.enable_controller_mode and not recovery.clean
         except StoreError as error:
-            log.warning("%s; so this folder will not look closed at the next start", error)
+            log.warning(
+                "%s; make room there. Until the next start this folder will look as after a crash", error
+            )
+            self.store.keep_mark = True
         return wholeness
 
     def _own_access(self, config: BrokerConfig, folder: Path) -> Access:

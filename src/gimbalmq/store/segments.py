@@ -115,9 +115,8 @@ class Segments:
                     self._grow(path)
                 self._list.append(Segment(path, base, self.size, -1))
         self.keep_from = self.end  # nothing is written before the store is loaded
-        self.names_changed += (
-            1  # whoever made these files may have been killed before their names were synced
-        )
+        # Whoever made these files may have been killed before their names were synced.
+        self.names_changed += 1
         return notes
 
     def _choose_size(self, found: list[tuple[Path, int]], recorded: int, notes: list[str]) -> None:

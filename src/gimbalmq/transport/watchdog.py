@@ -77,7 +77,7 @@ class LoopWatchdog:
     def start(self) -> None:
         """To be called once, on the loop that is to be watched."""
         if self._thread is not None or self._ended.is_set():
-            raise StateError("a watchdog is started once")
+            raise StateError("this watchdog was started already: make another one")
         loop = asyncio.get_running_loop()
         self._expect_beat(loop)
         self._thread = threading.Thread(

@@ -97,7 +97,7 @@ class Wholeness:
             log.warning("%s; if this process is killed, this broker takes it for a power cut", error)
 
     def keep(self) -> None:
-        """The same at once, and also without a controller, if this folder has ever been a replica of one's.
+        """Has the file tell of this start if a controller has ever known this folder, also if none is used now.
 
         A run without a controller may be closed properly; what was lost before it is still lost when the controller is
         back. A log that is shorter than it was is noticed by one start only, however that one ends.
