@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -428,17 +429,30 @@ def test_a_cut_behind_one_that_failed_does_not_make_the_store_whole(
     wanted.abandon()
 
 
-def test_a_checkpoint_begun_during_the_cut_is_void(master: MessageStore, tmp_path: Path) -> None:
-    store = full(master, tmp_path / "store", 0.99)
+@pytest.mark.parametrize("late", [False, True], ids=["ends meanwhile", "ends later"])
+def test_a_checkpoint_begun_during_the_cut_is_void(master: MessageStore, tmp_path: Path, late: bool) -> None:
+    """Between any two steps of the cut: queues may be cut then, and the log not yet."""
     place = records_of(master)[4][0]
-    cutting = store.cut_steps(place)
-    finishes = [run_through(store.checkpoint_steps(store.begin_checkpoint())) for _ in cutting]
-    for finish in finishes:
-        finish()
-    store.abandon()
-    assert Checkpoint.load(tmp_path / "store" / "checkpoint").safe_offset <= place
-    opened = follower(tmp_path / "store", commitlog_file_bytes=FILE)
     wanted = begin_of(master, tmp_path / "wanted", place)
-    assert_same(opened, wanted)
-    opened.abandon()
+    for number in count():
+        folder = tmp_path / f"store-{number}"
+        store = full(master, folder, 0.99)
+        begun_at = None
+        for step, _ in enumerate(store.cut_steps(place)):
+            if step == number:
+                finish = run_through(store.checkpoint_steps(store.begin_checkpoint()))
+                begun_at = step
+                if not late:
+                    finish()
+        if begun_at is None:
+            store.abandon()
+            break
+        if late:
+            finish()
+        store.abandon()
+        assert Checkpoint.load(folder / "checkpoint").safe_offset <= place
+        opened = follower(folder, commitlog_file_bytes=FILE)
+        assert_same(opened, wanted)
+        opened.abandon()
+    assert number > 3
     wanted.abandon()
