@@ -4,6 +4,9 @@ The load is that of broker_send.py for each broker: 4 connections, 2000 requests
 Of N brokers each has the topic and gets its share, as a producer's route would have it. Apache's brokers use all cores
 in one process, so each of them is asked alone.
 
+A measurement takes two seconds, five of each: two brokers write a gigabyte a second, and after some four the kernel
+would let the disk set the pace.
+
 The generator shares the cores with the brokers. "What the cores allow" is the rate at which the processor time of both
 for a send would use all cores up, or the brokers their own. The ratio of two such figures is the most that several
 brokers can be ahead of one by.
@@ -111,7 +114,7 @@ def _allowed(load: Load, brokers: int) -> float:
 
 def run(options: Options) -> list[Row]:
     brokers = options.brokers or len(os.sched_getaffinity(0))
-    seconds = options.pick(4, 2)
+    seconds = options.pick(2, 1)
     names = chosen(options.only)
     rows: list[Row] = []
     with ExitStack() as stack:
@@ -146,9 +149,9 @@ def run(options: Options) -> list[Row]:
             bound = Row(f"{title}: what the cores allow", "1/s")
             refused = Row(f"{title}: refused", "1/s")
             rows += [more, rate, cost, made, bound, refused]
-            for _ in range(options.rounds):
+            for _ in range(int(options.pick(5, 1))):
                 for name, subject in found.items():
-                    load_of = partial(run_c, "send", **shapes[name], body=body, seconds=seconds, warmup=1)
+                    load_of = partial(run_c, "send", **shapes[name], body=body, seconds=seconds, warmup=0.5)
                     load = measure(subject, load_of, options.tries)
                     for row in (more, rate):
                         if name == "ours" or (name in APACHE) == (row is rate):

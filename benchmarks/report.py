@@ -23,7 +23,7 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import subjects, warming
+from benchmarks import memory, subjects, warming
 from benchmarks.loadgen.runner import CannotMeasure, LoadFailed
 from benchmarks.security import OPEN, Security
 from tests.peers.process import PeerError
@@ -214,6 +214,7 @@ def settle(asked: argparse.Namespace) -> None:
     """What `parser` reads that is the same for all subjects."""
     subjects.patience = asked.patience
     subjects.apache_heap = asked.heap
+    memory.wanted = not asked.quick
 
 
 def judged(rows: list[Row], options: Options) -> list[Row]:

@@ -10,8 +10,8 @@ of each partition. Ours has its defaults, and Spark the one setting that docs/sp
 Beside each rate stands the processor time that a row took, by broker, JVM and Python: it suffers least from
 other programs on the machine.
 
-Before each round of a sink everything of the round before is written to the disk, and there is as much memory at
-hand as the round will fill (`settle_machine`).
+Before each round everything of the round before is written to the disk, and what memory is free becomes file cache,
+as it is on a machine that has run for a day (`memory.py`).
 
     python benchmarks/spark_kafka.py [--quick] [--goals] [--part NAME] [--rows N] [--only ours|kafka] [--json FILE]
 """
@@ -32,7 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import kafka_peer
+from benchmarks import kafka_peer, memory
 from benchmarks.report import Row, machine, number, plain_table
 from benchmarks.subjects import Ours, scratch_folder, settle_machine
 
@@ -186,8 +186,7 @@ def measure(
                     once = method in ONCE
                     if once and number:
                         continue
-                    if method == "sink":
-                        settle_machine()
+                    settle_machine()
                     figures = side.do(method, arguments)
                     if figures and (number or once):
                         side.found.setdefault(name, []).append(figures)
@@ -371,6 +370,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.part and not asked.goals:
         parser.error("--part chooses among the steps of --goals: write --goals, too")
+    memory.wanted = not asked.quick
     scale = Scale(asked.rows, asked.quick, asked.goals, asked.part)
     wanted = [asked.only] if asked.only else ["ours", "kafka"]
     if "kafka" in wanted and (reason := kafka_peer.why_not()) is not None:

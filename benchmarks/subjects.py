@@ -10,7 +10,8 @@ Fairness is the point of this file:
 - Nobody writes logs: Apache's logging is switched off in the way of each version, ours is told to log errors only.
 - Both write to folders on the same disk. While one is measured the other is frozen (SIGSTOP), so that two
   warm brokers can be measured in turn without either paying for the other.
-- Memory is there before it is needed (`settle_machine`): what a hypervisor takes to hand it out is nobody's.
+- No memory is free (`memory.py`), as on a machine that has run for a day: what a hypervisor takes to hand it out is
+  nobody's.
 - What other processes on the machine took meanwhile is recorded with every figure; a disturbed measurement is
   repeated, and the least disturbed one counts.
 """
@@ -37,12 +38,12 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from benchmarks.loadgen.runner import CannotMeasure, Load
+from benchmarks.memory import fill_cache
 from benchmarks.security import OPEN, Security, people, signed
 from tests.peers import apache
 from tests.peers.process import HOST, PeerError, free_port, tail
 
 ROOT = Path(__file__).resolve().parents[1]
-FETCHED = 2 << 30  # bytes of memory that are at hand before a measurement: more than one fills
 
 # As bin/runserver.sh and bin/runbroker.sh of Apache RocketMQ say for Java 9 and later, heaps apart.
 G1 = (
@@ -562,21 +563,9 @@ def awake(subject: Subject) -> Iterator[Subject]:
 
 
 def settle_machine() -> None:
-    """Leave no bytes to be written for whoever was measured before, and memory at hand for files of the next.
-
-    A hypervisor that takes back what its guest does not use hands it out again page by page, at ten times the cost of
-    the write itself: the figure would be the hypervisor's. A file that is written and deleted leaves memory in pieces
-    as large as those that files take, which memory of a program's own need not do. At most a quarter of what is free is
-    taken.
-    """
+    """Leave no bytes to be written for whoever was measured before, and no memory that a hypervisor must hand out."""
     os.sync()
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    block = bytes(1 << 20)
-    # If the disk is full, the measurement will say so.
-    with tempfile.TemporaryFile() as file, suppress(OSError):
-        for place in range(0, min(FETCHED, available // 4), len(block)):
-            os.pwrite(file.fileno(), block, place)
-    os.sync()
+    fill_cache()
 
 
 DISTURBED = 0.25  # cores taken by others that make a measurement worth repeating

@@ -1,0 +1,49 @@
+"""Memory as on a machine that has run for a day: none is free, what programs do not use is file cache.
+
+A hypervisor may take back what its guest has free (free page reporting: within four seconds here), and then hands it out
+again at 8 us a page, ten times what the write itself costs. A broker that fills a new log on an idle machine pays that
+for every page, and the figure would be the hypervisor's. A machine that has been used has no free memory: new pages
+come out of the file cache, at 0.7 us. So the cache is filled before each measurement, by reading a file of holes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import IO
+
+PIECE = 1 << 20
+STEP = 256  # pieces between two looks at what is free
+HOLES = 1 << 42  # more than any machine reads
+
+wanted = True  # a quick run does not wait for it: the first time, 20 GB take most of a minute
+_file: IO[bytes] | None = None  # its pages stay in the cache as long as it is open
+_place = 0
+
+
+def fill_cache() -> None:
+    """Read holes until that leaves no less memory free than before."""
+    global _file, _place
+    if not wanted:
+        return
+    if _file is None:
+        _file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - open until the process ends
+        _file.truncate(HOLES)
+    _file.seek(_place)
+    buffer = bytearray(PIECE)
+    free = _free_bytes()
+    while True:
+        for _ in range(STEP):
+            _file.readinto(buffer)  # type: ignore[attr-defined]
+        _place += STEP * PIECE
+        left = _free_bytes()
+        if free - left < STEP * PIECE // 4:
+            return
+        free = left
+
+
+def _free_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemFree:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/meminfo does not say what memory is free")
