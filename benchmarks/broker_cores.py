@@ -1,6 +1,7 @@
 """All cores: several brokers of one `gimbalmq server --brokers N` beside one broker, and beside Apache's.
 
-The load is that of broker_send.py for each broker: 4 connections, 2000 requests in flight, one generator for all.
+The load is that of broker_send.py for each broker: 4 connections, 2000 requests in flight, one generator for all. To one
+topic the sends are as alike as can be, and a broker of ours takes them by vectors; to ten in turn each is another's.
 Of N brokers each has the topic and gets its share, as a producer's route would have it. Apache's brokers use all cores
 in one process, so each of them is asked alone.
 
@@ -49,7 +50,14 @@ TOPIC = "cores"
 QUEUES = 8
 WINDOW = 2000
 CLUSTER_INFO = 106
-BODIES = {"100 B": 100, "1 KB": 1024}
+TOPICS = 10
+LOADS: dict[str, dict[str, int]] = {
+    "100 B": {"body": 100},
+    "1 KB": {"body": 1024},
+    "100 B, ten topics": {"body": 100, "topics": TOPICS},
+    "1 KB, ten topics": {"body": 1024, "topics": TOPICS},
+}
+NAMES = (TOPIC, *(f"{TOPIC}{number:05d}" for number in range(TOPICS)))  # as the generator spells them
 ONE = "1 broker"
 
 
@@ -87,17 +95,18 @@ def _many(brokers: int) -> Iterator[Many]:
             subject.start()
             for port in subject.ports():
                 with Wire(port) as wire:
-                    answer = wire.call(17, _topic())
-                    if answer["code"] != 0:
-                        raise CannotMeasure(f"the broker at port {port} makes no topic: {answer}")
+                    for topic in NAMES:
+                        answer = wire.call(17, _topic(topic))
+                        if answer["code"] != 0:
+                            raise CannotMeasure(f"the broker at port {port} makes no topic: {answer}")
             subject.freeze()
             yield subject
         finally:
             subject.kill()
 
 
-def _topic() -> dict[str, object]:
-    shape: dict[str, object] = {"readQueueNums": QUEUES, "writeQueueNums": QUEUES, "perm": 6, "topic": TOPIC}
+def _topic(name: str) -> dict[str, object]:
+    shape: dict[str, object] = {"readQueueNums": QUEUES, "writeQueueNums": QUEUES, "perm": 6, "topic": name}
     return shape | {
         "topicFilterType": "SINGLE_TAG",
         "topicSysFlag": 0,
@@ -127,7 +136,7 @@ def run(options: Options) -> list[Row]:
             with awake(subject):
                 ports = subject.ports() if isinstance(subject, Many) else [subject.port]
                 if not isinstance(subject, Many):
-                    subject.create_topics([TOPIC], queues=QUEUES)
+                    subject.create_topics(NAMES, queues=QUEUES)
                 shapes[name] = {
                     "port": ",".join(map(str, ports)),
                     "topic": TOPIC,
@@ -135,12 +144,12 @@ def run(options: Options) -> list[Row]:
                     "connections": 4 * len(ports),
                     "window": WINDOW * len(ports),
                 }
-                for what, body in BODIES.items():
+                for what, sends in LOADS.items():
                     count = int(options.pick(250_000, 50_000))
-                    window = partial(run_c, "send", **shapes[name], body=body, count=count)
-                    most = MOST_MESSAGES if body == 100 else MOST_MESSAGES // 4
+                    window = partial(run_c, "send", **shapes[name], **sends, count=count)
+                    most = MOST_MESSAGES if what == "100 B" else MOST_MESSAGES // 4
                     warm(subject, f"sends, {what}", window, quick=options.quick, most_messages=most)
-        for what, body in BODIES.items():
+        for what, sends in LOADS.items():
             title = f"sends, {what}, {brokers} brokers"
             more = Row(f"{title}, beside one", "1/s", goal=(">=", 1.7))
             rate = Row(f"{title}, beside Apache", "1/s", goal=(">=", 2.0))
@@ -151,7 +160,7 @@ def run(options: Options) -> list[Row]:
             rows += [more, rate, cost, made, bound, refused]
             for _ in range(int(options.pick(5, 1))):
                 for name, subject in found.items():
-                    load_of = partial(run_c, "send", **shapes[name], body=body, seconds=seconds, warmup=0.5)
+                    load_of = partial(run_c, "send", **shapes[name], **sends, seconds=seconds, warmup=0.5)
                     load = measure(subject, load_of, options.tries)
                     for row in (more, rate):
                         if name == "ours" or (name in APACHE) == (row is rate):

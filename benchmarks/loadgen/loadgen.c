@@ -93,14 +93,17 @@ static void put_hex(unsigned char *p, int width, uint64_t v) {
     for (int i = width - 1; i >= 0; i--, v >>= 4) p[i] = (unsigned char)"0123456789ABCDEF"[v & 15];
 }
 
-/* ---- latency histogram: 32 steps in each power of two of nanoseconds, so within about 3 % ---- */
+/* ---- latency histogram: 256 steps in each power of two of nanoseconds, so within about 0.4 % ---- */
 
-static uint64_t histogram[64 * 32], histogram_count, histogram_max;
+#define STEP_BITS 8
+#define STEPS (1 << STEP_BITS)
+
+static uint64_t histogram[64 * STEPS], histogram_count, histogram_max;
 static double histogram_sum;
 
 static void record_latency(uint64_t ns) {
-    int top = 63 - __builtin_clzll(ns | 32), shift = top - 5;
-    histogram[shift * 32 + (int)(ns >> shift) - 32 + 32]++;
+    int top = 63 - __builtin_clzll(ns | STEPS), shift = top - STEP_BITS;
+    histogram[shift * STEPS + (int)(ns >> shift)]++;
     histogram_count++;
     histogram_sum += (double)ns;
     if (ns > histogram_max) histogram_max = ns;
@@ -108,11 +111,11 @@ static void record_latency(uint64_t ns) {
 
 static double latency_us(double fraction) {
     uint64_t want = (uint64_t)(fraction * (double)histogram_count), seen = 0;
-    for (int i = 0; i < 64 * 32; i++) {
+    for (int i = 0; i < 64 * STEPS; i++) {
         seen += histogram[i];
         if (seen > want) {
-            int shift = i / 32 - 1;
-            uint64_t step = (uint64_t)(i % 32 + 32);
+            int shift = i / STEPS - 1;
+            uint64_t step = (uint64_t)(i % STEPS + STEPS);
             return shift < 0 ? 0 : (double)((step << shift) + (1ull << shift) / 2) / 1000.0;
         }
     }
