@@ -1,7 +1,8 @@
 """All cores: several brokers of one `gimbalmq server --brokers N` beside one broker, and beside Apache's.
 
-The load is that of broker_send.py for each broker: 4 connections, 2000 requests in flight, one generator for all. To one
-topic the sends are as alike as can be, and a broker of ours takes them by vectors; to ten in turn each is another's.
+The load is that of broker_send.py for each broker: 4 connections, 2000 requests in flight, one generator for all. To
+one topic the sends are as alike as can be, and a broker of ours takes them by vectors; of ten topics each send is for
+another one than that before it.
 Of N brokers each has the topic and gets its share, as a producer's route would have it. Apache's brokers use all cores
 in one process, so each of them is asked alone.
 

@@ -1,14 +1,18 @@
 """Memory as on a machine that has run for a day: none is free, what programs do not use is file cache.
 
-A hypervisor may take back what its guest has free (free page reporting: within four seconds here), and then hands it out
-again at 8 us a page, ten times what the write itself costs. A broker that fills a new log on an idle machine pays that
-for every page, and the figure would be the hypervisor's. A machine that has been used has no free memory: new pages
-come out of the file cache, at 0.7 us. So the cache is filled before each measurement, by reading a file of holes.
+A hypervisor may take back what its guest has free (free page reporting; within four seconds here), and then hands it
+out again at 8 us a page, ten times what the write itself costs. A broker that fills a new log on an idle machine pays
+that for every page, and the figure would be the hypervisor's. A machine that has been used has no free memory: new
+pages come out of the file cache, at 0.7 us. So the cache is filled before each measurement, by reading a file of holes.
+
+    python benchmarks/memory.py        # what a page costs on this machine, before and after
 """
 
 from __future__ import annotations
 
+import resource
 import tempfile
+import time
 from pathlib import Path
 from typing import IO
 
@@ -47,3 +51,30 @@ def _free_bytes() -> int:
         if line.startswith("MemFree:"):
             return int(line.split()[1]) * 1024
     raise OSError("/proc/meminfo does not say what memory is free")
+
+
+def main() -> None:
+    """Write half a gigabyte four times and print what a page of 4 KB took."""
+    print(f"memory that was free at the start      {_page_us():5.2f} us a page")
+    time.sleep(10)
+    print(f"10 s after that file was deleted       {_page_us():5.2f}")
+    began = time.monotonic()
+    fill_cache()
+    print(f"the cache filled, in {time.monotonic() - began:3.0f} s             {_page_us():5.2f}")
+    fill_cache()
+    print(f"what that file had filled again        {_page_us():5.2f}")
+
+
+def _page_us() -> float:
+    """Processor time to write a page of a new file, microseconds."""
+    block = bytes(PIECE)
+    pages = 512 * PIECE // resource.getpagesize()
+    with tempfile.TemporaryFile(buffering=0) as file:
+        began = time.process_time()
+        for _ in range(512):
+            file.write(block)
+        return (time.process_time() - began) / pages * 1e6
+
+
+if __name__ == "__main__":
+    main()

@@ -68,7 +68,7 @@ class Scale:
         self.large = self.small // 4  # of 1 KB
         self.grown = self.small // 2  # of about 100 B; of 100 B in 1 and in 4 partitions
         self.each = min(1_000_000, self.small // 2)  # of a micro-batch when catching up
-        self.written = min(1_000_000, self.small)
+        self.written = self.small
         self.rounds = 1 if quick else 5
         self.seconds = 3.0 if quick else 20.0
 
