@@ -3,7 +3,7 @@
 The load is that of broker_send.py for each broker: 4 connections, 2000 requests in flight, one generator for all. To
 one topic the sends are as alike as can be, and a broker of ours takes them by vectors; of ten topics each send is for
 another one than that before it.
-Of N brokers each has the topic and gets its share, as a producer's route would have it. Apache's brokers use all cores
+Of N brokers each has the topics and gets its share, as a producer's route would have it. Apache's brokers use all cores
 in one process, so each of them is asked alone.
 
 A measurement takes two seconds, five of each: two brokers write a gigabyte a second, and after some four the kernel

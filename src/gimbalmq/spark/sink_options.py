@@ -58,8 +58,9 @@ class SinkSettings:
         default="8000",
     )
     batch_bytes: int = option(size(1024, _LARGEST_FRAME_BODY), "bytes of one request at most", default="1m")
+    # A slice of rows makes a request for each queue: if they are more than this, encoding waits for the broker.
     sends_in_flight: int = option(
-        integer(1, 1000), "requests of one task that wait for their answer at a time", default="8"
+        integer(1, 1000), "requests of one task that wait for their answer at a time", default="16"
     )
     max_rows_per_second: int | None = option(
         integer(1, 1_000_000_000),
