@@ -236,6 +236,23 @@ def test_name_server_that_is_away_is_told_when_it_is_back(tmp_path: Path) -> Non
     run(work())
 
 
+def test_a_broken_connection_is_followed_by_a_registration(tmp_path: Path) -> None:
+    """A name server forgets whose connection breaks; it was told again only after the period, of 30 s here."""
+
+    async def work() -> None:
+        async with double() as name_server, open_desk(tmp_path, namesrvAddr=name_server.address) as desk:
+            for _ in range(2):
+                name_server.calls.clear()
+                channel = desk.broker._pool.existing(name_server.address)
+                assert channel is not None
+                channel.close()
+                await until(lambda: name_server.calls)
+                _, table = name_server.calls[0]
+                assert {topic.topic_name for topic in desk.broker.topics.all()} <= set(table)
+
+    run(work())
+
+
 def test_broker_starts_without_its_name_server(tmp_path: Path) -> None:
     async def work() -> None:
         async with open_desk(tmp_path, namesrvAddr="127.0.0.1:1;127.0.0.1:2") as desk:

@@ -1,4 +1,4 @@
-"""Announcing the broker to its name servers: at once on a change, every 30 s, and goodbye.
+"""Announcing the broker to its name servers: at once on a change or a broken connection, every 30 s, and goodbye.
 
 A change is sent as the changed topics only, as Apache 5.x does: ten thousand topics made in a
 row would otherwise send their growing table ten thousand times. A name server gets the whole
@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 _GATHER_SECONDS = 0.005
 _PATIENCE_SECONDS = 2.0
 _AFTER_DELETION_SECONDS = 1.0
+_AFTER_LOSS_SECONDS = 1.0
 _ROWS_AT_ONCE = 250
 _BYTES_AT_ONCE = 256 * 1024
 _MAX_ROW_BYTES = 66 * 1024
@@ -207,8 +208,16 @@ class Registrar:
         live = self._pool.existing(address)
         if live is not None and (chosen.whole or (known is not None and known.channel is live)):
             self._known[address] = _Known(live, chosen.version)
+            if known is None or known.channel is not live:
+                self._tasks.spawn(self._watch(live), "connection to a name server")
         else:
             self._known.pop(address, None)
+
+    async def _watch(self, channel: Channel) -> None:
+        """A name server forgets a broker whose connection breaks: no route has it, and no tool knows of it."""
+        await channel.wait_closed()
+        self._whole_at = min(self._whole_at, self._last_whole + _AFTER_LOSS_SECONDS)
+        self._wake.set()
 
     async def _send(self, address: str, announcement: _Announcement, *, same: bool) -> None:
         """Raises RocketMQError if the name server did not take all of it; parts after a refused one are sent too."""
