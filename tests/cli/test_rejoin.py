@@ -11,11 +11,16 @@ from pathlib import Path
 import pytest
 
 from gimbalmq import Message
+from gimbalmq._clock import SYSTEM_CLOCK
+from gimbalmq.broker.config import BrokerConfig
 from gimbalmq.cli.main import main
+from gimbalmq.cli.rejoin import _opened
 from gimbalmq.store.message_store import MessageStore
 from gimbalmq.sync import Admin, Producer
 from gimbalmq.testing import LocalCluster
 from gimbalmq.testing.cluster import ThreadCluster
+from gimbalmq.transport.descriptors import budget
+from tests.store.helpers import put
 
 OLD, NEW = ("broker-a", 0), ("broker-a", 1)
 FILE_BYTES = 4096
@@ -113,6 +118,23 @@ def test_a_folder_that_was_a_masters_is_compared_and_cut_when_told_to(
     end = new.max_commitlog_offset
     assert old.max_commitlog_offset == end
     assert _bytes(log)[:end] == _bytes(folder / "broker-a-1" / "commitlog")[:end]
+
+
+def test_a_look_at_a_folder_does_not_hide_that_its_log_was_longer(tmp_path: Path) -> None:
+    """The broker itself has to find that, and to note that it may lack what it had confirmed."""
+    config = BrokerConfig(store_path_root_dir=str(tmp_path), mapped_file_size_commit_log=FILE_BYTES)
+    store = MessageStore(config.store_config(10911, budget()), SYSTEM_CLOCK)
+    store.load()
+    for _ in range(3):
+        put(store, "t", 0, bytes(FILE_BYTES // 2))
+    store.close()
+    *_, last = sorted((tmp_path / "commitlog").iterdir())
+    last.unlink()
+    for _ in range(2):
+        with _opened(config, SYSTEM_CLOCK) as opened:
+            assert opened.max_commitlog_offset <= 2 * FILE_BYTES
+    assert store.load().is_shorter
+    store.close()
 
 
 def _bytes(log: Path) -> bytes:

@@ -254,6 +254,28 @@ def test_without_a_log_the_queues_are_destroyed(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_log_that_was_shorter_once_is_so_until_somebody_has_noted_it(tmp_path: Path) -> None:
+    """Whoever opened it first, and however that ended; a checkpoint of the next start speaks of less."""
+    store = open_store(tmp_path)
+    fill(store, 4)
+    store.close()
+    shutil.rmtree(tmp_path / "commitlog")
+    for end in (MessageStore.close, MessageStore.abandon, MessageStore.close):
+        store = MessageStore(config_for(tmp_path), FakeClock())
+        assert store.load().is_shorter
+        fill(store, 4)
+        store.checkpoint()
+        end(store)
+    store = MessageStore(config_for(tmp_path), FakeClock())
+    assert store.load().is_shorter
+    store.forget_shorter()
+    store.abandon()
+    for _ in range(2):
+        store = MessageStore(config_for(tmp_path), FakeClock())
+        assert not store.load().is_shorter
+        store.close()
+
+
 def test_schedule_entries_get_their_delivery_time_back(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     put(store, "SCHEDULE_TOPIC_XXXX", 2, b"x", DELAY="3", TAGS="ignored")

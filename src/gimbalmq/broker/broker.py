@@ -495,6 +495,7 @@ class Broker:
         )
         try:
             wholeness.keep()
+            self.store.forget_shorter()
             self.store.keep_mark = config.enable_controller_mode and not recovery.clean
         except StoreError as error:
             log.warning(

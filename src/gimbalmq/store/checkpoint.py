@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -25,6 +25,8 @@ _FIELDS = struct.Struct(">5q")
 # which no longer holds once a Java broker has worked in the folder.
 _OURS = struct.Struct(">8s9q")
 _OURS_AT = 64
+_LOST_AT = _OURS_AT + _OURS.size + 4
+_LOST = b"LOST"
 _MAGIC = b"GIMBALM2"
 _SAFETY_MS = 3000
 MARK_BITS = 0x7FFFFFFFFFFFFFFF
@@ -39,6 +41,7 @@ class Checkpoint:
         index_name, index_count: the newest index file then, and the number its next entry would have had.
         mark: of all queue entries that point below ``safe_offset`` (see ``entries_mark``).
         log_file_bytes, queue_file_bytes: sizes of this folder's files.
+        is_end_lost: an earlier checkpoint spoke of more log than was found, and nobody has noted that yet.
     """
 
     log_ms: int = 0
@@ -52,6 +55,7 @@ class Checkpoint:
     mark: int = 0
     log_file_bytes: int = 0
     queue_file_bytes: int = 0
+    is_end_lost: bool = False
 
     @property
     def min_ms(self) -> int:
@@ -77,6 +81,7 @@ class Checkpoint:
             if magic == _MAGIC and same and data[_OURS_AT + _OURS.size :][:4] == whole:
                 found.safe_offset, found.index_name, found.index_count = ours[:3]
                 found.mark, found.log_file_bytes, found.queue_file_bytes = ours[3:]
+        found.is_end_lost = data[_LOST_AT:].startswith(_LOST)
         return found
 
     def save(self, path: Path, files: Files) -> None:
@@ -89,6 +94,8 @@ class Checkpoint:
         _OURS.pack_into(data, _OURS_AT, _MAGIC, *times, *ours, self.mark & MARK_BITS, *sizes)
         end = _OURS_AT + _OURS.size
         data[end : end + 4] = crc32(data[_OURS_AT:end]).to_bytes(4, "big")
+        if self.is_end_lost:
+            data[_LOST_AT : _LOST_AT + len(_LOST)] = _LOST
         with translated(path):
             fd = files.open(path, create=True)
             try:
@@ -117,6 +124,7 @@ class Checkpoints:
         confirm, master_flushed: what the next checkpoint will say of these; the store keeps them for the broker.
         half_cut: where a cut has begun that has not ended, because it goes on or the disk failed; None if there is
             none. Queues and log do not fit each other then, so no checkpoint is saved.
+        is_end_lost: what every checkpoint says of that.
     """
 
     def __init__(
@@ -141,6 +149,7 @@ class Checkpoints:
         self.saved = Checkpoint()
         self.confirm = self.master_flushed = 0
         self.half_cut: int | None = None
+        self.is_end_lost = False
 
     def load(self) -> Checkpoint:
         self.saved = found = Checkpoint.load(self._path)
@@ -213,8 +222,19 @@ class Checkpoints:
     def _save(self, point: Checkpoint, cuts: int) -> None:
         with self._saving:
             if cuts == self._cuts and self.half_cut is None:
-                point.save(self._path, self._files)
-                self.saved = point
+                self._write(point)
+
+    def _write(self, point: Checkpoint) -> None:
+        point.is_end_lost = self.is_end_lost
+        point.save(self._path, self._files)
+        self.saved = point
+
+    def forget_end_lost(self) -> None:
+        """Somebody has noted it; raises StoreError if only the next checkpoint can say so."""
+        with self._saving:
+            self.is_end_lost = False
+            if self.saved.is_end_lost:
+                self._write(replace(self.saved))
 
     def lower(self, offset: int, point: Checkpoint | None) -> None:
         """For a log that is about to be cut at an offset: checkpoints begun before are void.
@@ -225,8 +245,7 @@ class Checkpoints:
         with self._saving:
             self._cuts += 1
             if point is not None:
-                point.save(self._path, self._files)
-                self.saved = point
+                self._write(point)
             self.half_cut = offset if self.half_cut is None else min(self.half_cut, offset)
 
     def cut_done(self, offset: int) -> None:

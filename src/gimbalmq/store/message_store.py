@@ -22,7 +22,7 @@ from gimbalmq._clock import Clock
 from gimbalmq._steps import Steps, run_through
 from gimbalmq.errors import ResourceShortageError, StateError, StoreError, StoreFollowsError, StoreIOError
 from gimbalmq.store.append import AppendGroup, IndexItem, KeyRun
-from gimbalmq.store.checkpoint import BegunCheckpoint, Checkpoints
+from gimbalmq.store.checkpoint import BegunCheckpoint, Checkpoint, Checkpoints
 from gimbalmq.store.commitlog import CommitLog
 from gimbalmq.store.config import StoreConfig
 from gimbalmq.store.consumequeue import MAX_QUEUES, QueueFiles, QueueLog, TailCopies, entries_mark
@@ -169,7 +169,7 @@ class MessageStore(StoreReading):
                 self._queue_files.remove_topic(list(self._topics.pop(topic).values()), topic)
             if self._index is not None:
                 self._index.forget_behind(0)
-            report.is_shorter = point.safe_offset > 0
+            self._note_shorter(report, point)
             return
         dispatcher = Dispatcher(
             self.queue,
@@ -181,7 +181,7 @@ class MessageStore(StoreReading):
         )
         recovery = Recovery(self.log, self._queue_files, self._index, point, report)
         recovery.run(lambda: list(self._all_queues()), dispatcher)
-        report.is_shorter = self.log.position < point.safe_offset
+        self._note_shorter(report, point)
         self._tails.count(
             self._all_queues(), dispatcher.unwritten
         )  # nothing unwritten, unless the disk is full
@@ -190,6 +190,20 @@ class MessageStore(StoreReading):
         self._last_timestamp = recovery.last_timestamp
         self.log.segments.keep_from = self.log.flushed
         self._expiry.trimmed_to = self.log.min_offset
+
+    def _note_shorter(self, report: RecoveryReport, point: Checkpoint) -> None:
+        report.is_shorter = point.is_end_lost or self.log.position < point.safe_offset
+        self._checkpoints.is_end_lost = report.is_shorter
+
+    def forget_shorter(self) -> None:
+        """It is noted elsewhere that the log was shorter than it had been; until then every start finds it so.
+
+        Checkpoints say it, which need no room on a full disk. If one cannot be written now, the next one is.
+        """
+        try:
+            self._checkpoints.forget_end_lost()
+        except StoreError:
+            pass
 
     def close(self) -> None:
         """Writes and syncs everything, marks the folder as closed properly unless it is told not to, unlocks it.

@@ -70,7 +70,8 @@ class RecoveryReport:
         records_scanned: valid records met from there on.
         redispatched: queue entries that had been missing.
         truncated_bytes: bytes behind the last valid record that were thrown away.
-        is_shorter: the log ends before what the checkpoint says was on the disk.
+        is_shorter: the log ends before what the checkpoint says was on the disk, at this start or at an earlier one of
+            which nobody has noted it (``MessageStore.forget_shorter``).
         end_reason: why the scan ended where it ended.
         notes: what an operator should know (adopted sizes, ignored files).
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -29,10 +30,20 @@ TOPIC = "T"
 
 
 class Machine(Files):
-    """Files of a machine that was started so often."""
+    """Files of a machine that was started so often.
+
+    Attributes:
+        is_full: its disk has no room for another file; what is there can be written in place.
+    """
 
     def __init__(self) -> None:
         self.boots = 0
+        self.is_full = False
+
+    def open(self, path: Path | str, *, create: bool = False) -> int:
+        if self.is_full and create and not Path(path).exists():
+            raise OSError(errno.ENOSPC, "no space left")
+        return super().open(path, create=create)
 
     def boot_id(self) -> str:
         return str(self.boots)

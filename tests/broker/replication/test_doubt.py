@@ -298,6 +298,74 @@ def test_neither_does_a_start_that_fails_early(tmp_path: Path, lost: str, withou
     run_virtual(work)
 
 
+@pytest.mark.parametrize("end", ["closed", "killed"])
+@pytest.mark.parametrize("without", [False, True])
+@pytest.mark.parametrize("lost", ["log", "last file"])
+def test_neither_does_a_start_whose_disk_has_no_room_for_the_note(
+    tmp_path: Path, lost: str, without: bool, end: str
+) -> None:
+    """The machine runs on, and the checkpoint is written in place: the log looks whole at the next start."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await made.send(made.master, 5, size=20_000)
+            await made.brokers.pop(2).close()
+            first, *later = sorted((tmp_path / "2" / "commitlog").iterdir())
+            assert later
+            for path in [first, *later] if lost == "log" else later:
+                path.unlink()
+            made.network.cut("10.0.0.1", "10.0.0.2")
+            made.machines[2].is_full = True
+            broker = await made.begin(2, **(AS_MASTER if without else {}))
+            if not without:
+                await until(lambda: "no space left" in trouble(broker))
+            else:
+                made.machines[2].is_full = False
+                await until(lambda: broker.store.read_only_reason is None)
+                topic = TopicConfig(topic_name=TOPIC, read_queue_nums=4, write_queue_nums=4)
+                await management.create_topic(made.pool, broker.address, topic)
+                assert await made.send(broker, 1) == [ResponseCode.SUCCESS]
+                broker.store.checkpoint()
+            if end == "closed":
+                await made.brokers.pop(2).close()
+            else:
+                await made.kill(2)
+            made.machines[2].is_full = False
+            assert in_doubt(await made.begin(2))
+
+    run_virtual(work)
+
+
+@pytest.mark.parametrize("end", ["killed", "had no room for its note at first"])
+def test_a_doubt_that_was_noted_and_is_over_does_not_come_back(tmp_path: Path, end: str) -> None:
+    """Also if the process is killed before another checkpoint is due."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await made.send(made.master, 5)
+            await made.brokers.pop(2).close()
+            shutil.rmtree(tmp_path / "2" / "commitlog")
+            made.machines[2].is_full = end != "killed"
+            second = await made.begin(2)
+            if end != "killed":
+                await until(lambda: "no space left" in trouble(second))
+            made.machines[2].is_full = False
+            await until(lambda: not in_doubt(second))
+            if end == "killed":
+                image = made.image(2)  # of now: ``kill`` ends tasks in order
+                await made.kill(2)
+                shutil.rmtree(tmp_path / "2")
+                image.rename(tmp_path / "2")
+            else:
+                await made.brokers.pop(2).close()
+            made.network.cut("10.0.0.1", "10.0.0.2")
+            assert not in_doubt(await made.begin(2))
+
+    run_virtual(work)
+
+
 @pytest.mark.parametrize("rebooted", [False, True])
 def test_a_run_without_a_controller_begins_no_doubt(tmp_path: Path, rebooted: bool) -> None:
     """Only processes are killed; the machine is started again while nothing runs on it."""

@@ -150,6 +150,7 @@ class ControllerMode:
         await self._tasks.close()
         if self._wholeness.is_noted:
             self._store.keep_mark = False
+            self._store.forget_shorter()
         await self._replication.follower.close()
         await self._settled()
         if self._telling is not None:
