@@ -53,6 +53,7 @@ class ControllerDouble:
         swallow: codes whose next request is done and not answered.
         refuse: codes to be answered with another code, once each.
         deny: codes whose next request is done, and answered with another code.
+        late: codes whose next request is done when its event is set, and not answered.
         notify: called after an election with the addresses to be told; tests send 1008 from there.
         altered: called when a master has changed the set.
     """
@@ -66,6 +67,7 @@ class ControllerDouble:
         self.swallow: list[int] = []
         self.refuse: dict[int, int] = {}
         self.deny: dict[int, int] = {}
+        self.late: dict[int, asyncio.Event] = {}
         self.notify: Callable[[str], None] = lambda name: None
         self.altered: Callable[[], None] = lambda: None
         self._channels: dict[Channel, tuple[str, int]] = {}
@@ -191,6 +193,10 @@ class ControllerDouble:
             refusal = self.refuse.pop(request.code, None)
             if refusal is not None:
                 raise ResponseError("because the test says so", code=refusal)
+            late = self.late.pop(request.code, None)
+            if late is not None:
+                await late.wait()
+                self.swallow.append(request.code)
             answer = handler(request)
             denial = self.deny.pop(request.code, None)
             if denial is not None:

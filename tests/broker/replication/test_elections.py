@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -295,6 +296,40 @@ def test_a_lost_answer_about_the_set_is_asked_again(
             sync_set.advance()
             assert sync_set.confirm == first.end - 50
             # What comes next is refused for its old epoch; asking for the set brings the truth, and then the wish.
+            await until(lambda: sync_set.members == {1} and not sync_set.is_uncertain)
+            assert double.replicas[NAME].in_sync == {1} and double.replicas[NAME].set_epoch == 3
+            assert sync_set.confirm == first.end
+
+    monkeypatch.setattr("gimbalmq.rpc.controller.alter_sync_state_set.__kwdefaults__", {"timeout": 0.3})
+    run(work())
+
+
+def test_a_question_about_the_set_that_arrives_late_is_counted_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to the next one, that the set is as it was, told nothing of the one before."""
+
+    async def work() -> None:
+        async with (
+            ControllerDouble() as double,
+            broker(1, tmp_path, double.address) as first,
+            broker(2, tmp_path, double.address),
+        ):
+            sync_set = first.elections.sync_set
+            assert sync_set is not None
+            first.slaves.append(Slave(2, first.end))
+            arrives = double.late[RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET] = asyncio.Event()
+            sync_set.reported(first.slaves[0])
+            await until(lambda: RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET not in double.late)
+            sync_set.left(first.slaves.pop())
+            first.end += 50
+            # Its set is still the one we know, so what is asked then changes nothing.
+            asked = RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET
+            await until(lambda: double.count(asked) == 3 or not sync_set.is_uncertain)
+            sync_set.advance()
+            assert sync_set.confirm == first.end - 50, "the other may still get into the set, and be elected"
+            arrives.set()
+            await until(lambda: double.replicas[NAME].in_sync == {1, 2})
             await until(lambda: sync_set.members == {1} and not sync_set.is_uncertain)
             assert double.replicas[NAME].in_sync == {1} and double.replicas[NAME].set_epoch == 3
             assert sync_set.confirm == first.end

@@ -189,6 +189,36 @@ def test_a_lost_answer_counts_until_the_epoch_tells() -> None:
     assert desk.set.confirm == desk.end
 
 
+def test_a_question_without_an_answer_is_void_when_the_set_has_stayed_the_same_for_a_while() -> None:
+    desk, slave = joined()
+    third = desk.connect(3, desk.end)
+    desk.set.asking(desk.set.wished())  # and the answer is lost
+    desk.leave(third)
+    desk.end += 100
+    desk.report(slave, desk.end)
+
+    def says_the_same_after(seconds: float) -> bool:
+        desk.clock.now += seconds
+        desk.set.asking(desk.set.members)
+        desk.set.unchanged()
+        assert desk.set.is_uncertain == (desk.set.confirm < desk.end)
+        return desk.set.is_uncertain
+
+    assert says_the_same_after(5.0) and says_the_same_after(9.9)
+    desk.set.asking(frozenset((1, 2, 3)))  # lost, too
+    assert says_the_same_after(5.0) and says_the_same_after(9.9)
+    assert not says_the_same_after(0.2)
+
+
+def test_a_question_without_an_answer_about_who_should_leave_is_not_waited_for() -> None:
+    """Whoever it would leave in the set counts in any case."""
+    desk, _ = joined()
+    desk.set.asking(frozenset((1,)))  # and the answer is lost
+    desk.set.asking(desk.set.members)
+    desk.set.unchanged()
+    assert not desk.set.is_uncertain
+
+
 def test_who_does_not_catch_up_for_15_seconds_leaves() -> None:
     desk, slave = joined()
     for _ in range(60):  # half a second behind all the time, which is in step

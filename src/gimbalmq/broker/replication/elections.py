@@ -418,8 +418,8 @@ class Elections:
         except ResponseError as error:
             equal = error.code == ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
             if equal and wished == sync_set.members:
-                sync_set.settled()
-                return True
+                sync_set.unchanged()
+                return not sync_set.is_uncertain
             if error.code in _SET_NOT_CHANGED:
                 sync_set.refused(before)
             refusal = f"the controller does not take {sorted(wished)} as replicas in sync: {error}"

@@ -27,6 +27,11 @@ _JOIN_SECONDS = 2.0
 """A slave that is counted and does not get all of the log in this time has to catch up once more."""
 
 
+_LATE_SECONDS = 10.0
+"""A question that was not answered may reach the controller behind later ones: it waited in a process that stood still,
+or a leader that is none any more answered the later ones. Nothing takes so long once the controller answers again."""
+
+
 class Member(Protocol):
     """A connected slave (``replica.Replica``)."""
 
@@ -85,6 +90,8 @@ class SyncSet:
         self._now = clock.monotonic
         self._asked: frozenset[int] = frozenset()
         """All that was asked for without an answer."""
+        self._same_since: float | None = None
+        """Since when the controller has had the set that we know, as far as its answers tell."""
         self._joining: dict[int, tuple[int, float]] = {}
         """Who is counted already: the end of the log then, and when that was."""
         self._paces: dict[int, _Pace] = {}
@@ -118,6 +125,7 @@ class SyncSet:
         """
         self.members, self.epoch = frozenset(members), epoch
         self._asked = frozenset()
+        self._same_since = None
         self._joining.clear()
         self._missing.clear()
         self._poorer.clear()
@@ -131,6 +139,7 @@ class SyncSet:
             return False
         self.members, self.epoch = frozenset(members), epoch
         self._asked = frozenset()  # whatever was asked with the epoch before is void
+        self._same_since = None
         for joined in self.members & self._joining.keys():
             del self._joining[joined]
         self._poorer &= self.members
@@ -223,6 +232,8 @@ class SyncSet:
         """The controller is about to be asked; returns what ``refused`` needs."""
         before = self._asked
         self._asked = before | wished
+        if wished != self.members:
+            self._same_since = None
         return before
 
     def refused(self, before: frozenset[int]) -> None:
@@ -230,10 +241,14 @@ class SyncSet:
         self._asked = before
         self._look()
 
-    def settled(self) -> None:
-        """The controller's set is the one we know, and it has dealt with all that was asked."""
-        self._asked = frozenset()
-        self._look()
+    def unchanged(self) -> None:
+        """The controller's set is the one we know. It may still be about to deal with what was asked before."""
+        now = self._now()
+        if self._same_since is None:
+            self._same_since = now
+        if self._asked <= self.members or now - self._same_since >= _LATE_SECONDS:
+            self._asked = frozenset()
+            self._look()
 
     @property
     def is_uncertain(self) -> bool:
