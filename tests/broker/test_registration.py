@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
+
+import pytest
 
 from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq._steps import run_through
@@ -68,6 +71,8 @@ class NameServerDouble:
         self.goodbyes = 0
         self.order = KvTable()
         self.hold: asyncio.Event | None = None
+        self.told: Callable[[Channel], None] = lambda channel: None
+        """Called with the connection of a registration that is about to be answered."""
         handlers = Handlers()
         handlers.add(RequestCode.REGISTER_BROKER, self._register)
         handlers.add(RequestCode.UNREGISTER_BROKER, self._goodbye)
@@ -76,7 +81,7 @@ class NameServerDouble:
         self.changed = False
         self.server = RemotingServer(handlers)
 
-    async def _register(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
+    async def _register(self, channel: Channel, request: RemotingCommand) -> RemotingCommand:
         body = RegisterBrokerBody.parse(request.body).topic_config_serialize_wrapper
         self.calls.append((RegisterBroker.from_ext(request.ext_fields), dict(body.topic_config_table)))
         self.versions.append(body.data_version)
@@ -87,6 +92,7 @@ class NameServerDouble:
         if self.refused:
             self.refused -= 1
             raise TableFullError("this name server is full")
+        self.told(channel)
         return request.reply(0, None, {}, self.order.dump())
 
     def _goodbye(self, _channel: Channel, request: RemotingCommand) -> RemotingCommand:
@@ -243,14 +249,104 @@ def test_a_broken_connection_is_followed_by_a_registration(tmp_path: Path) -> No
         async with double() as name_server, open_desk(tmp_path, namesrvAddr=name_server.address) as desk:
             for _ in range(2):
                 name_server.calls.clear()
-                channel = desk.broker._pool.existing(name_server.address)
-                assert channel is not None
-                channel.close()
+                _connection(desk, name_server).close()
                 await until(lambda: name_server.calls)
                 _, table = name_server.calls[0]
                 assert {topic.topic_name for topic in desk.broker.topics.all()} <= set(table)
 
     run(work())
+
+
+def test_only_the_name_server_that_was_lost_gets_the_whole_table(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with (
+            double() as one,
+            double() as other,
+            open_desk(tmp_path, namesrvAddr=f"{one.address};{other.address}") as desk,
+        ):
+            one.calls.clear()
+            other.calls.clear()
+            _connection(desk, one).close()
+            await until(lambda: one.calls)
+            assert "TBW102" in one.calls[0][1]
+            assert not any(table for _, table in other.calls)
+
+    run(work())
+
+
+def test_a_name_server_that_closes_at_once_again_and_again_is_told_less_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the connection ends before or after its registration is done with; and nothing piles up."""
+    monkeypatch.setattr("gimbalmq.broker.registration._AFTER_LOSS_SECONDS", 0.02)
+    times: list[float] = []
+
+    async def work() -> None:
+        async with double() as name_server, open_desk(tmp_path, namesrvAddr=name_server.address) as desk:
+            loop = asyncio.get_running_loop()
+
+            def closes(channel: Channel) -> None:
+                times.append(loop.time())
+                loop.call_soon(channel.close)
+
+            name_server.told = closes
+            _connection(desk, name_server).close()
+            await until(lambda: len(times) == 5)
+            pauses = [later - earlier for earlier, later in pairwise(times)]
+            assert all(pause >= 0.02 * 2**number for number, pause in enumerate(pauses, start=1)), pauses
+            assert _watchers() == 1
+
+    run(work())
+
+
+def test_a_name_server_that_takes_long_to_come_back_is_not_waited_for_until_the_period_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gimbalmq.broker.registration._AFTER_LOSS_SECONDS", 0.02)
+
+    async def work() -> None:
+        port = free_port()
+        async with NameServer(NameServerConfig(listen_port=port)) as first:
+            desk = Desk(tmp_path, SYSTEM_CLOCK, {"namesrvAddr": first.address})
+            await desk.start()
+        failing = desk.broker._registration._failing
+        await until(lambda: failing)
+        async with NameServer(NameServerConfig(listen_port=port)):
+            await until(lambda: not failing)
+            await desk.close()
+
+    run(work())
+
+
+def test_a_connection_is_watched_once_whatever_happens_on_it(tmp_path: Path) -> None:
+    """A change of the role, or a refusal, has the whole table sent once more."""
+
+    async def work() -> None:
+        async with double() as name_server, open_desk(tmp_path, namesrvAddr=name_server.address) as desk:
+            registration = desk.broker._registration
+            channel = _connection(desk, name_server)
+            for _ in range(3):
+                registration._role_changed(desk.broker.roles.now, desk.broker.roles.now)
+                await registration.register_all()
+                name_server.refused = 1
+                await registration.register_all()
+                assert not name_server.refused
+                await registration.register_all()
+            assert _connection(desk, name_server) is channel
+            assert _watchers() == 1
+        assert _watchers() == 0
+
+    run(work())
+
+
+def _connection(desk: Desk, name_server: NameServerDouble) -> Channel:
+    channel = desk.broker._pool.existing(name_server.address)
+    assert channel is not None
+    return channel
+
+
+def _watchers() -> int:
+    return sum("connection to name server" in task.get_name() for task in asyncio.all_tasks())
 
 
 def test_broker_starts_without_its_name_server(tmp_path: Path) -> None:

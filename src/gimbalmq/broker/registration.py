@@ -209,7 +209,7 @@ class Registrar:
         if live is not None and (chosen.whole or (known is not None and known.channel is live)):
             self._known[address] = _Known(live, chosen.version)
             if known is None or known.channel is not live:
-                self._tasks.spawn(self._watch(live), "connection to a name server")
+                self._tasks.spawn(self._watch(live), "connection to name server")
         else:
             self._known.pop(address, None)
 
