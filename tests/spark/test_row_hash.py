@@ -103,14 +103,25 @@ def test_occurrences_are_kept_when_the_table_grows() -> None:
     assert found is not None and found.tolist() == [3] * 50 + [1] * 29_950
 
 
-def test_a_large_table_is_not_looked_through_for_a_few_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    occurrences = Occurrences()
-    numbers = hash_rows([pa.array([b"%d" % n for n in range(30_000)], pa.binary())], 30_000).high
-    assert occurrences.before(numbers[:29_000]) is None
-    monkeypatch.setattr(row_hash._Places, "put_new", lambda *_: pytest.fail("all places for a few numbers"))
-    assert occurrences.before(numbers[29_000:29_100]) is None
-    again = occurrences.before(numbers[28_950:29_150])
-    assert again is not None and again.tolist() == [1] * 150 + [0] * 50
+@pytest.mark.parametrize(
+    "low", [0, 2**64 - 2000], ids=["first places", "behind the last place comes the first"]
+)
+def test_new_numbers_are_put_all_or_none(low: int) -> None:
+    """Neighbours, so that hundreds of them want one place and look for another one behind it."""
+    numbers = np.arange(low, low + 1500, dtype=np.uint64) | np.uint64(1)
+    there, more = np.unique(numbers)[:500], np.unique(numbers)[500:]
+    places = row_hash._Places()
+    assert places.put_new(there[::-1])
+    before = places._numbers.copy()
+    assert not places.put_new(np.append(more, more[7]))
+    assert not places.put_new(np.append(more, there[0]))
+    assert not places.put_new(np.append(more, there[-1]))
+    assert places.size == 500 and (places._numbers == before).all()
+    assert places.put_new(more)
+    assert places.size == 750 and places.find(np.append(there, more))[1].all()
+    assert not places.find(np.array([low + 4000 & ALL_BITS], np.uint64))[1].any()
+    places.grow()
+    assert places.size == 750 and places.find(np.append(there, more))[1].all()
 
 
 def test_the_table_grows_and_forgets_nothing() -> None:

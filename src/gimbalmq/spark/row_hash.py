@@ -27,8 +27,6 @@ _LAST_BITS: Final = np.uint64(31)
 _WORD: Final = 8
 _CHUNK_WORDS: Final = 1 << 14
 """So many words are mixed at a time: their numbers stay in the processor's cache."""
-_MOST_PLACES: Final = 64
-"""A table of more places for each number that is put is not looked through: that takes longer than it saves."""
 
 
 class RowHashes(NamedTuple):
@@ -208,42 +206,48 @@ class _Places:
         return places, new
 
     def put_new(self, numbers: Numbers) -> bool:
-        """Puts numbers that are all different and not there yet, in half the time; if they are not, puts none.
+        """Puts numbers that are all different and not there yet, in a fraction of the time; if they are not, puts none.
 
-        There must be room (``grow``). The whole table is looked through in the end.
+        There must be room (``grow``).
         """
-        table = self._numbers
+        # Sorted numbers want places one behind the other, and those that want one place are neighbours.
+        return self._put_sorted(np.sort(np.maximum(numbers, np.uint64(1))))
+
+    def _put_sorted(self, wanted: Numbers) -> bool:
+        if bool((wanted[1:] == wanted[:-1]).any()):
+            return False
+        table, count = self._numbers, len(wanted)
         mask = len(table) - 1
-        wanted = np.maximum(numbers, np.uint64(1))
         at = (wanted >> np.uint64(64 - self._bits)).astype(np.int64)
-        taken: list[NDArray[np.int64]] = []
+        before: list[tuple[NDArray[np.int64], Numbers]] = []
         while len(at):
-            free = table[at] == 0
-            # Several may want one place: the last one has it, the others look further.
-            goal = at[free]
-            table[goal] = wanted[free]
-            taken.append(goal)
-            left = np.flatnonzero(table[at] != wanted)
+            held = table[at]
+            if bool((held == wanted).any()):
+                for places, numbers in reversed(before):
+                    table[places] = numbers
+                return False
+            before.append((at, held))
+            taken = held != 0
+            table[at] = np.where(taken, held, wanted)
+            # Of several that want one place the last one has got it. The others look one place further, and so they
+            # stay in the order of their places.
+            taken[:-1] |= at[:-1] == at[1:]
+            left = np.flatnonzero(taken)
             at, wanted = (at[left] + 1) & mask, wanted[left]
-        # Equal numbers have one place, so there are fewer places than numbers.
-        if int(np.count_nonzero(table)) == self.size + len(numbers):
-            self.size += len(numbers)
-            return True
-        for goal in taken:
-            table[goal] = 0
-        return False
+        self.size += count
+        return True
 
     def must_grow(self, more: int) -> bool:
         return (self.size + more) * 2 > len(self._numbers)
 
-    def grow(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Four times the table; the places that were taken before, and where their numbers are now."""
-        numbers = self._numbers
-        used = np.flatnonzero(numbers)
+    def grow(self) -> Numbers:
+        """Four times the table; the one before it, whose numbers have other places now (``find``)."""
+        before, size = self._numbers, self.size
         self._bits += 2
         self.size = 0
         self._numbers = np.zeros(1 << self._bits, np.uint64)
-        return used, self.put(numbers[used])[0]
+        self._put_sorted(np.sort(before)[len(before) - size :])
+        return before
 
 
 class Occurrences:
@@ -257,12 +261,12 @@ class Occurrences:
     def before(self, numbers: Numbers) -> NDArray[np.int64] | None:
         """For each number how often it has come, in earlier calls and earlier in this one; None if none has."""
         while self._places.must_grow(len(numbers)):
-            old, moved = self._places.grow()
+            table = self._places.grow()
             if self._again is not None:
+                used = np.flatnonzero(table)
                 again, self._again = self._again, self._nothing()
-                self._again[moved] = again[old]
-        few = len(self._places) < _MOST_PLACES * len(numbers)
-        if self._again is None and few and self._places.put_new(numbers):
+                self._again[self._places.find(table[used])[0]] = again[used]
+        if self._again is None and self._places.put_new(numbers):
             return None
         places, new = self._places.put(numbers)
         if new.all():
@@ -300,9 +304,10 @@ class Met:
     def are_new(self, hashes: RowHashes) -> NDArray[np.bool_]:
         """Which rows have a hash that has not come before, in earlier calls or earlier in this one."""
         while self._places.must_grow(len(hashes.high)):
-            old, moved = self._places.grow()
+            table = self._places.grow()
+            used = np.flatnonzero(table)
             low, self._low = self._low, np.zeros(len(self._places), np.uint64)
-            self._low[moved] = low[old]
+            self._low[self._places.find(table[used])[0]] = low[used]
         places, new = self._places.put(hashes.high)
         self._low[places[new]] = hashes.low[new]
         unknown: NDArray[np.bool_] = new | (self._low[places] != hashes.low)
