@@ -25,7 +25,8 @@ _SECOND: Final = np.uint64(0x94D049BB133111EB)
 _STEPS: Final = ((np.uint64(30), _FIRST), (np.uint64(27), _SECOND))
 _LAST_BITS: Final = np.uint64(31)
 _WORD: Final = 8
-_CHUNK_WORDS: Final = 1 << 14
+_ALL_BITS: Final = np.uint64(0xFFFFFFFFFFFFFFFF)
+_CHUNK_WORDS: Final = 1 << 15
 """So many words are mixed at a time: their numbers stay in the processor's cache."""
 
 
@@ -66,8 +67,11 @@ def hash_rows(columns: Iterable[pa.Array | Numbers], rows: int, seed: int = 0) -
         else:
             first, second = mixed(column + _GOLDEN), mixed(column ^ _SECOND)
         # What came before is mixed again, so that two columns with each other's values are another row.
-        high = mixed(high + first)
-        low = mixed(low * _GOLDEN + second)
+        high = high + first
+        low = low * _GOLDEN + second
+        space = np.empty_like(high)
+        _mix(high, space)
+        _mix(low, space)
     if len(high) != rows:
         high, low = np.repeat(high, rows), np.repeat(low, rows)
     return RowHashes(high, low)
@@ -75,68 +79,73 @@ def hash_rows(columns: Iterable[pa.Array | Numbers], rows: int, seed: int = 0) -
 
 def _hash_bytes(column: pa.Array) -> tuple[Numbers, Numbers]:
     rows = len(column)
-    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + rows + 1]
-    starts = offsets.astype(np.int64)
+    starts = np.frombuffer(column.buffers()[1], np.int32)[column.offset :][: rows + 1].astype(np.int64)
     lengths = np.diff(starts)
-    origin, end = int(starts[0]), int(starts[-1])
-    # A word may begin at any byte, and the last one of all may reach beyond the end.
-    data = np.zeros(end - origin + _WORD, np.uint8)
+    counts = (lengths + (_WORD - 1)) // _WORD
     buffer = column.buffers()[2]
-    if buffer is not None and end > origin:
-        data[: end - origin] = np.frombuffer(buffer, np.uint8, end - origin, origin)
-    counts = -(-lengths // _WORD)
+    data = np.zeros(0, np.uint8) if buffer is None else np.frombuffer(buffer, np.uint8)
     first = lengths.astype(np.uint64)
     second = first * _FIRST
-    at = starts[:-1] - origin
-    # Rows of equally many words are hashed together, so many at a time as stay in the processor's cache.
+    # A row is read by whole words. The last ones may end behind the data, so they are read from a copy with some room.
+    beyond = np.flatnonzero(starts[:-1] + counts * _WORD > len(data))
+    inside = int(beyond[0]) if len(beyond) else rows
+    _add_rows(data, starts[:inside], lengths[:inside], counts[:inside], first[:inside], second[:inside])
+    if inside < rows:
+        at = int(starts[inside])
+        rest = np.append(data[at : int(starts[-1])], np.zeros(_WORD, np.uint8))
+        _add_rows(
+            rest, starts[inside:-1] - at, lengths[inside:], counts[inside:], first[inside:], second[inside:]
+        )
+    return first, second
+
+
+def _add_rows(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    first: Numbers,
+    second: Numbers,
+) -> None:
+    """Adds the mixed words of rows to their sums; those of equally many words together, in pieces the cache holds."""
     order = np.argsort(counts, kind="stable")
-    edges = [0, *(np.flatnonzero(np.diff(counts[order])) + 1).tolist(), rows]
+    edges = [0, *(np.flatnonzero(np.diff(counts[order])) + 1).tolist(), len(counts)]
     for low, high in pairwise(edges):
         count = int(counts[order[low]]) if high > low else 0
         step = max(1, _CHUNK_WORDS // max(1, count))
+        keys, weights = _keys_of(count)
         for begin in range(low, high if count else low, step):
             some: slice | NDArray[np.int64] = slice(begin, min(begin + step, high))
             if len(edges) > 2:
                 some = order[some]
-            _add_words(data, at[some], lengths[some], count, first, second, some)
-    return first, second
+            words = _words(data, starts[some], lengths[some], count)
+            words += keys
+            _mix(words, np.empty_like(words))
+            first[some] += words.sum(axis=0)
+            words *= weights
+            second[some] += words.sum(axis=0)
 
 
-def _add_words(
-    data: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    count: int,
-    first: Numbers,
-    second: Numbers,
-    rows: slice | NDArray[np.int64],
-) -> None:
-    """Adds the mixed words of some rows, ``count`` words each, to the sums of these rows."""
-    keys = mixed(np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)
-    weights = mixed(keys) | np.uint64(1)
-    words = _words(data, starts, count)
-    _cut_tails(words[-1], lengths - (count - 1) * _WORD)
-    words += keys[:, None]
-    _mix(words, np.empty_like(words))
-    first[rows] += words.sum(axis=0)
-    words *= weights[:, None]
-    second[rows] += words.sum(axis=0)
+def _keys_of(count: int) -> tuple[Numbers, Numbers]:
+    """By place of a word, what is added to it, and what its share of the second sum is multiplied by."""
+    keys = mixed(np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)[:, None]
+    return keys, mixed(keys) | np.uint64(1)
 
 
-def _words(data: NDArray[np.uint8], starts: NDArray[np.int64], count: int) -> Numbers:
-    """The first words of rows, a line for each word: lines are added up faster than columns."""
+def _words(
+    data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64], count: int
+) -> Numbers:
+    """The words of rows that have so many, a line for each word: lines are added up faster than columns."""
     rows = len(starts)
     step = int(starts[-1] - starts[0]) // (rows - 1) if rows > 1 else _WORD
     if rows > 1 and bool((np.diff(starts) == step).all()):
         found = np.ndarray((count, rows), "<u8", data.data, int(starts[0]), (_WORD, step))
     else:
         found = overlapping(data, count * _WORD)[starts].view("<u8").reshape(-1, count).T
-    return found.copy("C")
-
-
-def _cut_tails(tails: Numbers, used: NDArray[np.int64]) -> None:
-    """Clears what lies behind the end of a row in its last word, of which ``used`` bytes are its own."""
-    tails &= np.uint64(0xFFFFFFFFFFFFFFFF) >> ((_WORD - used) * 8).astype(np.uint64)
+    words = found.copy("C")
+    # The last word goes on behind the end of its row.
+    words[-1] &= _ALL_BITS >> ((count * _WORD - lengths) * 8).astype(np.uint64)
+    return words
 
 
 class _Places:
