@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from gimbalmq.spark.row_hash import Occurrences, RowHashes
-from gimbalmq.store.vectors import at_every
 
 HASH_LETTERS: Final = 24
 _HEX: Final = np.frombuffer(np.arange(1 << 16, dtype=np.uint16).tobytes().hex().encode(), np.uint32)
@@ -34,6 +33,37 @@ def batch_query_id(now_ms: int, chance: int) -> str:
     return f"t{now_ms:x}r{chance:016x}"
 
 
+Part = bytes | pa.Array
+"""Something that stands in every row: the same bytes, or those of a binary column."""
+
+
+class Ids(NamedTuple):
+    """The ids of some rows.
+
+    Attributes:
+        numbers: how many rows of the task that say the same came before each; None if there is none.
+        digits: of each row's hash, a line for each.
+    """
+
+    prefix: bytes
+    numbers: NDArray[np.int64] | None
+    digits: NDArray[np.void]
+
+    def parts(self) -> list[Part]:
+        """What they are if they are joined."""
+        digits = fixed_width(self.digits)
+        if self.numbers is None:
+            return [self.prefix + b"-", digits]
+        again = pa.array(self.numbers).cast(pa.string()).cast(pa.binary())
+        dotted = pc.binary_join_element_wise(pa.scalar(b".", pa.binary()), again, _NOTHING)
+        numbered = pc.if_else(pa.array(self.numbers > 0), dotted, _NOTHING)
+        return [self.prefix, numbered, b"-", digits]
+
+    def text(self, row: int) -> str:
+        number = 0 if self.numbers is None else int(self.numbers[row])
+        return f"{self.prefix.decode()}{f'.{number}' if number else ''}-{self.digits[row].tobytes().decode()}"
+
+
 class RowIds:
     """Makes the ids of one task.
 
@@ -42,35 +72,16 @@ class RowIds:
     """
 
     def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
+        self._prefix = prefix.encode()
         self._met = Occurrences()
 
-    def of(self, hashes: RowHashes, before: bytes = b"", behind: bytes = b"") -> pa.Array:
-        """The ids of the next rows, as a binary column; each with the same bytes before and behind it."""
-        front = before + self.prefix.encode()
-        numbers = self._met.before(hashes.high)
-        if numbers is None:
-            return fixed_width(_framed(hashes, front + b"-", behind))
-        again = pa.array(numbers).cast(pa.string()).cast(pa.binary())
-        dotted = pc.binary_join_element_wise(pa.scalar(b".", pa.binary()), again, _NOTHING)
-        return pc.binary_join_element_wise(
-            pa.scalar(front, pa.binary()),
-            pc.if_else(pa.array(numbers > 0), dotted, _NOTHING),
-            fixed_width(_framed(hashes, b"-", behind)),
-            _NOTHING,
-        )
-
-
-def _framed(hashes: RowHashes, before: bytes, behind: bytes) -> NDArray[np.uint8]:
-    """A line for each hash: its digits, and the same bytes before and behind them."""
-    count, width = len(hashes.high), len(before) + HASH_LETTERS + len(behind)
-    words = np.empty(count, [("high", ">u8"), ("low", ">u4")])
-    words["high"] = hashes.high
-    words["low"] = hashes.low >> np.uint64(32)
-    digits = _HEX[words.view(np.uint16)].view(_DIGITS)
-    lines = bytearray(before + bytes(HASH_LETTERS) + behind) * count
-    at_every(lines, _DIGITS, len(before), width, count)[:] = digits
-    return np.frombuffer(lines, np.uint8).reshape(count, width)
+    def of(self, hashes: RowHashes) -> Ids:
+        """The ids of the next rows."""
+        words = np.empty(len(hashes.high), [("high", ">u8"), ("low", ">u4")])
+        words["high"] = hashes.high
+        words["low"] = hashes.low >> np.uint64(32)
+        digits = _HEX[words.view(np.uint16)].view(_DIGITS)
+        return Ids(self._prefix, self._met.before(hashes.high), digits)
 
 
 def fixed_width(lines: NDArray[Any]) -> pa.Array:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,9 +33,9 @@ from gimbalmq.model.topics import MAX_TOPIC_LENGTH, RETRY_PREFIX
 from gimbalmq.spark.columns import ROW_ID_PROPERTY
 from gimbalmq.spark.row_hash import RowHashes, hash_rows
 from gimbalmq.spark.row_homes import Homes, slots_of
-from gimbalmq.spark.row_ids import RowIds, fixed_width
+from gimbalmq.spark.row_ids import Ids, Part, RowIds, fixed_width
 from gimbalmq.spark.sink_options import SinkSettings, check_topic
-from gimbalmq.store.vectors import copy
+from gimbalmq.store.vectors import copy, overlapping
 
 _HEAD_BYTES: Final = 20
 _ITEM_BYTES: Final = _HEAD_BYTES + 2
@@ -49,7 +49,6 @@ _SLICE_BYTES: Final = 64 << 20
 _EMPTY: Final = pa.scalar(b"", pa.binary())
 _NO_QUEUE_ID: Final = np.full(1, -1, np.int64).view(np.uint64)
 _NOTHING_TOLD: Final = pa.array([b""], pa.binary())
-_ID_NAME: Final = f"{ROW_ID_PROPERTY}\x01".encode()
 _NAMED_ROWS: Final = 10
 _JOINED_ROWS: Final = 4096
 _JOINED_BYTES: Final = 1 << 20
@@ -151,7 +150,8 @@ class RowEncoder:
         # A row's hash must not depend on what others of its slice say: another order brings other neighbours.
         said.append(_NOTHING_TOLD if told is None else told)
         hashes = hash_rows(said, rows)
-        properties = self._properties(hashes, told)
+        ids = self._row_ids.of(hashes)
+        properties = self._properties(ids, told)
         kinds: NDArray[np.uint8] | None = None
         if self._settings.compress_over <= int(lengths.max()):
             packed = lengths >= self._settings.compress_over
@@ -159,8 +159,8 @@ class RowEncoder:
             lengths = _lengths(body)
             kinds = np.where(packed, np.uint8(_COMPRESSED_KIND), np.uint8(0))
         property_bytes = np.zeros(rows, np.int64)
-        for column in properties:
-            property_bytes += _lengths(column)
+        for part in properties:
+            property_bytes += len(part) if isinstance(part, bytes) else _lengths(part)
         self._check(
             property_bytes > MAX_PROPERTIES,
             first,
@@ -177,13 +177,8 @@ class RowEncoder:
         if lanes.retry is not None:
             kinds = np.zeros(rows, np.uint8) if kinds is None else kinds
             kinds[lanes.retry] |= _ALONE_KIND
-        head = np.zeros((rows, _HEAD_BYTES // 4), ">i4")
-        head[:, 0] = totals
-        head[:, 4] = lengths
-        if flags is not None:
-            head[:, 3] = flags
-        columns = [fixed_width(head), body, fixed_width(property_bytes.astype(">u2")), *properties]
-        yield from self._cut(columns, totals, kinds, lanes, first, flags)
+        written = _Written(_heads(totals, lengths, flags), body, _sizes(property_bytes), properties, ids)
+        yield from self._cut(written, totals, kinds, lanes, first, flags)
 
     def _flags(self, batch: pa.RecordBatch, first: int) -> NDArray[np.int64] | None:
         """The application's own number of each row; None if there is no such column."""
@@ -231,17 +226,15 @@ class RowEncoder:
 
     # --- properties ----------------------------------------------------------------------------
 
-    def _properties(self, hashes: RowHashes, told: pa.Array | None) -> list[pa.Array]:
-        """Columns that are each row's properties if they are joined: the id comes first, or behind UNIQ_KEY."""
-        columns = [self._row_ids.of(hashes, _ID_NAME, b"\x02")]
+    def _properties(self, ids: Ids, told: pa.Array | None) -> list[Part]:
+        """What each row's properties are if they are joined: the id comes first, or behind UNIQ_KEY."""
+        parts: list[Part] = [f"{ROW_ID_PROPERTY}\x01".encode(), *ids.parts(), b"\x02"]
         if self._settings.unique_keys:
-            unique = pa.array([self._unique_id() for _ in hashes.high], pa.string()).cast(pa.binary())
-            columns.insert(
-                0, pc.binary_join_element_wise(_text(f"{names.UNIQ_KEY}\x01"), unique, _text("\x02"), _EMPTY)
-            )
+            unique = pa.array([self._unique_id() for _ in ids.digits], pa.string()).cast(pa.binary())
+            parts = [f"{names.UNIQ_KEY}\x01".encode(), unique, b"\x02", *parts]
         if told is not None:
-            columns.append(told)
-        return columns
+            parts.append(told)
+        return parts
 
     def _told(
         self, batch: pa.RecordBatch, first: int, sharding: pa.Array | None
@@ -487,21 +480,15 @@ class RowEncoder:
 
     def _cut(
         self,
-        columns: list[pa.Array],
+        written: _Written,
         totals: NDArray[np.int64],
         kinds: NDArray[np.uint8] | None,
         lanes: _Lanes,
         first: int,
         flags: NDArray[np.int64] | None,
     ) -> Iterator[Request]:
-        """Groups rows by queue and kind, and cuts the groups where a request is full.
-
-        Args:
-            columns: what a message is made of: head, body, length of the properties, properties.
-        """
-        _, body, _, *properties = columns
-        ids = properties[1 if self._settings.unique_keys else 0]
-        rows = len(totals)
+        """Groups rows by queue and kind, and cuts the groups where a request is full."""
+        ids, rows = written.ids, len(totals)
         order = np.argsort(lanes.lane.astype(np.uint16), kind="stable")
         lane = lanes.lane[order]
         totals, numbers = totals[order], order + first
@@ -514,7 +501,7 @@ class RowEncoder:
             bound = bound[order]
             changes |= bound[1:] != bound[:-1]
         edges = [0, *(np.flatnonzero(changes) + 1).tolist(), rows]
-        data, places = _joined(columns, totals, order)
+        data, places = _joined(written.parts(), totals, order)
         for start, end in pairwise(edges):
             kind = 0 if kinds is None else int(kinds[start])
             queue = lanes.queues[int(lane[start])]
@@ -523,10 +510,10 @@ class RowEncoder:
             if kind & _ALONE_KIND:
                 for at in range(start, end):
                     source = int(order[at])
-                    told = b"".join(column[source].as_py() for column in properties)
+                    told = b"".join(_of_row(part, source) for part in written.properties)
                     text = told.decode("utf-8", "replace") + self._wait
-                    plain = body[source].as_py()
-                    named = (_id_of(ids, source),) * 2
+                    plain = written.body[source].as_py()
+                    named = (ids.text(source),) * 2
                     flag = 0 if flags is None else int(flags[source])
                     yield Request(
                         queue, plain, numbers[at : at + 1], False, held, sys_flag, text, named, flag
@@ -534,7 +521,7 @@ class RowEncoder:
                 continue
             for low, high in self._full(places, start, end, len(queue.topic)):
                 piece = data[int(places[low]) : int(places[high])]
-                named = (_id_of(ids, int(order[low])), _id_of(ids, int(order[high - 1])))
+                named = (ids.text(int(order[low])), ids.text(int(order[high - 1])))
                 yield Request(queue, piece, numbers[low:high], True, held, sys_flag, self._wait, named)
 
     def _full(
@@ -591,6 +578,19 @@ class RowEncoder:
         return f"{told} of {self._task} ({ROW_ID_PROPERTY} {ids})"
 
 
+class _Written(NamedTuple):
+    """What the messages of a slice are made of: each of these for all rows."""
+
+    head: Part
+    body: pa.Array
+    size: Part
+    properties: list[Part]
+    ids: Ids
+
+    def parts(self) -> list[Part]:
+        return [self.head, self.body, self.size, *self.properties]
+
+
 @dataclass(frozen=True, slots=True)
 class _Lanes:
     """Where the rows of a slice go: numbers in a list of queues."""
@@ -632,63 +632,97 @@ def _lengths(column: pa.Array) -> NDArray[np.int64]:
     return np.diff(_offsets(column)).astype(np.int64) if len(column) else np.zeros(0, np.int64)
 
 
+def _heads(totals: NDArray[np.int64], lengths: NDArray[np.int64], flags: NDArray[np.int64] | None) -> Part:
+    """The head of each message; often they are all the same."""
+    alike = flags is None and _all_equal(totals) and _all_equal(lengths)
+    head = np.zeros((1 if alike else len(totals), _HEAD_BYTES // 4), ">i4")
+    head[:, 0] = totals[:1] if alike else totals
+    head[:, 4] = lengths[:1] if alike else lengths
+    if flags is not None:
+        head[:, 3] = flags
+    return head.tobytes() if alike else fixed_width(head)
+
+
+def _sizes(property_bytes: NDArray[np.int64]) -> Part:
+    """The length of each message's properties."""
+    alike = _all_equal(property_bytes)
+    return property_bytes[:1].astype(">u2").tobytes() if alike else fixed_width(property_bytes.astype(">u2"))
+
+
+def _all_equal(numbers: NDArray[np.int64]) -> bool:
+    return int(numbers.min()) == int(numbers.max())
+
+
+def _of_row(part: Part, row: int) -> bytes:
+    value: bytes = part if isinstance(part, bytes) else part[row].as_py()
+    return value
+
+
 def _joined(
-    columns: list[pa.Array], totals: NDArray[np.int64], order: NDArray[np.int64]
+    parts: Sequence[Part], totals: NDArray[np.int64], order: NDArray[np.int64]
 ) -> tuple[memoryview, NDArray[np.int64]]:
     """The parts of each row one behind the other, the rows in this order; and where each row begins and ends."""
     places = np.zeros(len(totals) + 1, np.int64)
     np.cumsum(totals, out=places[1:])
     made = np.empty(int(places[-1]), np.uint8)
-    parts = [
-        (np.frombuffer(buffer, np.uint8), _offsets(column), _lengths(column))
-        for column in columns
-        if (buffer := column.buffers()[2]) is not None  # else no row has any of it
-    ]
-    if all(int(lengths.min()) == int(lengths.max()) for _, _, lengths in parts):
-        _join_alike([(data, offsets) for data, offsets, lengths in parts if lengths[0]], order, made)
+    pieces: list[bytes | _Column] = []
+    for part in parts:
+        if isinstance(part, bytes):
+            pieces.append(part)
+        elif (buffer := part.buffers()[2]) is not None:  # else no row has any of it
+            pieces.append(_Column(np.frombuffer(buffer, np.uint8), _offsets(part), _lengths(part)))
+    if all(isinstance(piece, bytes) or _all_equal(piece.lengths) for piece in pieces):
+        _join_alike(pieces, order, made)
         return made.data, places
     for low in range(0, len(totals), _JOINED_ROWS):
         chosen = order[low : low + _JOINED_ROWS]
         at = places[low : low + len(chosen)].copy()
-        for data, offsets, lengths in parts:
-            sizes = lengths[chosen]
-            copy(data, offsets[chosen].astype(np.int64), sizes, made, at)
-            at += sizes
+        for piece in pieces:
+            if isinstance(piece, bytes):
+                overlapping(made, len(piece))[at] = np.void(piece)
+                at += len(piece)
+            else:
+                sizes = piece.lengths[chosen]
+                copy(piece.data, piece.offsets[chosen].astype(np.int64), sizes, made, at)
+                at += sizes
     return made.data, places
 
 
-def _join_alike(
-    parts: list[tuple[NDArray[np.uint8], NDArray[np.int32]]],
-    order: NDArray[np.int64],
-    made: NDArray[np.uint8],
-) -> None:
+class _Column(NamedTuple):
+    """A binary column as numpy sees it."""
+
+    data: NDArray[np.uint8]
+    offsets: NDArray[np.int32]
+    lengths: NDArray[np.int64]
+
+
+def _join_alike(pieces: Sequence[bytes | _Column], order: NDArray[np.int64], made: NDArray[np.uint8]) -> None:
     """For rows that are equally long in each part: a row is put together where it comes, and goes to its place whole.
 
-    That is one jump for a row instead of one for each of its parts.
+    That is one jump for a row instead of one for each of its parts. What is the same in all rows is written once.
     """
     rows = len(order)
     places = np.empty(rows, np.int64)
     places[order] = np.arange(rows)
-    widths = [int(offsets[1] - offsets[0]) for _, offsets in parts]
-    columns = [
-        data[int(offsets[0]) : int(offsets[-1])].view(np.dtype((np.void, width)))
-        for (data, offsets), width in zip(parts, widths, strict=True)
-    ]
+    widths = [len(piece) if isinstance(piece, bytes) else int(piece.lengths[0]) for piece in pieces]
     kind = np.dtype([(str(number), np.void, width) for number, width in enumerate(widths)])
     most = max(1, min(rows, _JOINED_ROWS, _JOINED_BYTES // kind.itemsize))
     some = np.empty(most, kind)
+    columns: list[tuple[NDArray[np.void], NDArray[np.void]]] = []
+    for number, (piece, width) in enumerate(zip(pieces, widths, strict=True)):
+        goal = some[str(number)]
+        if isinstance(piece, bytes):
+            goal[:] = np.void(piece)
+        elif width:
+            data = piece.data[int(piece.offsets[0]) : int(piece.offsets[-1])]
+            columns.append((goal, data.view(np.dtype((np.void, width)))))
     whole = np.dtype((np.void, kind.itemsize))
-    goal = made.view(whole)
+    lines, target = some.view(whole), made.view(whole)
     for low in range(0, rows, most):
         count = min(rows - low, most)
-        for number, column in enumerate(columns):
-            some[str(number)][:count] = column[low : low + count]
-        goal[places[low : low + count]] = some[:count].view(whole)
-
-
-def _id_of(ids: pa.Array, row: int) -> str:
-    text: bytes = ids[row].as_py()
-    return text[len(_ID_NAME) : -1].decode()
+        for goal, column in columns:
+            goal[:count] = column[low : low + count]
+        target[places[low : low + count]] = lines[:count]
 
 
 def _text_hashes(texts: list[str]) -> NDArray[np.uint64]:
