@@ -278,6 +278,39 @@ def test_silence_ends_the_connection_at_the_side_that_hears_nothing(
     virtual(work)
 
 
+@pytest.mark.parametrize("silent", ["10.0.0.11", "10.0.0.12"])
+def test_a_stall_of_one_way_ends_the_connection_and_counts_nothing(
+    silent: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For 25 s nothing arrives that one end sends, and the other way is open. What is stored meanwhile counts as copied
+    when the next connection has said so, also if the slave had it long before."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with pair(tmp_path, clock, count=3) as (master, slave):
+            await slave.caught_up(master)
+            await until(lambda: master.source.acks.reached(1) == master.store.max_commitlog_offset)
+            (first,) = master.source.replicas
+            memory, begun = memory_of(slave.network), clock.monotonic()
+            memory.cut(silent, "10.0.0.11" if silent == "10.0.0.12" else "10.0.0.12", one_way=True)
+            fill(master.store, 10)
+            wait = master.source.acks.wait(master.store.max_commitlog_offset, 1)
+            if silent == "10.0.0.12":
+                await slave.caught_up(master)
+            await until(lambda: not master.source.replicas)
+            said = str(slave.follower.trouble) if silent == "10.0.0.11" else caplog.text
+            assert "said nothing for 20000 ms (haHousekeepingInterval)" in said
+            assert 15 < clock.monotonic() - begun < 22  # the last heartbeat may be a while ago
+            await asyncio.sleep(begun + 25 - clock.monotonic())
+            assert not wait.ended
+            memory.mend()
+            assert await wait
+            assert_same(master.store, slave.store)
+            assert slave.store.max_commitlog_offset == master.store.max_commitlog_offset
+            assert len(master.source.replicas) == 1 and first not in master.source.replicas
+
+    virtual(work)
+
+
 def test_pause_between_attempts_grows_and_starts_anew_after_data(tmp_path: Path) -> None:
     async def work(clock: VirtualClock) -> None:
         async with pair(tmp_path, clock, count=3) as (master, slave):
