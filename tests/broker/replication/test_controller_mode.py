@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -357,6 +359,42 @@ def test_a_slave_behind_by_files_catches_up_and_joins(tmp_path: Path) -> None:
             assert second.store.min_commitlog_offset == 0
             await until(lambda: second.replication.follower.state is State.FOLLOWING)
             assert log_of(second) == log_of(made.brokers[1])
+
+    run_virtual(work)
+
+
+@pytest.mark.parametrize(
+    ("times", "words"), [(0, "the master would go on at"), (2, "bytes came at commit-log offset")]
+)
+def test_a_packet_that_is_lost_or_comes_twice_ends_the_connection(
+    times: int, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What comes behind it is of another place, and not even looked at; the next connection brings it. Behind a lost
+    packet that is a heartbeat here, because sends wait."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            first, second = made.brokers[1], made.brokers[2]
+            assert await made.send(first, 10) == [0] * 10
+            (replica,) = first.replication.source.replicas
+            transport = replica._transport
+            assert transport is not None
+            write, meant = transport.writelines, list[int]()
+
+            def otherwise(packets: Sequence[bytes | memoryview]) -> None:
+                for _ in range(1 if meant else times):
+                    write(packets)
+                meant.append(len(packets))
+
+            with patch.object(transport, "writelines", otherwise):
+                assert set(await made.send(first, 10)) <= {0, ResponseCode.FLUSH_SLAVE_TIMEOUT}
+                await until(lambda: replica not in first.replication.source.replicas)
+            assert meant and words in caplog.text
+            await made.in_sync(1, 2)
+            assert await made.send(first, 1) == [0]
+            assert log_of(second) == log_of(first) and has_all(second, made.accepted)
+            assert stored(second) == stored(first) and epochs(second) == epochs(first)
 
     run_virtual(work)
 
