@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections import Counter
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -17,10 +17,14 @@ from gimbalmq._steps import Steps
 from gimbalmq.broker.replication import replication
 from gimbalmq.broker.replication.follower import State
 from gimbalmq.broker.transactions import COMMIT, ROLLBACK
+from gimbalmq.client.instance import ClientInstance
+from gimbalmq.client.transaction import TransactionProducer
 from gimbalmq.errors import ConfigError, InvalidParameterError
 from gimbalmq.model import properties as prop
 from gimbalmq.model import topics as names
 from gimbalmq.model.flags import TRANSACTION_PREPARED
+from gimbalmq.model.message import Message
+from gimbalmq.model.results import SendStatus, TransactionState
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.rpc import management
 from gimbalmq.rpc import replication as calls
@@ -175,6 +179,55 @@ def test_half_messages_are_ended_and_asked_about_after_a_promotion() -> None:
         queue = new.store.find_queue(names.HALF_TOPIC, 0)
         assert queue is not None and queue.max_offset == 4
         await pair.until(lambda: queue.max_offset >= 6)
+
+    pair(body)
+
+
+@pytest.mark.parametrize(
+    ("slave", "status"),
+    [("gone", SendStatus.SLAVE_NOT_AVAILABLE), ("stalled", SendStatus.FLUSH_SLAVE_TIMEOUT)],
+)
+def test_a_transaction_whose_half_was_not_copied_is_rolled_back_for_good(
+    slave: str, status: SendStatus
+) -> None:
+    """Its function does not run. The slave gets the half message and its end, so nobody reads the message or is asked
+    about it, also when that slave is the master."""
+
+    async def body(pair: Pair) -> None:
+        await pair.send("before")
+        await pair.copied()
+        await pair.set(pair.master, brokerRole="SYNC_MASTER", slaveTimeout=200)
+        if slave == "gone":
+            await pair.cluster.kill_broker(1)
+            await pair.until(lambda: not pair.master.replication.source.replicas)
+        else:
+            pair.network.cut("10.0.0.11", "10.0.0.12")
+        asked: list[object] = []
+
+        def commits(message: object) -> TransactionState:
+            asked.append(message)
+            return TransactionState.COMMIT
+
+        host = "10.0.0.98"
+        options: dict[str, Any] = {"client_ip": host, "network": pair.network.host(host)}
+        producer = TransactionProducer("p", pair.cluster.namesrv, check=commits, **options)
+        await producer.start(instance=ClientInstance.shared(producer.config, clock=pair.clock))
+        try:
+            result = await producer.send_in_transaction(Message("T", b"not safe"), commits)
+            assert (result.send.status, result.state) == (status, TransactionState.ROLLBACK)
+            pair.network.mend()
+            if slave == "gone":
+                await pair.cluster.start_broker(1)
+            ended = pair.master.store.queue(names.OP_HALF_TOPIC, 0)
+            await pair.until(lambda: ended.max_offset)
+            await pair.copied()
+            await asyncio.sleep(30.0)
+            await pair.cluster.kill_broker(0)
+            await pair.cluster.promote_broker(1)
+            await asyncio.sleep(30.0)
+            assert delivered(pair.slave) == {"before": 1} and not asked
+        finally:
+            await producer.close()
 
     pair(body)
 
