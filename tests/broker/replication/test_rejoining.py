@@ -1,16 +1,28 @@
-"""Where the records of a file begin, by their sizes alone."""
+"""Where the records of a file begin, by their sizes alone; and folders of stopped brokers that are looked at or cut."""
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq._steps import run_through
+from gimbalmq.broker.config import BrokerConfig
 from gimbalmq.broker.replication import rejoining
+from gimbalmq.cli.rejoin import _opened
+from gimbalmq.store import MessageStore, message_store
 from gimbalmq.store.dispatcher import LogScanner
+from gimbalmq.store.files import Files
+from gimbalmq.store.results import RecoveryReport
+from gimbalmq.testing import RecordedDisk
+from gimbalmq.transport.descriptors import budget
 from tests.store.following_helpers import fill_all_kinds
-from tests.store.helpers import open_store
+from tests.store.helpers import open_store, put
 
 FILE = 4096
 
@@ -47,3 +59,64 @@ def test_the_places_are_those_that_a_scanner_finds(tmp_path: Path, damage: str |
         assert places.tolist() == wanted
         assert behind == sum(scanned[-1])
     store.close()
+
+
+class FullDisk(RecordedDisk):
+    """A disk that, while it is full, has no room for another file; what is there can be written in place."""
+
+    is_full = False
+
+    def open(self, path: Path | str, *, create: bool = False) -> int:
+        if self.is_full and create and not Path(path).exists():
+            raise OSError(errno.ENOSPC, "no space left")
+        return super().open(path, create=create)
+
+    def allocate(self, fd: int, start: int, size: int) -> None:
+        if self.is_full and start + size > os.fstat(fd).st_size:
+            raise OSError(errno.ENOSPC, "no space left")
+        super().allocate(fd, start, size)
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("was_closed", [False, True])
+def test_a_folder_that_lost_its_logs_end_says_so_whenever_the_command_ends(
+    was_closed: bool, is_cut: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker has to hear of it at its next start, because it may lack what it had confirmed. Here the disk is full,
+    and the process is killed or the power cut at any step of the command."""
+    disk, store_of = FullDisk(tmp_path / "live"), MessageStore
+
+    def config(root: Path) -> BrokerConfig:
+        small = {"mappedFileSizeConsumeQueue": "2000", "maxHashSlotNum": "16", "maxIndexNum": "64"}
+        keys = {"storePathRootDir": str(root), "mappedFileSizeCommitLog": str(FILE), **small}
+        return BrokerConfig.from_properties(keys)[0]
+
+    def opened(root: Path, files: Files | None = None) -> tuple[MessageStore, RecoveryReport]:
+        store = store_of(config(root).store_config(10911, budget()), SYSTEM_CLOCK, files)
+        return store, store.load()
+
+    store, _ = opened(disk.root, disk)
+    for number in range(12):
+        put(store, "T", number % 2, bytes(900), KEYS=f"k{number}")
+    store.checkpoint()
+    store.close() if was_closed else store.abandon()
+    *_, last = sorted((disk.root / "commitlog").iterdir())
+    disk.remove(last)
+    disk.sync_folder(last.parent)
+    begin, disk.is_full = disk.now, True
+    with monkeypatch.context() as patch:
+        patch.setattr(message_store, "MessageStore", lambda config, clock: store_of(config, clock, disk))
+        with _opened(config(disk.root), SYSTEM_CLOCK) as store:
+            if is_cut:
+                store.follow()
+                fourth, *_ = islice(LogScanner(store.log.segments, 0, FILE), 3, None)
+                store.cut(fourth.commitlog_offset)
+    for moment in range(begin, disk.now + 1):
+        for kind in ("killed", "power"):
+            folder = tmp_path / f"{kind}-{moment}"
+            disk.killed(moment, folder) if kind == "killed" else disk.power_lost(moment, folder, 1)
+            store, report = opened(folder)
+            assert report.is_shorter, (kind, moment - begin)
+            assert was_closed or not report.clean, (kind, moment - begin)
+            store.abandon()
+            shutil.rmtree(folder)
