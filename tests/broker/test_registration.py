@@ -299,6 +299,37 @@ def test_a_name_server_that_closes_at_once_again_and_again_is_told_less_and_less
     run(work())
 
 
+def test_a_connection_that_lasted_a_period_makes_the_next_loss_a_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gimbalmq.broker.registration._AFTER_LOSS_SECONDS", 0.02)
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        if (task := asyncio.current_task()) is not None and "connection to name server" in task.get_name():
+            pauses.append(seconds)
+        await sleep(seconds)
+
+    async def work() -> None:
+        async with (
+            double() as name_server,
+            open_desk(tmp_path, namesrvAddr=name_server.address, registerNameServerPeriod=600_000) as desk,
+        ):
+            monkeypatch.setattr("asyncio.sleep", noted)
+            for lasts in (0.0, 0.0, 0.2):
+                if lasts:
+                    body = b"registerNameServerPeriod=100\n"
+                    await desk.client.ok(RequestCode.UPDATE_BROKER_CONFIG, body=body)
+                await sleep(lasts)  # the time itself is what counts here
+                name_server.calls.clear()
+                _connection(desk, name_server).close()
+                await until(lambda: name_server.calls)
+            assert pauses[-1] == 0.02 < pauses[-2]
+
+    run(work())
+
+
 def test_a_name_server_that_takes_long_to_come_back_is_not_waited_for_until_the_period_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,13 +338,37 @@ def test_a_name_server_that_takes_long_to_come_back_is_not_waited_for_until_the_
     async def work() -> None:
         port = free_port()
         async with NameServer(NameServerConfig(listen_port=port)) as first:
-            desk = Desk(tmp_path, SYSTEM_CLOCK, {"namesrvAddr": first.address})
+            settings = {"namesrvAddr": first.address, "registerNameServerPeriod": 600_000}
+            desk = Desk(tmp_path, SYSTEM_CLOCK, settings)
             await desk.start()
         failing = desk.broker._registration._failing
         await until(lambda: failing)
         async with NameServer(NameServerConfig(listen_port=port)):
             await until(lambda: not failing)
             await desk.close()
+
+    run(work())
+
+
+def test_an_older_table_does_not_arrive_behind_a_newer_one(tmp_path: Path) -> None:
+    """A large table is encoded in steps. If a change overtakes it, the new topic is gone until the period is over."""
+
+    async def work() -> None:
+        async with double() as name_server, open_desk(tmp_path, namesrvAddr=name_server.address) as desk:
+            registration, topics = desk.broker._registration, desk.broker.topics
+            topics.put(*(TopicConfig(topic_name=f"topic-{n}") for n in range(3_000)))
+            await registration.announced()
+            name_server.calls.clear()
+            name_server.versions.clear()
+            again = asyncio.create_task(registration._announce(None, name_server.address))
+            await turns(2)
+            new = TopicConfig(topic_name="new")
+            topics.put(new)
+            await registration._announce({"new": new})
+            await again
+            assert ["new" in table for _, table in name_server.calls[:2]] == [False, True]
+            counters = [version.counter for version in name_server.versions]
+            assert counters == sorted(counters)
 
     run(work())
 
@@ -394,7 +449,7 @@ def test_goodbye_is_the_last_word(tmp_path: Path) -> None:
             registration = desk.broker._registration
             await registration.goodbye()
             count = len(names.calls)
-            assert registration._loop is not None and registration._loop.done()
+            assert registration._loop is not None and registration._loop.done() and not _watchers()
             desk.broker.topics.ensure("late", 1)
             await desk.client.ok(RequestCode.GET_BROKER_RUNTIME_INFO)
             assert len(names.calls) == count

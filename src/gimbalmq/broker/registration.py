@@ -1,4 +1,4 @@
-"""Announcing the broker to its name servers: at once on a change or a broken connection, every 30 s, and goodbye.
+"""Announcing the broker to its name servers: at a change, soon after a lost connection, every 30 s, and goodbye.
 
 A change is sent as the changed topics only, as Apache 5.x does: ten thousand topics made in a
 row would otherwise send their growing table ten thousand times. A name server gets the whole
@@ -97,7 +97,10 @@ class Registrar:
         self._whole_at = self._last_whole = 0.0
         """Loop time of the next and of the last registration of the whole table."""
         self._known: dict[str, _Known] = {}
+        self._keepers: dict[str, asyncio.Task[object]] = {}
         self._failing: set[str] = set()
+        self._turn = asyncio.Lock()
+        """Of announcements: an older table must not arrive behind a newer one."""
         self._changes = self._changes_told = 0
         self._told = asyncio.Condition()
         self._loop: asyncio.Task[object] | None = None
@@ -173,17 +176,48 @@ class Registrar:
         await self._everywhere(None)
 
     async def _everywhere(self, changed: dict[str, TopicConfig] | None) -> None:
-        if not self._roles.now.online:
-            return
-        covered, version = self._changes, self._topics.version
-        whole = _Announcement(version, self._topics.all(), whole=True)
-        part = whole if changed is None else _Announcement(version, list(changed.values()), whole=False)
-        await asyncio.gather(
-            *(self._register(address, whole, part) for address in self._live.now.namesrv_addresses)
-        )
-        async with self._told:
-            self._changes_told = max(covered, self._changes_told)
-            self._told.notify_all()
+        for address in self._live.now.namesrv_addresses:
+            keeper = self._keepers.get(address)
+            if keeper is None or keeper.done():
+                keeping = self._keep_known(address)
+                self._keepers[address] = self._tasks.spawn(keeping, "connection to name server")
+        covered = await self._announce(changed)
+        if covered is not None:
+            async with self._told:
+                self._changes_told = max(covered, self._changes_told)
+                self._told.notify_all()
+
+    async def _announce(self, changed: dict[str, TopicConfig] | None, only: str | None = None) -> int | None:
+        """Tells one name server, or all, what changed, or of all topics; returns up to which change, unless offline."""
+        async with self._turn:
+            if not self._roles.now.online:
+                return None
+            covered, version = self._changes, self._topics.version
+            whole = _Announcement(version, self._topics.all(), whole=True)
+            part = whole if changed is None else _Announcement(version, list(changed.values()), whole=False)
+            addresses = self._live.now.namesrv_addresses if only is None else [only]
+            await asyncio.gather(*(self._register(address, whole, part) for address in addresses))
+            return covered
+
+    async def _keep_known(self, address: str) -> None:
+        """Tells a name server again that has forgotten this broker or could not be told, less often each time.
+
+        A name server forgets a broker whose connection breaks: no route has it, and no tool knows of it.
+        """
+        loop = asyncio.get_running_loop()
+        pause = _AFTER_LOSS_SECONDS
+        while address in self._live.now.namesrv_addresses:
+            known, since = self._known.get(address), loop.time()
+            if known is not None:
+                await known.channel.wait_closed()
+            period = self._live.now.register_name_server_period / 1000
+            if loop.time() - since >= period:
+                pause = _AFTER_LOSS_SECONDS
+            await asyncio.sleep(pause)
+            known = self._known.get(address)
+            if known is None or known.channel.closed:
+                pause = max(pause, min(2 * pause, period))
+                await self._announce(None, address)
 
     async def _register(self, address: str, whole: _Announcement, part: _Announcement) -> None:
         channel, known = self._pool.existing(address), self._known.get(address)
@@ -208,16 +242,8 @@ class Registrar:
         live = self._pool.existing(address)
         if live is not None and (chosen.whole or (known is not None and known.channel is live)):
             self._known[address] = _Known(live, chosen.version)
-            if known is None or known.channel is not live:
-                self._tasks.spawn(self._watch(live), "connection to name server")
         else:
             self._known.pop(address, None)
-
-    async def _watch(self, channel: Channel) -> None:
-        """A name server forgets a broker whose connection breaks: no route has it, and no tool knows of it."""
-        await channel.wait_closed()
-        self._whole_at = min(self._whole_at, self._last_whole + _AFTER_LOSS_SECONDS)
-        self._wake.set()
 
     async def _send(self, address: str, announcement: _Announcement, *, same: bool) -> None:
         """Raises RocketMQError if the name server did not take all of it; parts after a refused one are sent too."""
@@ -308,10 +334,10 @@ class Registrar:
 
     async def goodbye(self) -> None:
         """Takes the broker out of every name server, at shutdown."""
-        if self._loop is not None:
-            # Else it might announce the broker again.
-            self._loop.cancel()
-            await asyncio.gather(self._loop, return_exceptions=True)
+        tasks = [*self._keepers.values(), *([] if self._loop is None else [self._loop])]
+        for task in tasks:
+            task.cancel()  # else it might announce the broker again
+        await asyncio.gather(*tasks, return_exceptions=True)
         if not self.address:
             return
         for address in self._live.now.namesrv_addresses:
