@@ -9,7 +9,7 @@ The query of a batch write says when it began, ``t<milliseconds>r<random>``, bot
 from __future__ import annotations
 
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,7 @@ def batch_query_id(now_ms: int, chance: int) -> str:
     return f"t{now_ms:x}r{chance:016x}"
 
 
-Part = bytes | pa.Array
+Part: TypeAlias = bytes | pa.Array
 """Something that stands in every row: the same bytes, or those of a binary column."""
 
 
