@@ -412,7 +412,7 @@ def test_how_arrow_cuts_the_rows_changes_neither_queue_nor_content_nor_order(
     cuts: list[int], columns: str
 ) -> None:
     rows = 60
-    rich = {
+    rich: dict[str, list[Any]] = {
         "key": [None if n % 3 else f"k{n}" for n in range(rows)],
         "shardingKey": [f"s{n % 5}" if n % 2 else None for n in range(rows)],
         "topic": ["T" if n % 7 else None for n in range(rows)],
@@ -426,9 +426,12 @@ def test_how_arrow_cuts_the_rows_changes_neither_queue_nor_content_nor_order(
     edges = sorted({0, rows, *cuts})
     pieces = [batch.slice(low, high - low) for low, high in pairwise(edges)]
     cut = messages_of([request for piece in pieces for request in encoder.encode(piece)])
-    by_queue: dict[MessageQueue, list[int]] = {}
+    by_queue: dict[tuple[MessageQueue, bool], list[int]] = {}
     for queue, row, *_ in cut:
-        by_queue.setdefault(queue, []).append(row)
+        bound = columns == "rich" and (
+            rich["shardingKey"][row] is not None or rich["queueId"][row] is not None
+        )
+        by_queue.setdefault((queue, bound), []).append(row)
     assert all(found == sorted(found) for found in by_queue.values())
     assert sorted(cut, key=lambda sent: sent[1]) == whole
     assert [row for _, row, *_ in whole] == list(range(rows))
@@ -517,12 +520,52 @@ def test_small_messages_do_not_outgrow_what_apache_stores_of_one_batch() -> None
     assert max(len(request.body) + 155 * len(request.rows) for request in requests) <= 4 << 20
 
 
-def test_large_bodies_are_compressed_and_keep_their_place() -> None:
+def test_large_bodies_are_compressed_and_keep_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_encode, "_LEAST_RUN_BYTES", 1000)
     batch = table(body=[b"s", b"L" * 5000, b"s", b"L" * 6000, b"L" * 7000], shardingKey=["k"] * 5)
     requests = encode(batch)
     assert [request.rows.tolist() for request in requests] == [[0], [1], [2], [3, 4]]
     bodies = [decompress(body, flag) for _, _, body, _, flag in messages_of(requests)]
     assert bodies == batch.column(0).to_pylist()
+
+
+@pytest.mark.parametrize("alike", ["not bound", "bound", "every second one bound"])
+@pytest.mark.parametrize("sizes", [(5000, 5000), (4000, 5000), (5000, 100)])
+def test_rows_of_two_kinds_in_turn_make_no_request_each(alike: str, sizes: tuple[int, int]) -> None:
+    """Of a queue's bound rows one request travels at a time: a request for each row took a journey for each."""
+    rows = 600
+    choices: dict[str, list[str | None]] = {
+        "not bound": [None] * rows,
+        "bound": [f"s{n % 5}" for n in range(rows)],
+        "every second one bound": [f"s{n % 5}" if n % 2 else None for n in range(rows)],
+    }
+    keys = choices[alike]
+    bodies = [b"%d " % n + bytes([n % 251]) * sizes[n % 2] for n in range(rows)]
+    batch = table(body=bodies, shardingKey=keys)
+    requests = encode(batch, batchsize=rows, batchbytes="1m")
+    assert len(requests) < 40
+    found = messages_of(requests)
+    assert {row: decompress(body, flag) for _, row, body, _, flag in found} == dict(enumerate(bodies))
+    for key in filter(None, set(keys)):
+        of_key = [row for _, row, _, told, _ in found if told.get("__SHARDINGKEY") == key]
+        assert of_key == sorted(of_key)
+
+
+def test_rows_that_keep_their_order_are_compressed_if_many_are_alike() -> None:
+    bodies = [b"s" * 100] * 200 + [b"L" * 5000] * 200
+    requests = encode(table(body=bodies, shardingKey=["k"] * 400))
+    assert {bool(request.sys_flag) for request in requests if 200 in request.rows} == {True}
+    assert {bool(request.sys_flag) for request in requests if 199 in request.rows} == {False}
+
+
+@pytest.mark.parametrize("method", ["zlib", "lz4", "zstd"])
+def test_a_body_that_would_grow_is_not_compressed(method: str) -> None:
+    """It was refused by the broker if it was nearly as large as one may be."""
+    noise = random.Random(5).randbytes(1 << 20)
+    batch = table(body=[noise, b"L" * 5000], queueId=[0, 1])
+    found = messages_of(encode(batch, maxmessagesize="1m", batchbytes="2m", compression=method))
+    assert [(len(body), bool(flag)) for _, row, body, _, flag in found if row == 0] == [(1 << 20, False)]
+    assert [bool(flag) for _, row, _, _, flag in found if row == 1] == [True]
 
 
 def test_a_body_that_fills_a_request_travels_alone() -> None:
@@ -572,23 +615,39 @@ def test_flags_travel_with_their_rows_in_batches_and_alone() -> None:
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        ({"body": [b"x", b"y"], "flag": [1, 2**31]}, "row 1 .*flag does not fit 32 bits"),
+        ({"body": [b"x", b"y"], "flag": [1, 2**31]}, r"row 1 .*flag \(2147483648\) does not fit 32 bits"),
         ({"body": [b"x", None]}, r"row 1 of query-3-1 cannot .* null or empty"),
         ({"body": [b"x", b"", b""]}, r"rows 1 to 2 of query-3-1 cannot"),
         ({"body": [b"x", b"y" * 2000]}, r"row 1 .*too large \(2000 bytes, maxMessageSize is 1024\)"),
         ({"body": [b"x"], "topic": ["bad topic"]}, "row 0 .*illegal"),
-        ({"body": [b"x"], "key": ["a\x01b"]}, "column key holds"),
-        ({"body": [b"x"], "properties": [[("a", "b\x02")]]}, "separate properties"),
+        ({"body": [b"x"], "key": ["a\x01b"]}, r"column key holds .*'a\\x01b'\): remove"),
+        ({"body": [b"x"], "properties": [[("a", "b\x02")]]}, r"separate properties \('b\\x02'\)"),
         ({"body": [b"x"], "properties": [[("", "b")]]}, "empty name"),
         ({"body": [b"x", b"y"], "properties": [None, [("KEYS", "b")]]}, "row 1 .*KEYS.*reservedProperties"),
-        ({"body": [b"x"], "properties": [[("a", "b" * 40_000)]]}, "longer than 32767"),
-        ({"body": [b"x"], "delayLevel": [-1]}, "negative"),
+        (
+            {"body": [b"x"], "properties": [[("a", "b" * 40_000)]]},
+            r"too large \(400\d\d bytes, at most 32255",
+        ),
+        ({"body": [b"x", b"y"], "delayLevel": [None, -3]}, r"row 1 .*negative \(-3\)"),
         ({"body": [b"x"], "delayLevel": [1], "delayMs": [1]}, "give one of them"),
     ],
 )
 def test_rows_that_cannot_be_sent_are_named(columns: dict[str, Any], says: str) -> None:
     with pytest.raises(MessageIllegalError, match=says):
         encode(table(**columns), maxmessagesize="1k")
+
+
+@pytest.mark.parametrize("role", ["topic", "key", "tags", "shardingKey", "properties"])
+def test_text_that_is_none_is_refused(role: str) -> None:
+    """Spark casts any bytes to a string. Some clients cannot read them, and alone they would be changed."""
+    texts = pa.array([b"fine", b"T\xff\xfe"], pa.binary()).view(pa.string())
+    if role == "properties":
+        column: pa.Array = pa.MapArray.from_arrays([0, 1, 2], pa.array(["a", "b"]), texts)
+    else:
+        column = texts
+    batch = pa.record_batch([pa.array([b"x", b"y"], pa.binary()), column], names=["body", role])
+    with pytest.raises(MessageIllegalError, match=r"row 1 of .* not UTF-8 \('T\\xff\\xfe'\): decode\(\)"):
+        encode(batch)
 
 
 def test_a_row_without_topic_is_named() -> None:
@@ -677,6 +736,24 @@ def test_compressed_and_large_and_plain_rows_arrive_alike(shared_cluster: Thread
     bodies = [b"small", b"L" * 100_000, bytes(range(256)) * 6000, b"small too"]
     write(shared_cluster, table(body=bodies, shardingKey=["k"] * 4), "sizes", compression="zstd")
     assert [view.body for view in read_topic(shared_cluster.namesrv, "sizes", 4)] == bodies
+
+
+def test_properties_as_large_as_they_may_be_are_stored(shared_cluster: ThreadCluster) -> None:
+    """A broker adds its own: one that is not asked to look would store a row that nobody can read."""
+    fits = table(body=[b"x"], key=["k" * 32_000])
+    with pytest.raises(MessageIllegalError) as refused:
+        write(shared_cluster, table(body=[b"x"], key=["k" * 32_255]), "wide")
+    too_many = int(str(refused.value).split("(")[1].split()[0]) - 32_255
+    topic = "w" * 127
+    widest = ["k" * (32_255 - too_many)]
+    rows = [fits, table(body=[b"x"], key=widest), table(body=[b"x"], key=[widest[0][20:]], delayLevel=[1])]
+    for batch in rows:
+        write(shared_cluster, batch, topic)
+    assert {len(view.keys[0]) for view in read_topic(shared_cluster.namesrv, topic, 3)} == {
+        32_000,
+        len(widest[0]),
+        len(widest[0]) - 20,
+    }
 
 
 def test_rows_of_a_sharding_key_arrive_in_order(shared_cluster: ThreadCluster) -> None:
@@ -895,6 +972,53 @@ def test_a_failure_in_the_moment_a_request_gets_its_turn_leaves_nobody_waiting(
     with pytest.raises(SendFailedError):
         flight.check()
     assert flight.sent.rows == 0
+
+
+def test_small_requests_that_wait_do_not_keep_all_that_was_made_with_them(scripted: ScriptedCluster) -> None:
+    """One of 150 bytes keeps the memory of the 8 MB that it lies in, and a slow queue has one of each slice."""
+    waiting: list[int] = []
+    enough = threading.Event()
+
+    async def answer(channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        if len(request.body) < 10_000:
+            waiting.append(len(request.body))
+            await asyncio.to_thread(enough.wait, 20)
+        return next(iter(scripted.brokers.values())).stored(request)
+
+    for broker in scripted.brokers.values():
+        broker.on_send = answer
+    options = {"namesrv": scripted.namesrv, "topic": "T", "sendsinflight": "100", "compressover": "off"}
+    sender = sink_send.Sender(SinkSettings.read(options))
+    sender._started = sender._thread.run(sender._start())
+    flight = sink_send.Flight(sender, encoder_of(table(body=[b""])))
+    batch = table(body=[b"s", b"l" * (1 << 20), b"l" * (1 << 20)], queueId=[0, 1, 1])
+    roles = {"body": 0, "queueId": 1}
+    encoder = RowEncoder(sender.settings, roles, task="q-0-0", queues=sender.queues, unique_id=str)
+    held: list[int] = []
+
+    class Watched(threading.Condition):
+        def wait_for(self, predicate: Callable[[], object], timeout: float | None = None) -> Any:
+            if not predicate():
+                held.append(flight._held)
+            return super().wait_for(predicate, timeout)
+
+    flight._changed = Watched()
+
+    def fill() -> None:
+        for _ in range(50):
+            for request in encoder.encode(batch):
+                flight.put(request)
+
+    filling = threading.Thread(target=fill)
+    filling.start()
+    eventually(lambda: held)
+    assert sink_send.HELD_BYTES - (5 << 20) < held[0] <= sink_send.HELD_BYTES
+    enough.set()
+    filling.join()
+    flight.wait()
+    flight.check()
+    sender.close()
+    assert flight.sent.rows == 150 and flight._held == 0 and not flight._holders
 
 
 def test_after_a_lost_answer_free_rows_go_to_the_queue_of_the_same_number(scripted: ScriptedCluster) -> None:

@@ -45,17 +45,30 @@ _STORED_EXTRA: Final = MIN_RECORD + 64
 _STORED_LIMIT: Final = 4 << 20
 """Apache's broker refuses a batch whose records together are larger than ``maxMessageSize``."""
 
-_SLICE_BYTES: Final = 64 << 20
+_SLICE_BYTES: Final = 32 << 20
+_ADDED_BYTES: Final = 512
+"""What may be added to a row's properties: whether to wait, the broker's cluster, where a delayed row belongs.
+
+Apache's broker does not look whether they still fit a batch's message then.
+"""
+
+_MOST_PROPERTIES: Final = MAX_PROPERTIES - _ADDED_BYTES
+_LEAST_RUN_BYTES: Final = 64 << 10
 _EMPTY: Final = pa.scalar(b"", pa.binary())
 _NO_QUEUE_ID: Final = np.full(1, -1, np.int64).view(np.uint64)
 _NOTHING_TOLD: Final = pa.array([b""], pa.binary())
 _NAMED_ROWS: Final = 10
+_SHOWN_VALUES: Final = 3
+_SHOWN_BYTES: Final = 40
 _JOINED_ROWS: Final = 4096
 _JOINED_BYTES: Final = 1 << 20
 """So many rows, or bytes of them, are put together at a time: they stay in the processor's cache."""
 
 _COMPRESSED_KIND: Final = 1
 _ALONE_KIND: Final = 2
+_BOUND: Final = 4
+_GROUPS: Final = 8
+"""Of the rows of a queue: the kinds of those that are not bound, and all that are bound."""
 
 Queues = Callable[[str], Sequence[MessageQueue]]
 
@@ -115,7 +128,7 @@ class RowEncoder:
         """Index of the next row."""
 
     def encode(self, batch: pa.RecordBatch) -> Iterator[Request]:
-        """The requests for these rows; those of one queue in the order of the rows.
+        """The requests for these rows; those that are bound to one queue in the order of the rows.
 
         Raises:
             MessageIllegalError: rows cannot be messages; says which.
@@ -152,25 +165,25 @@ class RowEncoder:
         hashes = hash_rows(said, rows)
         ids = self._row_ids.of(hashes)
         properties = self._properties(ids, told)
+        lanes = self._assign(batch, first, hashes, topics, topic_of, queue_ids, sharding is not None)
         kinds: NDArray[np.uint8] | None = None
         if self._settings.compress_over <= int(lengths.max()):
-            packed = lengths >= self._settings.compress_over
-            body = self._compress(body, packed)
+            body, packed = self._compress(body, self._to_compress(lengths, lanes))
             lengths = _lengths(body)
             kinds = np.where(packed, np.uint8(_COMPRESSED_KIND), np.uint8(0))
         property_bytes = np.zeros(rows, np.int64)
         for part in properties:
             property_bytes += len(part) if isinstance(part, bytes) else _lengths(part)
         self._check(
-            property_bytes > MAX_PROPERTIES,
+            property_bytes > _MOST_PROPERTIES,
             first,
-            f"their properties are longer than {MAX_PROPERTIES} bytes: shorten keys or properties",
+            f"their properties are too large ({{}} bytes, at most {_MOST_PROPERTIES} fit): shorten keys or properties",
+            property_bytes,
         )
         totals = property_bytes + lengths + _ITEM_BYTES
         large = totals > self._settings.batch_bytes
         if large.any():
             alone = large if alone is None else alone | large
-        lanes = self._assign(batch, first, hashes, topics, topic_of, queue_ids, sharding is not None)
         if alone is not None:
             kinds = np.zeros(rows, np.uint8) if kinds is None else kinds
             kinds[alone] |= _ALONE_KIND
@@ -189,7 +202,8 @@ class RowEncoder:
         self._check(
             (numbers < -(2**31)) | (numbers >= 2**31),
             first,
-            "their flag does not fit 32 bits: use a smaller number",
+            "their flag ({}) does not fit 32 bits: use a smaller number",
+            numbers,
         )
         return numbers
 
@@ -206,23 +220,42 @@ class RowEncoder:
                 "their body is null or empty, which RocketMQ does not carry: filter them out, or coalesce() it",
             )
         limit = self._settings.max_message_size
-        if int(lengths.max()) > limit:
-            sizes = ", ".join(str(size) for size in lengths[lengths > limit][:3])
-            self._check(
-                lengths > limit,
-                first,
-                f"their bodies are too large ({sizes} bytes, maxMessageSize is {limit}): make them smaller, or "
-                "raise maxMessageSize here and in the broker",
-            )
+        self._check(
+            lengths > limit,
+            first,
+            f"their bodies are too large ({{}} bytes, maxMessageSize is {limit}): make them smaller, or "
+            "raise maxMessageSize here and in the broker",
+            lengths,
+        )
         return lengths
 
-    def _compress(self, body: pa.Array, packed: NDArray[np.bool_]) -> pa.Array:
+    def _to_compress(self, lengths: NDArray[np.int64], lanes: _Lanes) -> NDArray[np.bool_]:
+        """Large bodies, unless that cuts rows that keep their order into crumbs: a request is compressed or not."""
+        wanted: NDArray[np.bool_] = lengths >= self._settings.compress_over
+        if lanes.bound is None or not lanes.bound.any():
+            return wanted
+        rows = np.flatnonzero(lanes.bound)
+        rows = rows[np.argsort(lanes.lane[rows], kind="stable")]
+        lane = lanes.lane[rows]
+        begins = np.ones(len(rows), bool)
+        begins[1:] = (lane[1:] != lane[:-1]) | (wanted[rows[1:]] != wanted[rows[:-1]])
+        runs = np.bincount(lane[begins])
+        crumbs = (runs > 1) & (np.bincount(lane, lengths[rows]) < runs * _LEAST_RUN_BYTES)
+        wanted[rows[crumbs[lane]]] = False
+        return wanted
+
+    def _compress(self, body: pa.Array, wanted: NDArray[np.bool_]) -> tuple[pa.Array, NDArray[np.bool_]]:
+        """The bodies, and which are compressed: one that would grow stays as it is."""
         settings = self._settings
-        smaller = [
-            compress(value.as_py(), settings.compression, settings.compression_level)
-            for value in body.filter(pa.array(packed))
-        ]
-        return pc.replace_with_mask(body, pa.array(packed), pa.array(smaller, pa.binary()))
+        made: list[bytes] = []
+        packed = np.zeros(len(body), bool)
+        for row in np.flatnonzero(wanted).tolist():
+            plain = body[row].as_py()
+            smaller = compress(plain, settings.compression, settings.compression_level)
+            if len(smaller) < len(plain):
+                made.append(smaller)
+                packed[row] = True
+        return pc.replace_with_mask(body, pa.array(packed), pa.array(made, pa.binary())), packed
 
     # --- properties ----------------------------------------------------------------------------
 
@@ -265,7 +298,7 @@ class RowEncoder:
         lengths = _lengths(value)
         if not lengths.any():
             return None
-        self._check_separators(value, first, f"column {role}")
+        self._check_text(value, first, f"column {role}", np.arange(len(value)), len(value))
         joined = pc.binary_join_element_wise(_text(f"{name}\x01"), value, _text("\x02"), _EMPTY)
         if lengths.all():
             return joined
@@ -311,12 +344,7 @@ class RowEncoder:
                 _any_of(blank, owner, len(column)), first, "a property has an empty name: give it one"
             )
         for part in (keys, values):
-            if _holds_separator(part):
-                self._check(
-                    _any_of(_separator_rows(part), owner, len(column)),
-                    first,
-                    "a property holds U+0001 or U+0002, which separate properties: remove them",
-                )
+            self._check_text(part, first, "a property", owner, len(column))
         entries = pc.binary_join_element_wise(keys, _text("\x01"), values, _text("\x02"), _EMPTY)
         starts = np.zeros(len(column) + 1, np.int64)
         np.cumsum(sizes, out=starts[1:])
@@ -325,10 +353,23 @@ class RowEncoder:
             pa.binary(), len(column), [None, pa.py_buffer(places), entries.buffers()[2] or pa.py_buffer(b"")]
         )
 
-    def _check_separators(self, value: pa.Array, first: int, what: str) -> None:
+    def _check_text(
+        self, value: pa.Array, first: int, what: str, owner: NDArray[np.int64], rows: int
+    ) -> None:
+        """Refuses rows that own a value which other clients could not read."""
         if _holds_separator(value):
+            wrong = _separator_rows(value)
             self._check(
-                _separator_rows(value), first, f"{what} holds U+0001 or U+0002, which separate properties"
+                _any_of(wrong, owner, rows),
+                first,
+                f"{what} holds U+0001 or U+0002, which separate properties ({_few(value, wrong)}): remove them",
+            )
+        if not _is_utf8(value):
+            wrong = _undecodable(value)
+            self._check(
+                _any_of(wrong, owner, rows),
+                first,
+                f"{what} is not UTF-8 ({_few(value, wrong)}): decode() bytes, or write them with base64()",
             )
 
     def _delays(self, batch: pa.RecordBatch, first: int, pieces: list[Any]) -> NDArray[np.bool_] | None:
@@ -345,7 +386,9 @@ class RowEncoder:
             if pa.types.is_timestamp(column.type):
                 column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
             numbers = np.asarray(column.cast(pa.int64()).fill_null(0))
-            self._check(numbers < 0, first, f"their {role} is negative: use null for no delay")
+            self._check(
+                numbers < 0, first, f"their {role} is negative ({{}}): use null for no delay", numbers
+            )
             if numbers.any():
                 given.append((name, numbers, numbers > 0))
         if not given:
@@ -431,6 +474,7 @@ class RowEncoder:
             if default is None:
                 self._check(np.asarray(column.is_null()), first, _NO_TOPIC)
             column = column.fill_null(default)
+        self._check_text(_binary(column), first, "column topic", np.arange(rows), rows)
         encoded = column.dictionary_encode()
         topics: list[str] = encoded.dictionary.to_pylist()
         codes = np.asarray(encoded.indices).astype(np.int64)
@@ -489,7 +533,7 @@ class RowEncoder:
     ) -> Iterator[Request]:
         """Groups rows by queue and kind, and cuts the groups where a request is full."""
         ids, rows = written.ids, len(totals)
-        order = np.argsort(lanes.lane.astype(np.uint16), kind="stable")
+        order = _grouped(lanes, kinds)
         lane = lanes.lane[order]
         totals, numbers = totals[order], order + first
         changes = lane[1:] != lane[:-1]
@@ -511,7 +555,7 @@ class RowEncoder:
                 for at in range(start, end):
                     source = int(order[at])
                     told = b"".join(_of_row(part, source) for part in written.properties)
-                    text = told.decode("utf-8", "replace") + self._wait
+                    text = told.decode() + self._wait
                     plain = written.body[source].as_py()
                     named = (ids.text(source),) * 2
                     flag = 0 if flags is None else int(flags[source])
@@ -555,9 +599,14 @@ class RowEncoder:
 
     # --- errors --------------------------------------------------------------------------------
 
-    def _check(self, wrong: NDArray[np.bool_], first: int, why: str) -> None:
+    def _check(
+        self, wrong: NDArray[np.bool_], first: int, why: str, values: NDArray[np.int64] | None = None
+    ) -> None:
+        """Refuses these rows; the first of their values stand in the error in the place of ``{}``."""
         if wrong.any():
             found = np.flatnonzero(wrong) + first
+            if values is not None:
+                why = why.format(", ".join(str(value) for value in values[wrong][:_SHOWN_VALUES].tolist()))
             raise MessageIllegalError(f"{self.name_rows(found)} cannot be sent: {why}")
 
     def name_rows(self, rows: NDArray[np.int64], row_ids: tuple[str, str] | None = None) -> str:
@@ -599,6 +648,19 @@ class _Lanes:
     lane: NDArray[np.int64]
     bound: NDArray[np.bool_] | None
     retry: NDArray[np.bool_] | None
+
+
+def _grouped(lanes: _Lanes, kinds: NDArray[np.uint8] | None) -> NDArray[np.int64]:
+    """The rows by queue: those that are bound to it in their order, the others by kind.
+
+    A request ends wherever the kind changes, and rows that are not bound are promised no order.
+    """
+    key, most = lanes.lane, len(lanes.queues)
+    if kinds is not None or lanes.bound is not None:
+        group = np.zeros(len(key), np.uint8) if kinds is None else kinds
+        group = group if lanes.bound is None else np.where(lanes.bound, np.uint8(_BOUND), group)
+        key, most = key * _GROUPS + group, most * _GROUPS
+    return np.argsort(key.astype(np.uint16) if most <= 1 << 16 else key, kind="stable")
 
 
 _NO_TOPIC: Final = "they name no topic: fill the column topic, or give option('topic', NAME)"
@@ -741,6 +803,28 @@ def _holds_separator(column: pa.Array) -> bool:
 def _separator_rows(column: pa.Array) -> NDArray[np.bool_]:
     found = pc.or_(pc.match_substring(column, "\x01"), pc.match_substring(column, "\x02"))
     return np.asarray(found)
+
+
+def _is_utf8(column: pa.Array) -> bool:
+    """Spark's casts let any bytes be a string."""
+    try:
+        column.cast(pa.string())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _undecodable(column: pa.Array) -> NDArray[np.bool_]:
+    return np.asarray([not _is_utf8(column[row : row + 1]) for row in range(len(column))])
+
+
+def _few(column: pa.Array, wrong: NDArray[np.bool_]) -> str:
+    """The first of these values, as an error shows them."""
+    shown = []
+    for row in np.flatnonzero(wrong)[:_SHOWN_VALUES].tolist():
+        value: bytes = column[row].as_py()
+        shown.append(repr(value[:_SHOWN_BYTES])[1:] + ("..." if len(value) > _SHOWN_BYTES else ""))
+    return ", ".join(shown)
 
 
 def _any_of(marked: NDArray[np.bool_], owner: NDArray[np.int64], rows: int) -> NDArray[np.bool_]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ from gimbalmq.model.results import SendStatus
 from gimbalmq.spark.sink_encode import Request, RowEncoder
 from gimbalmq.spark.sink_options import SinkSettings
 from gimbalmq.sync.loop import loop_thread
+
+HELD_BYTES: Final = 64 << 20
+"""What requests on their way may keep in memory: a small one keeps all that was put together with it."""
 
 IDLE_SECONDS: Final = 60.0
 """How long connections wait for another task."""
@@ -239,6 +243,9 @@ class Flight:
         self._limit = sender.settings.sends_in_flight
         self._changed = threading.Condition()
         self._out = 0
+        self._held = 0
+        self._holders: Counter[int] = Counter()
+        """By the memory that a body lies in: the requests on their way that keep it."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._last: dict[MessageQueue, asyncio.Task[None]] = {}
         """By queue: the newest request whose rows are bound to it."""
@@ -248,10 +255,18 @@ class Flight:
     def put(self, request: Request) -> None:
         """Starts a request, waiting for its turn; raises as ``check`` does."""
         with self._changed:
-            self._changed.wait_for(lambda: self._out < self._limit or self._ended)
+            self._changed.wait_for(lambda: self._has_room_for(request) or self._ended)
             self.check()
+            self._sender.loop.call_soon_threadsafe(self._begin, request)
             self._out += 1
-        self._sender.loop.call_soon_threadsafe(self._begin, request)
+            memory, size = _memory_of(request)
+            self._held += 0 if self._holders[memory] else size
+            self._holders[memory] += 1
+
+    def _has_room_for(self, request: Request) -> bool:
+        memory, size = _memory_of(request)
+        more = 0 if memory in self._holders else size
+        return self._out < self._limit and (self._out == 0 or self._held + more <= HELD_BYTES)
 
     def wait(self) -> None:
         """Until every request has its answer, or none will come."""
@@ -305,9 +320,22 @@ class Flight:
             broken = error
         with self._changed:
             self._out -= 1
+            memory, size = _memory_of(request)
+            self._holders[memory] -= 1
+            if not self._holders[memory]:
+                del self._holders[memory]
+                self._held -= size
             self._failure = self._failure or failure
             self._broken = self._broken or broken
             self._changed.notify_all()
+
+
+def _memory_of(request: Request) -> tuple[int, int]:
+    """The id and the size of what a request's body keeps in memory."""
+    body = request.body
+    if isinstance(body, bytes):
+        return id(body), len(body)
+    return id(body.obj), memoryview(body.obj).nbytes
 
 
 def _not_sent(rows: str, request: Request, error: RocketMQError) -> SendFailedError:
@@ -323,7 +351,7 @@ def _remedy(error: Exception) -> str:
     if isinstance(error, MessageIllegalError):
         return (
             "The broker does not take these messages: compare maxMessageSize and batchBytes with its "
-            "maxMessageSize, and delays with what it supports"
+            "maxMessageSize, delays with what it supports, and shorten properties that are too long"
         )
     if isinstance(error, NoPermissionError):
         return "Give the topic and this client the permission to write"
