@@ -16,6 +16,7 @@ from gimbalmq.protocol.codes import ResponseCode
 from gimbalmq.protocol.replication_bodies import EpochTable
 from gimbalmq.rpc import management, replication
 from gimbalmq.rpc.call import Caller
+from gimbalmq.store.checkpoint import Checkpoint
 from gimbalmq.testing.loop import VirtualClock, run_virtual
 from tests.broker.replication.controlled import NAME, TOPIC, Set, has_all, replicas, trouble, until
 
@@ -337,8 +338,13 @@ def test_neither_does_a_start_whose_disk_has_no_room_for_the_note(
     run_virtual(work)
 
 
-@pytest.mark.parametrize("end", ["killed", "had no room for its note at first"])
-def test_a_doubt_that_was_noted_and_is_over_does_not_come_back(tmp_path: Path, end: str) -> None:
+@pytest.mark.parametrize(
+    "had_room", [True, False], ids=["noted at once", "had no room for its note at first"]
+)
+@pytest.mark.parametrize("end", ["killed", "closed"])
+def test_a_doubt_that_was_noted_and_is_over_does_not_come_back(
+    tmp_path: Path, end: str, had_room: bool
+) -> None:
     """Also if the process is killed before another checkpoint is due."""
 
     async def work(clock: VirtualClock) -> None:
@@ -347,23 +353,73 @@ def test_a_doubt_that_was_noted_and_is_over_does_not_come_back(tmp_path: Path, e
             await made.send(made.master, 5)
             await made.brokers.pop(2).close()
             shutil.rmtree(tmp_path / "2" / "commitlog")
-            made.machines[2].is_full = end != "killed"
+            made.machines[2].is_full = not had_room
             second = await made.begin(2)
-            if end != "killed":
+            if not had_room:
                 await until(lambda: "no space left" in trouble(second))
-            made.machines[2].is_full = False
+                made.machines[2].is_full = False
             await until(lambda: not in_doubt(second))
+            await until(lambda: not checkpoint(made, 2).is_end_lost)
             if end == "killed":
-                image = made.image(2)  # of now: ``kill`` ends tasks in order
-                await made.kill(2)
-                shutil.rmtree(tmp_path / "2")
-                image.rename(tmp_path / "2")
+                await killed_now(made, 2)
             else:
                 await made.brokers.pop(2).close()
             made.network.cut("10.0.0.1", "10.0.0.2")
             assert not in_doubt(await made.begin(2))
 
     run_virtual(work)
+
+
+def test_a_doubt_whose_note_found_room_late_is_kept_by_the_note(tmp_path: Path) -> None:
+    """The mark that told of it is gone then."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await made.send(made.master, 5)
+            await made.brokers.pop(2).close()
+            shutil.rmtree(tmp_path / "2" / "commitlog")
+            made.network.cut("10.0.0.1", "10.0.0.2")
+            made.machines[2].is_full = True
+            await until(lambda: not made.controller.lives(NAME, 2))
+            second = await made.begin(2)
+            await until(lambda: "no space left" in trouble(second))
+            await asyncio.sleep(5.0)
+            assert checkpoint(made, 2).is_end_lost
+            made.machines[2].is_full = False
+            await until(lambda: not checkpoint(made, 2).is_end_lost)
+            assert in_doubt(second)
+            await killed_now(made, 2)
+            assert in_doubt(await made.begin(2))
+
+    run_virtual(work)
+
+
+def test_a_run_of_a_moment_that_was_closed_properly_begins_no_doubt(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 2) as made:
+            await made.in_sync(1, 2)
+            await made.kill(2)
+            await made.begin(2)
+            await made.brokers.pop(2).close()
+            made.machines[2].boots += 1
+            made.network.cut("10.0.0.1", "10.0.0.2")
+            assert not in_doubt(await made.begin(2))
+
+    run_virtual(work)
+
+
+def checkpoint(made: Set, number: int) -> Checkpoint:
+    """As the disk has it."""
+    return Checkpoint.load(made.folder / str(number) / "checkpoint")
+
+
+async def killed_now(made: Set, number: int) -> None:
+    """What is on the disk now stays; ``kill`` ends tasks in order, and they write something yet."""
+    image = made.image(number)
+    await made.kill(number)
+    shutil.rmtree(made.folder / str(number))
+    image.rename(made.folder / str(number))
 
 
 @pytest.mark.parametrize("rebooted", [False, True])

@@ -109,6 +109,7 @@ class ControllerMode:
         self.epochs = Epochs(Path(config.store_path_epoch_file or folder / "epochFileCheckpoint"), files)
         self.epochs.load(store.max_commitlog_offset)
         self._wholeness = wholeness
+        self._marks_forgotten = False
         self.elections = Elections(
             Controllers(caller, config.controller_addresses),
             IdentityFile.of(config, files),
@@ -149,8 +150,7 @@ class ControllerMode:
         await self.elections.close()
         await self._tasks.close()
         if self._wholeness.is_noted:
-            self._store.keep_mark = False
-            self._store.forget_shorter()
+            self._forget_marks()
         await self._replication.follower.close()
         await self._settled()
         if self._telling is not None:
@@ -241,6 +241,16 @@ class ControllerMode:
                 # Others may have what was confirmed before; we must not lose it after we have said that none has.
                 await self._flush()
                 await self._wholeness.is_alone(epoch)
+        # A note that found no room at the start is kept by now. It tells of the doubt as long as there is one, and the
+        # marks would bring it back after its end.
+        if self._wholeness.is_noted and not self._marks_forgotten:
+            self._marks_forgotten = True
+            await self._tables.run(self._forget_marks)
+
+    def _forget_marks(self) -> None:
+        """The file of the note tells the next start what these marks of the folder would tell it."""
+        self._store.keep_mark = False
+        self._store.forget_shorter()
 
     def _is_level(self) -> bool:
         """Whether we are level with the master that the controller named last, and so have all that was answered."""
