@@ -7,11 +7,14 @@ ours has two Apache slaves. Each test says what it adds to the log and compares 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.interop import conftest
+from tests.peers.driver import eventually
 from tests.peers.folders import Log
 from tests.peers.ours import OurNameServer
 from tests.peers.process import Process
@@ -234,6 +237,38 @@ def test_an_apache_sync_master_answers_as_the_table_says(apache_master: Scene) -
         if name == rule:
             assert statuses(scene, slave, replicas) == expected
     assert configure(scene.master.address, brokerRole="ASYNC_MASTER").code == 0
+
+
+def test_what_an_apache_sync_master_answered_before_it_was_killed_is_on_our_slave(
+    apache_master: Scene,
+) -> None:
+    """The last test of this master, which is not started again."""
+    scene = apache_master
+    slave = scene.replicas.replica(OURS, 10)
+    senders = [Traffic(scene.master.address, scene.sender.topic) for _ in range(6)]
+
+    def send_until_it_breaks(sender: Traffic) -> None:
+        with suppress(OSError):
+            while True:
+                sender.plain(1)
+
+    with killed(slave), ThreadPoolExecutor(len(senders)) as pool:
+        slave.start()
+        copied(scene.master, slave)
+        assert configure(scene.master.address, brokerRole="SYNC_MASTER", inSyncReplicas=2).code == 0
+        sending = [pool.submit(send_until_it_breaks, sender) for sender in senders]
+        eventually(
+            lambda: sum(len(sender.accepted) for sender in senders),
+            lambda count: count >= 500,
+            "answered sends",
+        )
+        scene.master.kill()
+        for each in sending:
+            each.result()
+        slave.kill()
+        held = {found.record.body for found in Log.read(slave.store).records}
+        answered = [body for sender in senders for body in sender.accepted]
+        assert [body for body in answered if body not in held] == []
 
 
 # --- the long form -----------------------------------------------------------------------------
