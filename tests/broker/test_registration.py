@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq._steps import run_through
+from gimbalmq.broker.announcement import Announcement
 from gimbalmq.errors import TableFullError
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.nameserver import NameServer, NameServerConfig
@@ -39,7 +41,7 @@ def test_parts_are_cut_by_bytes_not_by_topics(tmp_path: Path) -> None:
     async def work() -> None:
         async with double() as name_server, open_desk(tmp_path, namesrvAddr=name_server.address) as desk:
             registration = desk.broker._registration
-            registration.part_bytes = 200_000
+            registration.announcements.part_bytes = 200_000
             name_server.calls.clear()
             name_server.sizes.clear()
             desk.broker.topics.put(*_large(20, 60_000), *_large(21, 700_000)[20:])
@@ -341,10 +343,10 @@ def test_a_name_server_that_takes_long_to_come_back_is_not_waited_for_until_the_
             settings = {"namesrvAddr": first.address, "registerNameServerPeriod": 600_000}
             desk = Desk(tmp_path, SYSTEM_CLOCK, settings)
             await desk.start()
-        failing = desk.broker._registration._failing
-        await until(lambda: failing)
+        (name_server,) = desk.broker._registration._name_servers
+        await until(lambda: name_server.failing)
         async with NameServer(NameServerConfig(listen_port=port)):
-            await until(lambda: not failing)
+            await until(lambda: not name_server.failing)
             await desk.close()
 
     run(work())
@@ -360,15 +362,166 @@ def test_an_older_table_does_not_arrive_behind_a_newer_one(tmp_path: Path) -> No
             await registration.announced()
             name_server.calls.clear()
             name_server.versions.clear()
-            again = asyncio.create_task(registration._announce(None, name_server.address))
-            await turns(2)
-            new = TopicConfig(topic_name="new")
-            topics.put(new)
-            await registration._announce({"new": new})
+            again = asyncio.create_task(registration.register_all())
+            await until(lambda: registration._name_servers[0]._turn.locked())
+            topics.put(TopicConfig(topic_name="new"))
+            await registration.announced()
             await again
             assert ["new" in table for _, table in name_server.calls[:2]] == [False, True]
             counters = [version.counter for version in name_server.versions]
             assert counters == sorted(counters)
+
+    run(work())
+
+
+def test_a_change_made_while_another_waits_for_its_turn_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one went out with the version of both, so the name server took no notice of the second one."""
+    monkeypatch.setattr("gimbalmq.broker.registration._GATHER_SECONDS", 0.0)
+
+    async def work() -> None:
+        async with double() as name_server, open_desk(tmp_path, namesrvAddr=name_server.address) as desk:
+            registration, topics = desk.broker._registration, desk.broker.topics
+            topics.put(_wide("A", 4), _wide("B", 4))
+            await registration.announced()
+            hold = name_server.hold = asyncio.Event()
+            count = len(name_server.calls)
+            asking = asyncio.create_task(registration.ask_for_master())
+            await until(lambda: len(name_server.calls) > count)
+            topics.put(_wide("A", 5))
+            await turns(10)
+            topics.put(_wide("B", 9))
+            await turns(10)
+            hold.set()
+            await registration.announced()
+            await asking
+            table = _taken(name_server)
+            assert [table[name].write_queue_nums for name in "AB"] == [5, 9]
+            await registration.register_all()
+            assert _taken(name_server)["B"].write_queue_nums == 9
+
+    run(work())
+
+
+def _wide(topic: str, queues: int) -> TopicConfig:
+    return TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
+
+
+def _taken(name_server: NameServerDouble) -> dict[str, TopicConfig]:
+    """What a name server has after these calls: it ignores what comes with the version that it has."""
+    table: dict[str, TopicConfig] = {}
+    last = None
+    for version, (_, told) in zip(name_server.versions, name_server.calls, strict=True):
+        if version != last:
+            table.update({name: config for name, config in told.items() if isinstance(config, TopicConfig)})
+        last = version
+    return table
+
+
+def test_a_name_server_that_does_not_answer_keeps_no_other_waiting(tmp_path: Path) -> None:
+    """Neither with a change nor with a change of the role; an attempt there ends after 6 s."""
+
+    async def work() -> None:
+        async with (
+            double() as silent,
+            double() as other,
+            open_desk(tmp_path, namesrvAddr=f"{silent.address};{other.address}") as desk,
+        ):
+            hold = silent.hold = asyncio.Event()
+            silent.calls.clear()
+            asking = asyncio.create_task(desk.broker._registration.ask_for_master())
+            await until(lambda: silent.calls)
+            async with asyncio.timeout(5):
+                desk.broker.topics.put(_wide("A", 4))
+                await until(lambda: "A" in other.calls[-1][1])
+                _change_role(desk, 1)
+                await until(lambda: other.calls[-1][0].broker_id == 1)
+            assert "TBW102" in other.calls[-1][1]
+            assert len(silent.calls) == 1, "the attempt there goes on"
+            hold.set()
+            await asking
+
+    run(work())
+
+
+def _change_role(desk: Desk, broker_id: int) -> None:
+    """As the name servers see it; the broker's other parts are not told."""
+    roles = desk.broker.roles
+    before, roles.now = roles.now, replace(roles.now, broker_id=broker_id)
+    desk.broker._registration._role_changed(before, roles.now)
+
+
+def test_a_name_server_that_is_slow_at_the_start_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who looks after the connection must not take it for one that could not be told."""
+    monkeypatch.setattr("gimbalmq.broker.registration._AFTER_LOSS_SECONDS", 0.02)
+
+    async def work() -> None:
+        async with double() as name_server:
+            name_server.hold = asyncio.Event()
+            asyncio.get_running_loop().call_later(0.2, name_server.hold.set)
+            async with open_desk(tmp_path, namesrvAddr=name_server.address) as desk:
+                # What the start has left to be sent goes before this.
+                await desk.broker._registration.ask_for_master()
+                assert sum("TBW102" in table for table in _tables(name_server)) == 1
+
+    run(work())
+
+
+def test_a_role_that_changes_while_another_is_told_is_told_although_the_table_is_the_same(
+    tmp_path: Path,
+) -> None:
+    """With forceRegister=false the name server was only asked for its version then, and had the old role for ever."""
+
+    async def work() -> None:
+        async with (
+            double() as names,
+            open_desk(
+                tmp_path, namesrvAddr=names.address, registerNameServerPeriod=100, forceRegister=False
+            ) as desk,
+        ):
+            hold = names.hold = asyncio.Event()
+            desk.broker.topics.put(_wide("A", 4))
+            await until(lambda: "A" in names.calls[-1][1])
+            _change_role(desk, 1)
+            questions = names.questions
+            hold.set()
+            await until(lambda: names.calls[-1][0].broker_id == 1 or names.questions > questions + 1)
+            assert names.calls[-1][0].broker_id == 1 and "TBW102" in names.calls[-1][1]
+
+    run(work())
+
+
+def test_a_large_table_is_made_once_for_all_who_are_told_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    encoded = Announcement._encoded
+
+    async def noted(announcement: Announcement) -> list[bytes]:
+        made.append(len(announcement.topics))
+        return await encoded(announcement)
+
+    monkeypatch.setattr(Announcement, "_encoded", noted)
+
+    async def work() -> None:
+        async with (
+            double() as one,
+            double() as other,
+            open_desk(tmp_path, namesrvAddr=f"{one.address};{other.address}") as desk,
+        ):
+            registration, topics = desk.broker._registration, desk.broker.topics
+            topics.put(*(TopicConfig(topic_name=f"topic-{n}") for n in range(3_000)))
+            await registration.announced()
+            made.clear()
+            one.calls.clear()
+            other.calls.clear()
+            await registration.register_all()
+            assert [len(table) for table in _tables(one) + _tables(other)] == [len(topics)] * 2
+            assert made == [len(topics)]
+            assert not registration.announcements._under_way, "it is not kept"
 
     run(work())
 
@@ -457,6 +610,31 @@ def test_goodbye_is_the_last_word(tmp_path: Path) -> None:
     run(work())
 
 
+def test_nothing_is_sent_after_goodbye(tmp_path: Path) -> None:
+    """A slave without its master asks for it every second, until after the goodbye; that registered it again."""
+
+    async def work() -> None:
+        async with double() as names, open_desk(tmp_path, namesrvAddr=names.address) as desk:
+            registration = desk.broker._registration
+            names.hold = asyncio.Event()
+            count = len(names.calls)
+            asking = asyncio.create_task(registration.ask_for_master())
+            await until(lambda: len(names.calls) > count)
+            await registration.goodbye()
+            await asking
+            count = len(names.calls)
+            await registration.ask_for_master()
+            await registration.register_all()
+            _change_role(desk, 1)
+            desk.broker.topics.put(_wide("A", 4))
+            await registration.announced()
+            await desk.client.ok(RequestCode.GET_BROKER_RUNTIME_INFO)
+            assert (len(names.calls), names.goodbyes, _watchers()) == (count, 1, 0)
+            names.hold.set()
+
+    run(work())
+
+
 def test_one_of_two_masters_dies_and_returns(tmp_path: Path) -> None:
     """S1-09: two masters with 8 queues each: 16; one dies: the other's 8; it returns: 16 again."""
 
@@ -533,7 +711,7 @@ def test_table_too_large_for_a_frame_goes_in_parts(tmp_path: Path) -> None:
             open_desk(tmp_path, namesrvAddr=f"{names.address};{server.address}") as desk,
         ):
             registration, topics = desk.broker._registration, desk.broker.topics
-            registration.part_bytes = 200_000
+            registration.announcements.part_bytes = 200_000
             topics.put(*(TopicConfig(topic_name=f"topic-{n}") for n in range(3_000)))
             await registration.announced()
             assert len(run_through(server.table.all_topics())) == len(topics)

@@ -138,7 +138,7 @@ def test_changes_deletions_and_parts_of_our_table_wipe_nothing_at_a_java_name_se
         await registration.register_all()
         left = {"TBW102": 8, "B": 16}
         assert await queues() == (left if version == NEWEST else left | {"A": 16})
-        registration.part_bytes = 200_000
+        registration.announcements.part_bytes = 200_000
         topics.put(*(TopicConfig(topic_name=f"topic-{number}") for number in range(3_000)))
         await registration.announced()
         topics.changed = None

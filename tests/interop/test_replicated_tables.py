@@ -195,6 +195,11 @@ def test_apaches_slaves_have_the_tables_of_our_master(
             theirs.last_read_time_ms > 0 and abs(ours.last_read_time_ms - theirs.last_read_time_ms) < 30_000
         )
         assert told(slaves[0], 60, code_=3).code == 3, "4.9 does not know timers"
+        told(master, 215, {"topic": "T00001"})
+        told(master, 207, {"groupName": "T00002", "removeOffset": "true", "cleanOffset": "true"})
+        for slave in slaves:
+            until(f"{slave.name}: deleted topic", lambda s=slave: "T00001" not in topics(s))  # type: ignore[misc]
+            until(f"{slave.name}: deleted group", lambda s=slave: "T00002" not in groups(s))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("version", PAIR)
