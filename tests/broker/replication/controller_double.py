@@ -53,8 +53,9 @@ class ControllerDouble:
         swallow: codes whose next request is done and not answered.
         refuse: codes to be answered with another code, once each.
         deny: codes whose next request is done, and answered with another code.
-        late: codes whose next request is done when its event is set, and not answered.
+        late: codes whose next request is done when its event is set, whoever still waits, and not answered.
         notify: called after an election with the addresses to be told; tests send 1008 from there.
+        denied_late: codes that late requests would have been answered with.
         altered: called when a master has changed the set.
     """
 
@@ -68,9 +69,11 @@ class ControllerDouble:
         self.refuse: dict[int, int] = {}
         self.deny: dict[int, int] = {}
         self.late: dict[int, asyncio.Event] = {}
+        self.denied_late: list[int] = []
         self.notify: Callable[[str], None] = lambda name: None
         self.altered: Callable[[], None] = lambda: None
         self._channels: dict[Channel, tuple[str, int]] = {}
+        self._later: list[asyncio.Future[None]] = []
         self._heard_at: dict[tuple[str, int], float] = {}
         handlers = Handlers()
         for code, handler in (
@@ -94,7 +97,13 @@ class ControllerDouble:
         self.leader_address = self.leader_address or self.address
         return self
 
+    def forget_connections(self) -> None:
+        """The end of none of them tells it that a broker is gone."""
+        self._channels.clear()
+
     async def close(self) -> None:
+        for late in self._later:
+            late.cancel()
         self.server.abort_all()
         await self.server.close()
 
@@ -195,8 +204,8 @@ class ControllerDouble:
                 raise ResponseError("because the test says so", code=refusal)
             late = self.late.pop(request.code, None)
             if late is not None:
-                await late.wait()
-                self.swallow.append(request.code)
+                self._later.append(asyncio.ensure_future(self._do_later(late, handler, request)))
+                await asyncio.Event().wait()
             answer = handler(request)
             denial = self.deny.pop(request.code, None)
             if denial is not None:
@@ -207,6 +216,18 @@ class ControllerDouble:
             return answer
 
         return noted
+
+    async def _do_later(
+        self,
+        moment: asyncio.Event,
+        handler: Callable[[RemotingCommand], RemotingCommand],
+        request: RemotingCommand,
+    ) -> None:
+        await moment.wait()
+        try:
+            handler(request)
+        except ResponseError as error:
+            self.denied_late.append(error.code)
 
     def _metadata(self, request: RemotingCommand) -> RemotingCommand:
         return _answer(

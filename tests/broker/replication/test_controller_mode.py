@@ -22,6 +22,7 @@ from gimbalmq.testing.loop import VirtualClock, run_virtual
 from tests.broker.replication.controlled import (
     NAME,
     TOPIC,
+    Set,
     has_all,
     log_of,
     replicas,
@@ -241,6 +242,36 @@ def test_a_master_alone_refuses_sends_if_more_must_be_in_sync(tmp_path: Path) ->
     run_virtual(work)
 
 
+def test_a_slave_that_the_controller_does_not_hear_does_not_keep_an_old_question_alive(
+    tmp_path: Path,
+) -> None:
+    """It is asked for, and refused, again and again; nothing of that tells what became of the question."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1, 3) as made:
+            first, third = made.brokers[1], made.brokers[3]
+            await made.in_sync(1, 2)
+            for host in ("10.0.0.1", "10.0.0.101"):
+                made.network.cut("10.0.0.3", host)
+            made.controller.missed(NAME, 2)
+            await made.in_sync(1)
+            made.controller.late[RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET] = asyncio.Event()
+            await made.start(2)
+            await until(lambda: not made.controller.late)
+            await made.kill(2)
+            made.network.mend()
+            made.network.cut("10.0.0.3", "10.0.0.101")
+            await until(lambda: len(first.source.replicas) == 1)
+            assert await made.send(first) == [ResponseCode.FLUSH_SLAVE_TIMEOUT]
+            moment = clock.monotonic()
+            while await made.send(first) != [ResponseCode.SUCCESS]:
+                assert clock.monotonic() - moment < 15.0, "the one that is gone counts for ever"
+            assert made.controller.replicas[NAME].in_sync == {1}
+            assert log_of(third) == log_of(first)
+
+    run_virtual(work)
+
+
 @pytest.mark.parametrize("left_before", [False, True], ids=["a member", "one that joins"])
 def test_a_slave_that_the_controller_does_not_hear_does_not_keep_a_dead_one_in_the_set(
     tmp_path: Path, left_before: bool
@@ -415,6 +446,69 @@ def test_a_restart_of_all_finds_everything(tmp_path: Path) -> None:
             assert first.roles.is_master
             await made.in_sync(1, 2)
             assert has_all(made.brokers[2], made.accepted)
+
+    run_virtual(work)
+
+
+async def started_again_unnoticed(made: Set) -> Broker:
+    """The master's process is killed and started again, and the controller hears it all the time."""
+    made.controller.forget_connections()
+    await made.kill(1)
+    again = await made.start(1)
+    assert again.roles.is_master and epochs(again) == (Epoch(1, 0),)
+    assert made.controller.replicas[NAME].master_epoch == 1
+    return again
+
+
+def test_what_a_killed_master_asked_may_be_granted_to_the_next_process(tmp_path: Path) -> None:
+    """The question is of the same term and set. Whoever gets into the set by it must have all that is answered."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1) as made:
+            arrives = made.controller.late[RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET] = asyncio.Event()
+            await made.start(2)
+            await until(lambda: not made.controller.late)
+            made.network.cut("10.0.0.1", "10.0.0.2")
+            again = await started_again_unnoticed(made)
+            confirmed = again.store.reader_limit or 0
+            await made.send(again, 2)
+            assert again.store.max_commitlog_offset > confirmed == again.store.reader_limit
+            arrives.set()
+            await until(lambda: made.controller.replicas[NAME].in_sync == {1, 2})
+            made.controller.missed(NAME, 1)
+            await until(lambda: made.brokers[2].roles.is_master)
+            assert has_all(made.brokers[2], made.accepted)
+
+    run_virtual(work)
+
+
+def test_a_master_alone_that_was_started_again_answers_after_ten_seconds(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1) as made:
+            await made.send(made.brokers[1], 3)
+            again = await started_again_unnoticed(made)
+            moment = clock.monotonic()
+            while await made.send(again) != [0]:
+                assert clock.monotonic() - moment < 15.0, "what the process before asked counts for ever"
+            assert 10.0 <= clock.monotonic() - moment < 12.0
+            assert again.store.reader_limit == again.store.max_commitlog_offset
+
+    run_virtual(work)
+
+
+def test_what_the_process_before_asked_is_void_when_a_slave_has_joined(tmp_path: Path) -> None:
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1) as made:
+            arrives = made.controller.late[RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET] = asyncio.Event()
+            await made.start(2)
+            await until(lambda: not made.controller.late)
+            again = await started_again_unnoticed(made)
+            moment = clock.monotonic()
+            await made.in_sync(1, 2)
+            assert await made.send(again) == [0] and clock.monotonic() - moment < 6.0
+            arrives.set()
+            await until(lambda: made.controller.denied_late)
+            assert made.controller.denied_late == [ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED]
 
     run_virtual(work)
 

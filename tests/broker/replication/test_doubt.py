@@ -530,7 +530,10 @@ def test_an_operator_has_it_lead_without_those_who_are_lost(tmp_path: Path) -> N
             await until(lambda: "haLeadInDoubt" in trouble(second))
             await management.update_broker_config(made.pool, second.address, {"haLeadInDoubt": "true"})
             await until(lambda: second.roles.is_master)
-            assert not in_doubt(second) and await made.send(second) == [ResponseCode.SUCCESS]
+            assert not in_doubt(second)
+            moment = clock.monotonic()
+            while await made.send(second) != [ResponseCode.SUCCESS]:
+                assert clock.monotonic() - moment < 12.0, "a question of the process before counts for ever"
 
     run_virtual(work)
 

@@ -78,7 +78,7 @@ class Broker:
             raise StoreIOError("the disk is gone")
         assert self.elections.own_id is not None
         sync_set = SyncSet(self.elections.own_id, self.slaves, lambda: self.end, self.live, SYSTEM_CLOCK)
-        sync_set.begin(standing.in_sync, standing.set_epoch, self.end)
+        sync_set.begin(standing.in_sync, standing.set_epoch, self.end, goes_on=False)
         sync_set.wish = self.elections.wish
         self.elections.sync_set = sync_set
         self.epoch = standing.master_epoch

@@ -29,7 +29,7 @@ class Desk:
         self.set = SyncSet(1, self.slaves, lambda: self.end, self.live, self.clock)
         self.wishes = 0
         self.set.wish = self._wish
-        self.set.begin([1], 1, 0)
+        self.set.begin([1], 1, 0, goes_on=False)
 
     def _wish(self) -> None:
         self.wishes += 1
@@ -47,6 +47,10 @@ class Desk:
     def leave(self, slave: Slave) -> None:
         self.slaves.remove(slave)
         self.set.left(slave)
+
+    def says_the_same(self) -> None:
+        """The controller is asked for the set that we know."""
+        self.set.unchanged(self.set.asking(self.set.members))
 
     def grant(self, *members: int) -> None:
         assert self.set.wished() == frozenset(members)
@@ -199,8 +203,7 @@ def test_a_question_without_an_answer_is_void_when_the_set_has_stayed_the_same_f
 
     def says_the_same_after(seconds: float) -> bool:
         desk.clock.now += seconds
-        desk.set.asking(desk.set.members)
-        desk.set.unchanged()
+        desk.says_the_same()
         assert desk.set.is_uncertain == (desk.set.confirm < desk.end)
         return desk.set.is_uncertain
 
@@ -214,8 +217,7 @@ def test_a_question_without_an_answer_about_who_should_leave_is_not_waited_for()
     """Whoever it would leave in the set counts in any case."""
     desk, _ = joined()
     desk.set.asking(frozenset((1,)))  # and the answer is lost
-    desk.set.asking(desk.set.members)
-    desk.set.unchanged()
+    desk.says_the_same()
     assert not desk.set.is_uncertain
 
 
@@ -237,7 +239,7 @@ def test_who_does_not_catch_up_for_15_seconds_leaves() -> None:
 
 def test_a_member_that_never_came_has_a_moment_to_do_so() -> None:
     desk = Desk()
-    desk.set.begin([1, 2], 7, desk.end)
+    desk.set.begin([1, 2], 7, desk.end, goes_on=True)
     desk.set.check()
     assert desk.set.wished() == {1, 2}
     desk.clock.now += 4.9
@@ -320,17 +322,62 @@ def test_an_option_may_change_while_sends_wait() -> None:
 def test_a_new_term_begins_with_all_of_the_log(all_ack: bool) -> None:
     desk, _ = joined(all_ack=all_ack)
     desk.end += 100
-    desk.set.begin([1], 9, desk.end - 100)
+    desk.set.begin([1], 9, desk.end - 100, goes_on=False)
     assert desk.set.confirm == desk.end and desk.set.counted == {1} and desk.set.epoch == 9
 
 
 def test_a_master_started_again_in_its_term_confirms_nothing_by_itself() -> None:
     """It may have messages that no slave had: they were shown, and then another was elected that lacks them."""
     desk = Desk()
-    desk.set.begin([1, 2, 3], 9, desk.end - 100)
+    desk.set.begin([1, 2, 3], 9, desk.end - 100, goes_on=True)
     assert desk.set.confirm == desk.end - 100
     desk.connect(2, desk.end)
     assert desk.set.confirm == desk.end - 100, "nobody knows yet what 3 has"
     desk.connect(3, desk.end - 40)
+    assert desk.set.confirm == desk.end - 100, "nobody knows yet whether a fourth was asked for"
+    desk.says_the_same()
+    desk.clock.now += 10
+    desk.says_the_same()
     assert desk.set.confirm == desk.end - 40
     assert desk.set.wished() == {1, 2, 3}, "who lacks what was never confirmed has lost nothing"
+
+
+def test_what_the_process_before_asked_is_void_when_the_set_is_another() -> None:
+    desk = Desk()
+    desk.set.begin([1], 9, desk.end - 100, goes_on=True)
+    assert desk.set.is_uncertain and not desk.set.is_alone
+    desk.connect(2, desk.end)
+    assert desk.set.confirm == desk.end - 100
+    desk.grant(1, 2)
+    assert desk.set.confirm == desk.end and not desk.set.is_uncertain
+
+
+def test_what_the_process_before_asked_is_void_after_a_while_of_answers() -> None:
+    """A controller that gives no answers may stand still with the question."""
+    desk = Desk()
+    desk.set.begin([1], 9, desk.end - 100, goes_on=True)
+    desk.says_the_same()
+    desk.clock.now += 6
+    desk.set.asking(desk.set.members)  # and the answer is lost
+    desk.clock.now += 6
+    desk.says_the_same()
+    assert desk.set.is_uncertain and desk.set.confirm == desk.end - 100
+    desk.clock.now += 6
+    desk.set.not_asked(desk.set.asking(desk.set.members))
+    desk.clock.now += 6
+    desk.says_the_same()
+    assert desk.set.is_uncertain and desk.set.confirm == desk.end - 100
+    desk.clock.now += 10
+    desk.says_the_same()
+    assert desk.set.is_alone and desk.set.confirm == desk.end
+
+
+def test_a_refusal_between_two_answers_that_the_set_is_the_same_has_no_effect_later() -> None:
+    desk = Desk()
+    desk.set.begin([1], 9, desk.end - 100, goes_on=True)
+    desk.says_the_same()
+    desk.clock.now += 10
+    desk.set.refused(desk.set.asking(frozenset((1, 3))))
+    assert desk.set.is_uncertain
+    desk.says_the_same()
+    assert desk.set.is_alone

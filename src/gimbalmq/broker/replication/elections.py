@@ -50,11 +50,12 @@ _NOT_AS_WE_KNOW = (
     ResponseCode.CONTROLLER_INVALID_MASTER,
     ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH,
 )
+_NOT_TAKEN = (ResponseCode.CONTROLLER_INVALID_REPLICAS, ResponseCode.CONTROLLER_BROKER_NOT_ALIVE)
+"""The set was the one we know, and somebody who is wished cannot be in it."""
 _SET_NOT_CHANGED = (
     ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
     ResponseCode.CONTROLLER_INVALID_MASTER,
-    ResponseCode.CONTROLLER_INVALID_REPLICAS,
-    ResponseCode.CONTROLLER_BROKER_NOT_ALIVE,
+    *_NOT_TAKEN,
 )
 """After any other code the set may be the wished one all the same: a controller that waits for the others too long, or
 is voted out meanwhile, says no, and what it began may still be done."""
@@ -412,13 +413,13 @@ class Elections:
                 lambda on, at: controller.alter_sync_state_set(on, at, header, wished, known)
             )
         except ConnectError as error:
-            sync_set.refused(before)
+            sync_set.not_asked(before)
             self._note_trouble(_explained(error, self.own_id, self._live.now.broker_name))
             return False
         except ResponseError as error:
             equal = error.code == ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
             if equal and wished == sync_set.members:
-                sync_set.unchanged()
+                sync_set.unchanged(before)
                 return not sync_set.is_uncertain
             if error.code in _SET_NOT_CHANGED:
                 sync_set.refused(before)
@@ -429,7 +430,12 @@ class Elections:
             if equal or error.code in _NOT_AS_WE_KNOW:
                 self._look_now.set()  # the controller knows another set, or another master
             unheard = error.code == ResponseCode.CONTROLLER_BROKER_NOT_ALIVE and not all_heard
-            return unheard and await self._alter_without_unheard(sync_set, master_epoch)
+            if unheard and await self._alter_without_unheard(sync_set, master_epoch):
+                return True
+            if sync_set.is_uncertain and error.code in _NOT_TAKEN:
+                # As long as somebody is wished whom it does not take, this alone tells what became of older questions.
+                await self._alter(sync_set, sync_set.members, master_epoch)
+            return False
         except TransportError as error:
             self._note_trouble(f"{error}; whether {sorted(wished)} are the replicas in sync is not known")
             return False

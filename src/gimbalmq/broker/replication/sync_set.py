@@ -2,7 +2,8 @@
 
 The controller keeps the set and elects masters from it. So whoever is in it, or may be, must have everything that was
 answered. The master asks the controller to change the set; until it hears the answer, both the old set and the wished
-one count, and if the answer is lost, both count until the set's epoch shows what became of the question.
+one count, and if the answer is lost, both count until the set's epoch shows what became of the question. What a process
+before this one asked in the same term nobody knows, so after a restart anybody may be in the set soon.
 
 A slave that joins is counted before the controller is asked: from then on sends wait for it, too. The controller is
 asked when the slave has all that was in the log at that moment. So nothing was answered that it lacks, and a steady
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gimbalmq._clock import Clock
 from gimbalmq.broker.config import LiveConfig
@@ -52,6 +53,13 @@ class _Pace:
     caught_up: float
     mark: int
     marked_at: float
+
+
+class Before(NamedTuple):
+    """What was known before a question, for those whose answer tells nothing new."""
+
+    asked: frozenset[int]
+    same_since: float | None
 
 
 class SyncSet:
@@ -90,8 +98,10 @@ class SyncSet:
         self._now = clock.monotonic
         self._asked: frozenset[int] = frozenset()
         """All that was asked for without an answer."""
+        self._others_asked = False
+        """Whether a process before this one may have asked for anybody in this term."""
         self._same_since: float | None = None
-        """Since when the controller has had the set that we know, as far as its answers tell."""
+        """Since when the controller answers every question, and has the set that we know."""
         self._joining: dict[int, tuple[int, float]] = {}
         """Who is counted already: the end of the log then, and when that was."""
         self._paces: dict[int, _Pace] = {}
@@ -113,18 +123,21 @@ class SyncSet:
         """How many are in sync for certain."""
         return len(self.members)
 
-    def begin(self, members: Iterable[int], epoch: int, known: int) -> None:
+    def begin(self, members: Iterable[int], epoch: int, known: int, *, goes_on: bool) -> None:
         """A term begins, or goes on after a restart: of the set only what the controller says counts.
 
         At the begin of a term the set is this broker alone, and all of its log is confirmed. A master that was started
         again in its own term still has the others in its set, who need not have the end of its log: until they say that
-        they have it, nobody is shown more than was confirmed before.
+        they have it, nobody is shown more than was confirmed before. The process before may have asked for more of
+        them, and the controller grants that as long as the set's epoch is the same. In a new term it does not.
 
         Args:
             known: up to where the log is known to be confirmed.
+            goes_on: a process before this one may have led this term.
         """
         self.members, self.epoch = frozenset(members), epoch
         self._asked = frozenset()
+        self._others_asked = goes_on
         self._same_since = None
         self._joining.clear()
         self._missing.clear()
@@ -138,7 +151,7 @@ class SyncSet:
         if epoch <= self.epoch:
             return False
         self.members, self.epoch = frozenset(members), epoch
-        self._asked = frozenset()  # whatever was asked with the epoch before is void
+        self._nothing_asked()  # whatever was asked with the epoch before is void
         self._same_since = None
         for joined in self.members & self._joining.keys():
             del self._joining[joined]
@@ -228,37 +241,48 @@ class SyncSet:
         wished |= {who for who, (target, _) in self._joining.items() if ends.get(who, -1) >= target}
         return frozenset(wished)
 
-    def asking(self, wished: frozenset[int]) -> frozenset[int]:
-        """The controller is about to be asked; returns what ``refused`` needs."""
-        before = self._asked
-        self._asked = before | wished
-        if wished != self.members:
-            self._same_since = None
+    def asking(self, wished: frozenset[int]) -> Before:
+        """The controller is about to be asked; returns what the answer's method needs.
+
+        Without an answer none is called: then nobody knows what becomes of the question, nor what the controller does.
+        """
+        before = Before(self._asked, self._same_since)
+        self._asked = before.asked | wished
+        self._same_since = None
         return before
 
-    def refused(self, before: frozenset[int]) -> None:
-        """It said no, or was not reached: what was asked just now is void, unlike what was not answered before."""
-        self._asked = before
+    def not_asked(self, before: Before) -> None:
+        """It was not reached: what was asked just now is void, unlike what was not answered before."""
+        self._asked = before.asked
         self._look()
 
-    def unchanged(self) -> None:
+    def refused(self, before: Before) -> None:
+        """It said no, and so what was asked just now has no effect later, either."""
+        self._same_since = before.same_since
+        self.not_asked(before)
+
+    def unchanged(self, before: Before) -> None:
         """The controller's set is the one we know. It may still be about to deal with what was asked before."""
         now = self._now()
-        if self._same_since is None:
-            self._same_since = now
-        if self._asked <= self.members or now - self._same_since >= _LATE_SECONDS:
-            self._asked = frozenset()
+        self._same_since = since = now if before.same_since is None else before.same_since
+        may_come = self._others_asked or not self._asked <= self.members
+        if not may_come or now - since >= _LATE_SECONDS:
+            self._nothing_asked()
             self._look()
+
+    def _nothing_asked(self) -> None:
+        self._asked = frozenset()
+        self._others_asked = False
 
     @property
     def is_uncertain(self) -> bool:
-        """Whether something was asked without an answer."""
-        return bool(self._asked)
+        """Whether something was, or may have been, asked without an answer."""
+        return self._others_asked or bool(self._asked)
 
     @property
     def is_alone(self) -> bool:
         """Whether nobody else is in the set, or may be."""
-        return self.counted == {self.own_id}
+        return self.counted == {self.own_id} and not self._others_asked
 
     # --- the confirm offset ------------------------------------------------------------------
 
@@ -315,6 +339,8 @@ class SyncSet:
         end = self._end()
         if not self._live.now.all_ack_in_sync_state_set:
             return end
+        if self._others_asked:
+            return -1
         others = self.counted - {self.own_id}
         if not others:
             return end
