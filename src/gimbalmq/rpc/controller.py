@@ -6,7 +6,7 @@ All but ``leader`` go to the controller that leads; the others answer with code 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
@@ -27,6 +27,7 @@ class Standing:
         master_epoch: grows with every election, also one that found nobody.
         in_sync: replicas that have everything acknowledged; only these can be elected.
         set_epoch: grows with every change of ``in_sync``.
+        is_new: an election that we have just asked for began the master's term.
     """
 
     master_id: int | None
@@ -34,6 +35,7 @@ class Standing:
     master_epoch: int
     in_sync: frozenset[int]
     set_epoch: int
+    is_new: bool = False
 
 
 def standing_of(header: headers.MasterReply | headers.RoleChange, body: SyncStateSet) -> Standing:
@@ -118,9 +120,10 @@ async def elect(
         accept=(0, ResponseCode.CONTROLLER_MASTER_STILL_EXIST),
     )
     body = ElectMasterBody.parse(answer.body) if answer.body else ElectMasterBody()
-    return standing_of(
+    found = standing_of(
         headers.MasterReply.from_ext(answer.ext_fields), SyncStateSet(sync_state_set=body.sync_state_set)
     )
+    return replace(found, is_new=answer.code == ResponseCode.SUCCESS)
 
 
 async def replica_info(caller: Caller, address: str, broker: str, *, timeout: float = TIMEOUT) -> Standing:

@@ -482,6 +482,40 @@ def test_what_a_killed_master_asked_may_be_granted_to_the_next_process(tmp_path:
     run_virtual(work)
 
 
+def test_what_a_killed_master_asked_in_a_term_without_data_may_be_granted_to_the_next_process(
+    tmp_path: Path,
+) -> None:
+    """The epochs of the log do not name such a term if the one before has no data, either."""
+
+    async def work(clock: VirtualClock) -> None:
+        async with replicas(tmp_path, clock, 1) as made:
+            first, known = made.brokers[1], made.controller.replicas[NAME]
+            await made.send(first, 2)
+            for _ in range(2):
+                # Nobody else is in the set, so the one that was missed is elected once more.
+                epoch = known.master_epoch
+                made.controller.missed(NAME, 1)
+                await until(lambda epoch=epoch: first.roles.now.epoch > epoch and first.roles.is_master)
+            term = known.master_epoch
+            assert epochs(first)[-1].epoch < term
+            arrives = made.controller.late[RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET] = asyncio.Event()
+            await made.start(2)
+            await until(lambda: not made.controller.late)
+            made.network.cut("10.0.0.1", "10.0.0.2")
+            made.controller.forget_connections()
+            await made.kill(1)
+            again = await made.start(1)
+            assert again.roles.is_master and known.master_epoch == term
+            await made.send(again, 2)
+            arrives.set()
+            await until(lambda: known.in_sync == {1, 2})
+            made.controller.missed(NAME, 1)
+            await until(lambda: made.brokers[2].roles.is_master)
+            assert has_all(made.brokers[2], made.accepted)
+
+    run_virtual(work)
+
+
 def test_a_master_alone_that_was_started_again_answers_after_ten_seconds(tmp_path: Path) -> None:
     async def work(clock: VirtualClock) -> None:
         async with replicas(tmp_path, clock, 1) as made:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,7 @@ def test_the_first_is_master_the_second_its_slave(tmp_path: Path) -> None:
             assert (first.elections.own_id, second.elections.own_id) == (1, 2)
             standing = second.roles[0][1]
             assert standing == Standing(1, first.address, 1, frozenset((1,)), 1)
+            assert first.roles[0][1] == replace(standing, is_new=True)
             text = (tmp_path / "2" / "brokerIdentity").read_text()
             assert text == f"DefaultCluster#{NAME}#2"
             assert not (tmp_path / "2" / "brokerIdentity-temp").exists()

@@ -109,7 +109,6 @@ class ControllerMode:
         self.epochs = Epochs(Path(config.store_path_epoch_file or folder / "epochFileCheckpoint"), files)
         self.epochs.load(store.max_commitlog_offset)
         self._wholeness = wholeness
-        self._began_in_doubt = wholeness.in_doubt
         self._marks_forgotten = False
         self.elections = Elections(
             Controllers(caller, config.controller_addresses),
@@ -181,7 +180,6 @@ class ControllerMode:
             return
         await replication.follower.close()
         await self._settled()
-        goes_on = self._goes_on(epoch)
         # Nothing comes any more; what is not a whole record the store gives up when it leads.
         end = store.max_commitlog_offset
         # A term that we only heard of has bytes at another master, perhaps: ours must not count to it.
@@ -191,6 +189,8 @@ class ControllerMode:
         await self._save_epochs()
         assert self.elections.own_id is not None
         sync_set = SyncSet(self.elections.own_id, _Voters(replication), self._end, self._live, self._clock)
+        # The epochs of the log do not tell: a term in which nothing was written may have none, and a file may be lost.
+        goes_on = self.elections.standing is None and not standing.is_new
         sync_set.begin(standing.in_sync, standing.set_epoch, store.confirm_offset, goes_on=goes_on)
         sync_set.wish = self.elections.wish
         sync_set.confirmed = self._advanced
@@ -203,10 +203,6 @@ class ControllerMode:
             self._step_down()
             raise
         self._advanced()
-
-    def _goes_on(self, epoch: int) -> bool:
-        """Whether a process before this one may have led this term; a folder that has lost its end may not tell."""
-        return self.epochs.last_epoch == epoch or (self._began_in_doubt and self.elections.standing is None)
 
     def _end(self) -> int:
         return self._store.max_commitlog_offset
