@@ -506,6 +506,18 @@ def test_a_queue_id_is_obeyed_on_any_broker_that_has_it() -> None:
         encode(table(body=[b"x"] * 2, queueId=[0, 9]))
 
 
+def test_rows_of_a_sharding_key_and_a_queue_id_share_one_of_the_queues_with_this_id() -> None:
+    keys = [f"customer-{n % 7}" if n % 3 else None for n in range(100)]
+    batch = table(body=[b"%d" % n for n in range(100)], shardingKey=keys, queueId=[1] * 100)
+    queues: dict[str | None, set[MessageQueue]] = {}
+    for queue, row, *_ in messages_of(encode(batch)):
+        assert queue.queue_id == 1
+        queues.setdefault(keys[row], set()).add(queue)
+    assert len(queues.pop(None)) == 2, "each other row goes to the broker that its hash prefers"
+    assert all(len(found) == 1 for found in queues.values())
+    assert len(set.union(*queues.values())) == 2, "the keys are spread over the brokers"
+
+
 def test_requests_end_where_they_are_full() -> None:
     batch = table(body=[b"x" * 400] * 20)
     requests = encode(batch, batchbytes="2k")

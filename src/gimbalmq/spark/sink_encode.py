@@ -439,6 +439,10 @@ class RowEncoder:
         lane = np.empty(batch.num_rows, np.int64)
         asking = queue_ids >= 0
         bound = asking if asking.any() else None
+        if sharded and bound is not None:
+            # Several brokers may have the queue id: the rows of a sharding key stay together, or they had no order.
+            keys = _binary(self._column(batch, "shardingKey"))
+            slots = np.where(asking & (_lengths(keys) > 0), slots_of(hash_rows([keys], len(keys))), slots)
         for index, (topic, home) in enumerate(zip(topics, homes, strict=True)):
             rows_of = topic_of == index
             lane[rows_of] = starts[index] + home.lanes[slots[rows_of]]
