@@ -467,6 +467,19 @@ def test_long_rows_are_not_copied_all_at_once() -> None:
     assert peak < (8 << 20) + (2 << 20)
 
 
+@pytest.mark.parametrize("sizes", [[1] * 20_000, [50_000] * 40 + [1] * 960, [1] * 960 + [50_000] * 40])
+def test_no_more_rows_are_put_together_than_fit_the_memory_for_it(
+    sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiny rows are mostly their ids, and the large ones may come all in one place."""
+    monkeypatch.setattr(sink_encode, "_SLICE_BYTES", 1 << 20)
+    requests = encode(table(body=[b"x" * size for size in sizes]), compressover="off")
+    assert sum(len(request.rows) for request in requests) == len(sizes)
+    kept = dict(sink_send._memory_of(request) for request in requests)
+    assert max(kept.values()) <= 1 << 20
+    assert len(kept) <= 8
+
+
 def test_batches_of_spark_are_joined_until_they_are_many_rows_or_bytes_or_old() -> None:
     def some(rows: int, size: int = 1) -> pa.RecordBatch:
         return table(body=[b"x" * size] * rows)

@@ -46,6 +46,9 @@ _STORED_LIMIT: Final = 4 << 20
 """Apache's broker refuses a batch whose records together are larger than ``maxMessageSize``."""
 
 _SLICE_BYTES: Final = 32 << 20
+_ROW_BYTES: Final = 200
+"""What a message has, at most but for a long query's name, besides what its row says: head, row id, UNIQ_KEY, names."""
+
 _ADDED_BYTES: Final = 512
 """What may be added to a row's properties: whether to wait, the broker's cluster, where a delayed row belongs.
 
@@ -135,8 +138,12 @@ class RowEncoder:
         """
         while batch.num_rows:
             # Joined columns are addressed with 32 bits, and memory is finite.
-            most = max(1, int(batch.num_rows * _SLICE_BYTES // max(batch.nbytes, 1)))
-            part, batch = batch.slice(0, most), batch.slice(most)
+            part = batch
+            while part.num_rows > 1 and (size := part.nbytes + part.num_rows * _ROW_BYTES) > _SLICE_BYTES:
+                # In equal shares, lest the last has a few rows for each queue. The large rows may all be in the first.
+                shares = -(-size // _SLICE_BYTES)
+                part = part.slice(0, -(-part.num_rows // shares))
+            batch = batch.slice(part.num_rows)
             first, self.row = self.row, self.row + part.num_rows
             yield from self._encode(part, first)
 
