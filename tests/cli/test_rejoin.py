@@ -120,6 +120,39 @@ def test_a_folder_that_was_a_masters_is_compared_and_cut_when_told_to(
     assert _bytes(log)[:end] == _bytes(folder / "broker-a-1" / "commitlog")[:end]
 
 
+def test_a_folder_of_another_broker_is_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a name it would be compared with broker-a's master, which has none of it, and be cut as a whole."""
+    with LocalCluster.in_thread(brokers=2, store=tmp_path) as cluster:
+        monkeypatch.setenv("NAMESRV_ADDR", cluster.namesrv)
+        with Admin(cluster.namesrv) as admin:
+            admin.topics.create("orders", queues=1)
+        send(cluster, "orders", 10)
+        cluster.stop_broker(("broker-b", 0))
+        log = tmp_path / "broker-b" / "commitlog"
+        before = _bytes(log)
+        assert main(["broker", "rejoin", "--store", str(tmp_path / "broker-b"), "--cut", "--yes"]) == 2
+        assert "--name='broker-a' cannot be used: the folder" in capsys.readouterr().err
+        assert _bytes(log) == before
+
+
+def test_the_command_for_the_start_says_that_the_port_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder does not know the port; beside other brokers 10911 is taken."""
+    with LocalCluster.in_thread(replicas=2, store=tmp_path) as cluster:
+        monkeypatch.setenv("NAMESRV_ADDR", cluster.namesrv)
+        cluster.stop_broker(NEW)
+        words = ["broker", "rejoin", "--store", str(tmp_path / "broker-a-1")]
+        assert main(words) == 0
+        assert "--port" in capsys.readouterr().out.splitlines()[-1]
+        assert main([*words, "--set", "listenPort=20911"]) == 0
+        assert (
+            "listenPort=20911" in (last := capsys.readouterr().out.splitlines()[-1]) and "--port" not in last
+        )
+
+
 def test_a_look_at_a_folder_does_not_hide_that_its_log_was_longer(tmp_path: Path) -> None:
     """The broker itself has to find that, and to note that it may lack what it had confirmed."""
     config = BrokerConfig(store_path_root_dir=str(tmp_path), mapped_file_size_commit_log=FILE_BYTES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from gimbalmq._clock import SYSTEM_CLOCK, Clock
 from gimbalmq.cli.asking import FAILED, OK, REFUSED, Parser, Shown, Verb, namesrv_of, whole_number
 from gimbalmq.cli.parsing import set_option
 from gimbalmq.cli.terminal import confirmed, table
-from gimbalmq.errors import ConfigError
+from gimbalmq.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gimbalmq.store.message_store import MessageStore
 
 _LARGEST = (1 << 63) - 1
+_TOPICS = Path("config", "topics.json")
 
 
 def rejoin_verb() -> Verb:
@@ -103,11 +104,18 @@ async def _of_folder(admin: Admin, args: argparse.Namespace, clock: Clock = SYST
     config = _config(args)
     name = config.broker_name
     master = args.master or await admin.replication.master_of(name)
+    if not _may_be_of(args.store.expanduser(), name):
+        raise ConfigError(
+            "--name",
+            name,
+            f"the folder {args.store} is another broker's: {_TOPICS} in it has no topic of that name, and each broker "
+            "makes one of its own; say --name NAME, or its -c FILE",
+        )
     with _opened(config, clock) as store:
         tail = await _tail(store, admin, master, clock)
         data: dict[str, Any] = asdict(tail) | {"broker": name, "master": master, "cut": False}
         ends = f"The log in {args.store} ends at {tail.end:,}, that of {name}'s master {master} at {tail.master_end:,}."
-        start = f"Start it as a slave: {_command(args, config)}"
+        start = _start(args, config)
         if tail.begin == tail.end:
             forget_role(store.config.root)
             return Shown(f"{ends}\nThe master has all of it: nothing is to be cut.\n{start}", data)
@@ -172,6 +180,16 @@ def _config(args: argparse.Namespace) -> BrokerConfig:
     return broker_config(keys)[0]
 
 
+def _may_be_of(folder: Path, name: str) -> bool:
+    """False if the broker of that name has never run on the folder. The log of another one would be cut as a whole."""
+    from gimbalmq.broker.json_file import JsonFile
+
+    with suppress(StoreError):  # a table that cannot be read tells nothing
+        topics = JsonFile(folder / _TOPICS).load(lambda table: set(table.get("topicConfigTable") or ()))
+        return not topics or name in topics
+    return True
+
+
 @contextmanager
 def _opened(config: BrokerConfig, clock: Clock) -> Iterator[MessageStore]:
     """The store as the broker itself would open it; raises StoreLockedError if the broker runs."""
@@ -194,6 +212,13 @@ def _lost(tail: Tail) -> str:
         f"{'message' if count == 1 else 'messages'} that the master has not:\n\n"
         f"{table(('TOPIC', 'MESSAGES', 'BYTES'), rows)}\n"
     )
+
+
+def _start(args: argparse.Namespace, config: BrokerConfig) -> str:
+    # The folder does not know the port, and beside other brokers the usual one is taken.
+    told = args.config is not None or "listenPort" in dict(args.set)
+    how = "" if told else f" (with its --port, if that was not {config.listen_port})"
+    return f"Start it as a slave{how}: {_command(args, config)}"
 
 
 def _command(args: argparse.Namespace, config: BrokerConfig) -> str:
