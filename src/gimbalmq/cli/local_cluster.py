@@ -12,19 +12,21 @@ import shlex
 import shutil
 import signal
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gimbalmq.cli.asking import FAILED, OK, Parser, Parsers, whole_number
+from gimbalmq.cli.asking import FAILED, MISUSED, OK, Parser, Parsers, whole_number
 from gimbalmq.cli.children import end_child, end_with_parent, how_it_ended, start_child
 from gimbalmq.cli.many_brokers import PORT_STEP, nth_name
-from gimbalmq.cli.output import announce, complain
+from gimbalmq.cli.output import announce
 from gimbalmq.cli.parsing import set_option
 from gimbalmq.cli.terminal import table
-from gimbalmq.errors import ConfigError
+from gimbalmq.errors import ConfigError, RocketMQError
 
 HOST = "127.0.0.1"
 _READY_SECONDS = 60.0
+_LAST_WORDS_SECONDS = 5.0
 
 _EPILOG = """\
 examples:
@@ -63,6 +65,18 @@ def add_command(commands: Parsers[Parser]) -> None:
     parser.set_defaults(run=_run, log_level="warning", log_file=None)
 
 
+class NotStartedError(RocketMQError):
+    """A server did not start.
+
+    Attributes:
+        exit_code: what the command ends with.
+    """
+
+    def __init__(self, text: str, code: int | None) -> None:
+        super().__init__(text)
+        self.exit_code = MISUSED if code == MISUSED else FAILED
+
+
 @dataclass
 class Child:
     """A server: the command that starts it, and its process once it runs.
@@ -85,7 +99,7 @@ class Child:
         return shlex.join(["gimbalmq", *self.words])
 
     async def start(self) -> None:
-        """Returns when it accepts connections; raises ConfigError with what it said if it does not."""
+        """Returns when it accepts connections; raises NotStartedError with what it said if it does not."""
         with self.log.open("ab") as log:
             self.process = await start_child("-m", "gimbalmq", *self.words, stderr=log, first=end_with_parent)
         assert self.process.stdout is not None
@@ -95,11 +109,18 @@ class Child:
         except TimeoutError:
             line = b""
         if b"ready" not in line:
-            await self.end()
+            await self._over()
             lines = self.log.read_text(errors="replace").splitlines()
-            raise ConfigError(
-                self.title, self.address, lines[-1] if lines else f"it did not start; see {self.log}"
-            )
+            said = lines[-1].removeprefix("gimbalmq: ") if lines else f"it did not start; see {self.log}"
+            raise NotStartedError(f"{self.title}: {said}", self.process.returncode)
+
+    async def _over(self) -> None:
+        """It ends, by itself if it can: a signal at that moment would cost its exit code."""
+        assert self.process is not None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                await self.process.wait()
+        await self.end()
 
     async def end(self) -> None:
         """Ends it cleanly, or by force if that takes too long."""
@@ -125,7 +146,7 @@ def _run(args: argparse.Namespace) -> int:
         return asyncio.run(_until_signal(args, folder))
     except OSError as error:
         raise ConfigError(
-            "--store", folder, f"{error.strerror or error}; name a folder that can be made"
+            "--store", str(folder), f"{error.strerror or error}; name a folder that can be made"
         ) from error
     finally:
         if args.store is None:
@@ -191,9 +212,6 @@ async def _until_signal(args: argparse.Namespace, folder: Path) -> int:
             watcher.cancel()
         announce("ending all servers")
         return OK
-    except ConfigError as error:
-        complain(f"{error.args[0]}")
-        return FAILED
     finally:
         # Slaves and masters together, the name server last: brokers tell it that they go.
         await asyncio.gather(*(child.end() for child in brokers))
