@@ -210,6 +210,10 @@ class PushdownReader(BatchReader):
                 yield pushed
                 continue
             name, allowed = limit
+            if name == "offset" and self.settings.drop_duplicates and len(allowed.values or ()) > 1:
+                # Several ranges of a queue: what one of them reads would be met on the way back from the next.
+                yield pushed
+                continue
             self.limits[name] = allowed if name not in self.limits else self.limits[name].and_also(allowed)
             if name == "storeTimestamp":
                 yield pushed  # offsets follow the store time only about: Spark looks at the rows again
