@@ -340,6 +340,30 @@ def test_a_question_about_the_set_that_arrives_late_is_counted_until_then(
     run(work())
 
 
+def test_an_answer_about_the_set_that_cannot_be_read_is_one_that_is_lost(tmp_path: Path) -> None:
+    """The master asked nothing any more then, and a dead slave was waited for until the next start."""
+
+    async def work() -> None:
+        async with (
+            ControllerDouble() as double,
+            broker(1, tmp_path, double.address) as first,
+            broker(2, tmp_path, double.address),
+        ):
+            sync_set = first.elections.sync_set
+            assert sync_set is not None
+            first.slaves.append(Slave(2, first.end))
+            double.garble.append(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET)
+            sync_set.reported(first.slaves[0])
+            await until(lambda: double.replicas[NAME].in_sync == {1, 2} and not double.garble)
+            sync_set.left(first.slaves.pop())
+            first.end += 50
+            sync_set.advance()
+            assert sync_set.confirm == first.end - 50, "it may be in the set"
+            await until(lambda: double.replicas[NAME].in_sync == {1} and sync_set.confirm == first.end)
+
+    run(work())
+
+
 def test_a_role_that_cannot_be_taken_is_tried_again(tmp_path: Path) -> None:
     async def work() -> None:
         async with ControllerDouble() as double, broker(1, tmp_path, double.address, joins=False) as first:

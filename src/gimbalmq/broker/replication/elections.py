@@ -436,7 +436,7 @@ class Elections:
                 # As long as somebody is wished whom it does not take, this alone tells what became of older questions.
                 await self._alter(sync_set, sync_set.members, master_epoch)
             return False
-        except TransportError as error:
+        except RocketMQError as error:  # no answer, or one that cannot be read
             self._note_trouble(f"{error}; whether {sorted(wished)} are the replicas in sync is not known")
             return False
         if sync_set is self.sync_set and sync_set.take(granted.sync_state_set, granted.sync_state_set_epoch):
