@@ -163,6 +163,13 @@ class ControllerDouble:
                 channel.abort()
         self._died(name, number)
 
+    def clean(self, name: str, number: int) -> None:
+        """What 1011 does with one replica, also with one that lives; the epoch of the set stays as it is."""
+        found = self.replicas[name]
+        found.codes.pop(number)
+        found.addresses.pop(number, None)
+        found.in_sync.discard(number)
+
     def scan(self) -> None:
         """What Apache's controller does every 5 s: drops silent brokers, and elects if a master is gone."""
         for name, living in self.alive.items():

@@ -364,6 +364,35 @@ def test_an_answer_about_the_set_that_cannot_be_read_is_one_that_is_lost(tmp_pat
     run(work())
 
 
+def test_a_member_that_the_controller_was_made_to_forget_is_not_waited_for(tmp_path: Path) -> None:
+    """The set's epoch stays the same then, and so the master never believed that the member was out of it."""
+
+    async def work() -> None:
+        async with (
+            ControllerDouble() as double,
+            broker(1, tmp_path, double.address) as first,
+            broker(2, tmp_path, double.address),
+            broker(3, tmp_path, double.address),
+        ):
+            sync_set = first.elections.sync_set
+            assert sync_set is not None
+            first.slaves.append(Slave(2, first.end))
+            sync_set.reported(first.slaves[0])
+            await until(lambda: sync_set.members == {1, 2})
+            double.clean(NAME, 2)
+            sync_set.left(first.slaves.pop())
+            first.end += 50
+            sync_set.advance()
+            await until(lambda: sync_set.confirm == first.end and not sync_set.is_uncertain)
+            assert sync_set.members == {1}
+            # And others join as before.
+            first.slaves.append(Slave(3, first.end))
+            sync_set.reported(first.slaves[0])
+            await until(lambda: sync_set.members == double.replicas[NAME].in_sync == {1, 3})
+
+    run(work())
+
+
 def test_a_role_that_cannot_be_taken_is_tried_again(tmp_path: Path) -> None:
     async def work() -> None:
         async with ControllerDouble() as double, broker(1, tmp_path, double.address, joins=False) as first:

@@ -372,6 +372,22 @@ def test_what_the_process_before_asked_is_void_after_a_while_of_answers() -> Non
     assert desk.set.is_alone and desk.set.confirm == desk.end
 
 
+def test_a_smaller_set_of_the_same_epoch_is_the_newer_one() -> None:
+    """An operator has had the controller forget a member; it may still grant what was asked for before."""
+    desk, slave = joined()
+    third = desk.connect(3, desk.end)
+    desk.grant(1, 2, 3)
+    desk.set.asking(frozenset((1, 3)))  # and the answer is lost
+    desk.leave(slave)
+    desk.leave(third)
+    desk.end += 100
+    assert not desk.set.take([2], desk.set.epoch) and not desk.set.take([1, 2, 4], desk.set.epoch)
+    assert desk.set.take([1], desk.set.epoch)
+    assert desk.set.members == {1} and desk.set.confirm == desk.end - 100, "the third may be a member again"
+    assert not desk.set.take([1, 2, 3], desk.set.epoch), "this was said before"
+    assert desk.set.take([1], desk.set.epoch + 1) and desk.set.confirm == desk.end
+
+
 def test_a_refusal_between_two_answers_that_the_set_is_the_same_has_no_effect_later() -> None:
     desk = Desk()
     desk.set.begin([1], 9, desk.end - 100, goes_on=True)

@@ -148,9 +148,13 @@ class SyncSet:
 
     def take(self, members: Iterable[int], epoch: int) -> bool:
         """What the controller says of the set; False if that is not newer than what we know."""
+        told = frozenset(members)
+        if epoch == self.epoch and self.own_id in told and told < self.members:
+            self._forgotten(told)
+            return True
         if epoch <= self.epoch:
             return False
-        self.members, self.epoch = frozenset(members), epoch
+        self.members, self.epoch = told, epoch
         self._nothing_asked()  # whatever was asked with the epoch before is void
         self._same_since = None
         for joined in self.members & self._joining.keys():
@@ -158,6 +162,16 @@ class SyncSet:
         self._poorer &= self.members
         self._look()
         return True
+
+    def _forgotten(self, left: frozenset[int]) -> None:
+        """The controller was made to forget members (1011), which does not change the set's epoch.
+
+        With one epoch a set only gets smaller, so this is newer. What was asked may still be granted.
+        """
+        self.members = left
+        self._same_since = None
+        self._poorer &= left
+        self._look()
 
     # --- slaves ------------------------------------------------------------------------------
 
