@@ -495,7 +495,7 @@ def test_what_a_killed_master_asked_in_a_term_without_data_may_be_granted_to_the
                 # Nobody else is in the set, so the one that was missed is elected once more.
                 epoch = known.master_epoch
                 made.controller.missed(NAME, 1)
-                await until(lambda epoch=epoch: first.roles.now.epoch > epoch and first.roles.is_master)
+                await until(lambda epoch=epoch: first.roles.now.epoch > epoch and first.roles.is_master)  # type: ignore[misc]
             term = known.master_epoch
             assert epochs(first)[-1].epoch < term
             arrives = made.controller.late[RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET] = asyncio.Event()
