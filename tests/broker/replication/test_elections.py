@@ -393,6 +393,63 @@ def test_a_member_that_the_controller_was_made_to_forget_is_not_waited_for(tmp_p
     run(work())
 
 
+@pytest.mark.parametrize("why", ["not heard", "forgotten"])
+def test_a_slave_that_the_controller_does_not_take_keeps_no_other_one_out_of_the_set(
+    tmp_path: Path, why: str
+) -> None:
+    async def work() -> None:
+        async with (
+            ControllerDouble() as double,
+            broker(1, tmp_path, double.address) as first,
+            broker(2, tmp_path, double.address) as second,
+            broker(3, tmp_path, double.address),
+        ):
+            sync_set = first.elections.sync_set
+            assert sync_set is not None
+            # Its log is copied, and the controller does not know it (any more).
+            if why == "forgotten":
+                double.clean(NAME, 2)
+            else:
+                await second.elections.close()
+                double.missed(NAME, 2)
+            first.slaves.append(Slave(2, first.end))
+            sync_set.reported(first.slaves[0])
+            await until(lambda: double.count(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET) > 0)
+            first.slaves.append(Slave(3, first.end))
+            sync_set.reported(first.slaves[1])
+            await until(lambda: sync_set.members == double.replicas[NAME].in_sync == {1, 3})
+
+    run(work(), 20.0)
+
+
+def test_members_whom_the_controller_does_not_hear_stay_if_nobody_else_can_join(tmp_path: Path) -> None:
+    """They have everything, and sends need them (minInSyncReplicas)."""
+
+    async def work() -> None:
+        async with (
+            ControllerDouble() as double,
+            broker(1, tmp_path, double.address) as first,
+            broker(2, tmp_path, double.address) as second,
+            broker(3, tmp_path, double.address) as third,
+        ):
+            sync_set = first.elections.sync_set
+            assert sync_set is not None
+            first.slaves.append(Slave(2, first.end))
+            sync_set.reported(first.slaves[0])
+            await until(lambda: sync_set.members == {1, 2})
+            for number, unheard in ((2, second), (3, third)):
+                await unheard.elections.close()
+                double.missed(NAME, number)
+            first.slaves.append(Slave(3, first.end))
+            sync_set.reported(first.slaves[1])
+            # When the next one is asked all that followed the first one is over.
+            asked = double.count(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET)
+            await until(lambda: double.count(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET) >= asked + 2)
+            assert sync_set.members == double.replicas[NAME].in_sync == {1, 2}
+
+    run(work(), 20.0)
+
+
 def test_a_role_that_cannot_be_taken_is_tried_again(tmp_path: Path) -> None:
     async def work() -> None:
         async with ControllerDouble() as double, broker(1, tmp_path, double.address, joins=False) as first:

@@ -429,7 +429,7 @@ class Elections:
                 log.warning("%s", refusal)
             if equal or error.code in _NOT_AS_WE_KNOW:
                 self._look_now.set()  # the controller knows another set, or another master
-            unheard = error.code == ResponseCode.CONTROLLER_BROKER_NOT_ALIVE and not all_heard
+            unheard = error.code in _NOT_TAKEN and not all_heard
             if unheard and await self._alter_without_unheard(sync_set, master_epoch):
                 return True
             if sync_set.is_uncertain and error.code in _NOT_TAKEN:
@@ -446,13 +446,12 @@ class Elections:
         return True
 
     async def _alter_without_unheard(self, sync_set: SyncSet, master_epoch: int) -> bool:
-        """If somebody has to leave the set, asks for one without those whom the controller does not hear.
+        """Asks for a set without those whom the controller does not hear, or does not know.
 
-        It takes no set with such a one, and sends would wait for the one that is gone.
+        It takes no set with such a one. Sends would wait for a member that is gone, and nobody else could join. Whoever
+        is not heard cannot be elected, either, and joins again when that has changed.
         """
         assert self.own_id is not None
-        if sync_set.members <= sync_set.wished():
-            return False
         name = self._live.now.broker_name
         try:
             table = await self._controllers.ask(lambda on, at: replication.sync_state(on, at, [name]))
@@ -462,8 +461,11 @@ class Elections:
         replicas = [*known.in_sync_replicas, *known.not_in_sync_replicas]
         heard = {self.own_id, *(replica.broker_id for replica in replicas if replica.alive)}
         # Who has gone meanwhile is not wished any more: whoever is asked for must have been counted all the time.
-        wished = sync_set.wished() & heard
-        if sync_set is not self.sync_set or sync_set.members <= wished:
+        wanted = sync_set.wished()
+        wished, members = wanted & heard, sync_set.members
+        # A member that still has everything may have to make room for another one, but not for nobody.
+        loses = members <= wanted and len(wished) < len(members)
+        if sync_set is not self.sync_set or wished == members or loses:
             return False
         return await self._alter(sync_set, wished, master_epoch, all_heard=True)
 
