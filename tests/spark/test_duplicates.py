@@ -11,6 +11,7 @@ from gimbalmq.model.queues import MessageQueue
 from gimbalmq.spark import duplicates
 from gimbalmq.spark.duplicates import Duplicates, LookbackError
 from gimbalmq.spark.planning import QueueRange
+from gimbalmq.spark.pushdown import Limit
 from gimbalmq.spark.row_ids import Group, batch_query_id, group_of
 
 A, B = MessageQueue("T", "a", 0), MessageQueue("T", "b", 0)
@@ -101,6 +102,17 @@ def test_a_replay_behind_messages_of_others_is_recognised_up_to_the_lookback() -
     ):
         topic.read(QueueRange(A, 1313, 1323), lookback=100)
     assert topic.read(QueueRange(A, 1313, 1323), lookback=500) == []
+
+
+def test_the_way_back_begins_where_the_queue_ends_if_a_filter_begins_behind_it() -> None:
+    """What is not there counts as no message of others, and older batches lie right before the end."""
+    older = [row_id(n, batch=4) for n in range(500)]
+    newer = [row_id(n) for n in range(10)]
+    topic = Topic(a=[*older[:200], newer[3]], b=[*older[200:], *newer])
+    late = Limit(low=300)
+    ranges = [piece for queue, end in ((A, 201), (B, 310)) for piece in late.cut(QueueRange(queue, 0, end))]
+    assert [(start, end) for _, start, end in ranges] == [(201, 201), (300, 310)]
+    assert topic.read(*ranges, lookback=50) == [row for row in newer if row != newer[3]]
 
 
 def test_an_older_batch_ends_the_way_back() -> None:

@@ -31,6 +31,7 @@ from gimbalmq.errors import ConfigError, DataLossError, TopicRouteNotFoundError
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.rpc import groups
 from gimbalmq.spark import columns
+from gimbalmq.spark.cluster import Cluster
 from gimbalmq.spark.options import SourceSettings
 from gimbalmq.spark.source import (
     BatchReader,
@@ -39,6 +40,7 @@ from gimbalmq.spark.source import (
     TopicPartition,
     checked_schema,
 )
+from gimbalmq.spark.wire import Wire
 from gimbalmq.testing import LocalCluster
 from gimbalmq.testing.cluster import ThreadCluster
 from tests.spark.conftest import Topic
@@ -365,6 +367,27 @@ def test_filters_on_the_store_time_become_offsets_and_stay(topic: Topic) -> None
     assert 39 in pushed(topic, LessThanOrEqual(("storeTimestamp",), exact))[0]
     assert 39 in pushed(topic, GreaterThan(("storeTimestamp",), exact - timedelta(microseconds=1)))[0]
     assert pushed(topic, GreaterThan(("storeTimestamp",), datetime(2100, 1, 1, tzinfo=UTC)))[0] == []
+
+
+def test_no_range_begins_behind_its_end(topic: Topic) -> None:
+    """The way back to first copies begins where a range does: what lies between end and begin is no copy before it."""
+    settings = SourceSettings.read(
+        {
+            "namesrv": topic.cluster.namesrv,
+            "subscribe": topic.name,
+            "endingOffsets": by_queue(topic, lambda _: 5),
+            "dropDuplicates": "true",
+        },
+        streaming=False,
+    )
+    late = GreaterThanOrEqual(("storeTimestamp",), stored_at(topic, 39) + timedelta(milliseconds=20))
+    for some in (late, GreaterThan(("offset",), 20), GreaterThan(("offset",), 1000)):
+        reader = PushdownReader(settings, columns.arrow_schema(("body",)))
+        list(reader.pushFilters([some]))
+        wire = Wire(settings.connection)
+        ranges = reader._ranges(Cluster(settings, wire))
+        wire.close()
+        assert [(start, end) for _, start, end in ranges] == [(5, 5)] * 4
 
 
 def test_other_filters_are_left_to_spark(topic: Topic) -> None:

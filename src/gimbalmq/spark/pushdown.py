@@ -51,10 +51,10 @@ class Limit:
         )
 
     def cut(self, wanted: QueueRange) -> list[QueueRange]:
-        """The parts of a range whose offsets pass."""
+        """The parts of a range whose offsets pass; an empty one does not begin behind the range."""
         queue, start, end = wanted
         if self.low is not None:
-            start = max(start, self.low)
+            start = min(max(start, self.low), end)
         if self.high is not None:
             end = min(end, self.high + 1)
         if self.values is None:

@@ -255,7 +255,7 @@ class PushdownReader(BatchReader):
             cut.append(
                 QueueRange(
                     queue,
-                    end if earliest is None else max(start, earliest),
+                    end if earliest is None else min(max(start, earliest), end),
                     end if latest is None else min(end, latest),
                 )
             )
