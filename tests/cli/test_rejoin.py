@@ -77,6 +77,9 @@ def test_what_cannot_be_compared_is_told(
 
     assert "is open in this process already" in told("--store", folder / "broker-a-1", code=1)  # it runs
     assert "there is no folder commitlog" in told("--store", folder, code=2)
+    nobody = told("127.0.0.1:1", code=1)
+    assert "cannot connect to 127.0.0.1:1" in nobody and "gimbalmq cluster list" in nobody
+    assert "--namesrv" not in nobody, "the name server has answered, or was not asked"
     assert "no such broker has a master" in told("--store", folder / "broker-a", "--name", "b", code=2)
     assert "name the folder" in told(code=2)
     assert "haCutTailFrom" in told("127.0.0.1:1", "--cut", code=2)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gimbalmq.cli.output import complain
 from gimbalmq.errors import (
     ConfigError,
+    ConnectError,
     ConsumerNotOnlineError,
     MessageIllegalError,
     QueryNotFoundError,
@@ -33,7 +34,7 @@ OK, FAILED, MISUSED, ABSENT, REFUSED = 0, 1, 2, 3, 4
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 the cluster could not be asked or refused, 2 wrong option or value,\n"
-    "3 what was named is not there, 4 a question was answered with no or a limit was passed."
+    "3 the topic, group, message or user named is not there, 4 a question was answered with no or a limit was passed."
 )
 
 _ABSENT_ERRORS = (
@@ -369,6 +370,11 @@ def _run(args: argparse.Namespace, work: Callable[[Admin, argparse.Namespace], A
     except _ABSENT_ERRORS as error:
         complain(error)
         return ABSENT
+    except ConnectError as error:
+        if not _is_of_broker(error, namesrv_of(args)):
+            raise
+        complain(f"{error}; gimbalmq cluster list shows the brokers there are")
+        return FAILED
     except MessageIllegalError as error:
         if error.address:
             raise
@@ -377,6 +383,13 @@ def _run(args: argparse.Namespace, work: Callable[[Admin, argparse.Namespace], A
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
+
+
+def _is_of_broker(error: ConnectError, namesrv: str) -> bool:
+    """Whether a broker does not listen: to ask another name server does not help then."""
+    text = str(error)
+    unheard = text.startswith("cannot connect to ") or "did not accept a connection" in text
+    return unheard and "name server" not in text and not any(at.strip() in text for at in namesrv.split(";"))
 
 
 async def _asked(

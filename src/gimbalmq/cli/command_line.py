@@ -128,7 +128,7 @@ def build_parser(chosen: str | None = None, *, runs_broker: bool = True) -> argp
     parser.add_argument("--version", action="version", version=f"gimbalmq {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
 
-    server = _command(commands, "server", "a name server and a broker, or several", _SERVER_EPILOG)
+    server = _command(commands, "server", "a name server and one broker or several", _SERVER_EPILOG)
     server.add_argument(
         "--namesrv-port", type=_port, metavar="N", help="port of the name server (default: 9876)"
     )
