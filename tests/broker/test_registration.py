@@ -73,6 +73,10 @@ class NameServerDouble:
         self.goodbyes = 0
         self.order = KvTable()
         self.hold: asyncio.Event | None = None
+        self.deaf: set[Channel | None] = set()
+        """Connections that died in silence: what comes on them is not answered."""
+        self.channel: Channel | None = None
+        """That of the last registration."""
         self.told: Callable[[Channel], None] = lambda channel: None
         """Called with the connection of a registration that is about to be answered."""
         handlers = Handlers()
@@ -84,6 +88,9 @@ class NameServerDouble:
         self.server = RemotingServer(handlers)
 
     async def _register(self, channel: Channel, request: RemotingCommand) -> RemotingCommand:
+        self.channel = channel
+        if channel in self.deaf:
+            await asyncio.Event().wait()
         body = RegisterBrokerBody.parse(request.body).topic_config_serialize_wrapper
         self.calls.append((RegisterBroker.from_ext(request.ext_fields), dict(body.topic_config_table)))
         self.versions.append(body.data_version)
@@ -350,6 +357,37 @@ def test_a_name_server_that_takes_long_to_come_back_is_not_waited_for_until_the_
             await desk.close()
 
     run(work())
+
+
+def test_a_change_that_a_name_server_did_not_take_is_told_again_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new master that was refused once, or not answered in time, was not found before the period was over."""
+    monkeypatch.setattr("gimbalmq.broker.registration._AFTER_LOSS_SECONDS", 0.02)
+    monkeypatch.setattr("gimbalmq.rpc.nameserver.register_broker.__kwdefaults__", {"timeout": 0.2})
+
+    async def work() -> None:
+        async with double() as name_server, open_desk(tmp_path, namesrvAddr=name_server.address) as desk:
+            connection = _connection(desk, name_server)
+            for number, trouble in enumerate(("refused", "silent"), start=1):
+                name_server.calls.clear()
+                if trouble == "refused":
+                    name_server.refused = 1
+                else:
+                    hold = name_server.hold = asyncio.Event()
+                _change_role(desk, number)
+                await until(lambda: name_server.calls)
+                if trouble == "silent":
+                    await until(lambda: desk.broker._registration._name_servers[0].failing)
+                    name_server.hold = None
+                    hold.set()
+                await until(lambda: len(name_server.calls) == 2)
+                header, table = name_server.calls[1]
+                assert header.broker_id == number and "TBW102" in table
+                await until(lambda: not desk.broker._registration._name_servers[0].failing)
+            assert _connection(desk, name_server) is connection and _watchers() == 1
+
+    run(work(), 10.0)
 
 
 def test_an_older_table_does_not_arrive_behind_a_newer_one(tmp_path: Path) -> None:

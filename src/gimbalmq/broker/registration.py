@@ -206,6 +206,8 @@ class _NameServer:
         self._asked = self._all = False
         self._turn = asyncio.Lock()
         """Of announcements: an older table must not arrive behind a newer one."""
+        self._watch: asyncio.Future[None] | None = None
+        """Over when the connection by which it knows this broker has ended."""
         self._next: asyncio.Task[object] | None = None
         """It has not begun to tell, so all that is due now is in it."""
 
@@ -278,6 +280,8 @@ class _NameServer:
         if not self.failing:
             self.failing = True
             log.warning("name server %s cannot be told of this broker: %s", self.address, error)
+        if self._watch is not None:
+            self._watch.cancel()  # that its connection lives is not enough
 
     def _note_success(self) -> None:
         if self.failing:
@@ -317,7 +321,7 @@ class _NameServer:
         while True:
             known, since = await self._settled(), loop.time()
             if known is not None:
-                await known.channel.wait_closed()
+                await self._lost(known)
             period = self._calls.period
             if loop.time() - since >= period:
                 pause = _AFTER_LOSS_SECONDS
@@ -326,6 +330,14 @@ class _NameServer:
             if known is None or known.channel.closed:
                 pause = max(pause, min(2 * pause, period))
                 await _over([self._soon()])
+
+    async def _lost(self, known: _Known) -> None:
+        """Returns when the connection has ended, or the name server could not be told of something."""
+        watch = self._watch = asyncio.ensure_future(known.channel.wait_closed())
+        try:
+            await asyncio.wait([watch])
+        finally:
+            watch.cancel()
 
     async def _settled(self) -> _Known | None:
         """What it knows when nothing is on its way to it."""
