@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import socket
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -91,3 +93,26 @@ def test_a_server_that_does_not_start_says_why_and_all_others_end(tmp_path: Path
     with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", namesrv)):
         pass
     assert os.listdir(tmp_path)
+
+
+def test_a_broker_that_ends_is_called_what_it_was_by_then(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slave that was promoted has no master to fear; the old one would be refused as the master that it was."""
+
+    class Ended:
+        async def wait(self) -> int:
+            return -9
+
+    args = _args("--brokers", 1, "--namesrv-port", 9999)
+    _, (master, slave) = local_cluster.children(args, tmp_path)
+    config = tmp_path / "broker-a-1" / "config"
+    config.mkdir(parents=True)
+    (config / "role.json").write_text(json.dumps({"given": {"brokerRole": "ASYNC_MASTER", "brokerId": 0}}))
+    for child, says, promotes in ((master, "broker-a slave 1", False), (slave, "broker-a master", True)):
+        child.process = cast("asyncio.subprocess.Process", Ended())
+        asyncio.run(local_cluster._watch(child, args, tmp_path, asyncio.Event()))
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"{says} at {child.address} has ended (SIGKILL).")
+        assert ("gimbalmq -n 127.0.0.1:9999 broker promote broker-a" in shown) is promotes
+        assert "--slave 1" in shown.splitlines()[-1]

@@ -206,7 +206,9 @@ async def _until_signal(args: argparse.Namespace, folder: Path) -> int:
             if stop.is_set():
                 return OK
         announce(_ready(args, folder, nameserver, brokers))
-        watchers = [asyncio.create_task(_watch(child, args, stop)) for child in (nameserver, *brokers)]
+        watchers = [
+            asyncio.create_task(_watch(child, args, folder, stop)) for child in (nameserver, *brokers)
+        ]
         await stop.wait()
         for watcher in watchers:
             watcher.cancel()
@@ -218,20 +220,22 @@ async def _until_signal(args: argparse.Namespace, folder: Path) -> int:
         await nameserver.end()
 
 
-async def _watch(child: Child, args: argparse.Namespace, stop: asyncio.Event) -> None:
-    """Says when a server has ended that was not told to here."""
+async def _watch(child: Child, args: argparse.Namespace, folder: Path, stop: asyncio.Event) -> None:
+    """Says when a server has ended that was not told to here, and how it is started again in the role it has now."""
     assert child.process is not None
     code = await child.process.wait()
     if stop.is_set():
         return
-    lines = [f"{child.title} at {child.address} has ended ({how_it_ended(code)})."]
-    if child.title.endswith("master") and args.replicas > 1:
-        broker = child.title.split()[0]
+    nameserver, brokers = children(args, folder)
+    now = next(other for other in (nameserver, *brokers) if other.address == child.address)
+    lines = [f"{now.title} at {now.address} has ended ({how_it_ended(code)})."]
+    if now.title.endswith("master") and args.replicas > 1:
+        broker = now.title.split()[0]
         lines.append(
             f"  gimbalmq{_asks(args)} broker promote {broker}     makes its fullest slave the master"
         )
         lines.append("  (or start it again as it was:)")
-    lines.append(f"  {child.command}")
+    lines.append(f"  {now.command}")
     announce("\n".join(lines))
 
 
