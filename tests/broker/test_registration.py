@@ -390,6 +390,48 @@ def test_a_change_that_a_name_server_did_not_take_is_told_again_soon(
     run(work(), 10.0)
 
 
+def test_a_connection_that_has_died_in_silence_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A firewall has forgotten it, and says so to nobody: the kernel tries for a quarter of an hour, and so did we."""
+    monkeypatch.setattr("gimbalmq.broker.registration._AFTER_LOSS_SECONDS", 0.02)
+    monkeypatch.setattr("gimbalmq.rpc.nameserver.register_broker.__kwdefaults__", {"timeout": 0.1})
+
+    async def work() -> None:
+        async with double() as name_server, open_desk(tmp_path, namesrvAddr=name_server.address) as desk:
+            before = name_server.channel
+            name_server.deaf.add(before)
+            name_server.calls.clear()
+            await desk.broker._registration.register_all()
+            assert not name_server.calls and _connection(desk, name_server).closed is False, "it may be slow"
+            await until(lambda: name_server.calls)
+            assert "TBW102" in name_server.calls[0][1] and name_server.channel is not before
+
+    run(work(), 10.0)
+
+
+def test_a_name_server_that_is_slow_now_and_then_keeps_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would forget the broker when the connection ends."""
+    monkeypatch.setattr("gimbalmq.broker.registration._AFTER_LOSS_SECONDS", 0.02)
+    monkeypatch.setattr("gimbalmq.rpc.nameserver.register_broker.__kwdefaults__", {"timeout": 0.1})
+
+    async def work() -> None:
+        async with double() as name_server, open_desk(tmp_path, namesrvAddr=name_server.address) as desk:
+            connection = _connection(desk, name_server)
+            for _ in range(3):
+                name_server.deaf.add(name_server.channel)
+                await desk.broker._registration.register_all()
+                name_server.deaf.clear()
+                name_server.calls.clear()
+                await desk.broker._registration.register_all()
+                assert name_server.calls
+            assert _connection(desk, name_server) is connection
+
+    run(work(), 10.0)
+
+
 def test_an_older_table_does_not_arrive_behind_a_newer_one(tmp_path: Path) -> None:
     """A large table is encoded in steps. If a change overtakes it, the new topic is gone until the period is over."""
 

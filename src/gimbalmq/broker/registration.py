@@ -29,7 +29,7 @@ from gimbalmq.broker.announcement import Announcement, Announcements, body
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.replication.role import Role, Roles
 from gimbalmq.broker.topics import Topics
-from gimbalmq.errors import ResponseError, RocketMQError
+from gimbalmq.errors import RequestTimeoutError, ResponseError, RocketMQError
 from gimbalmq.protocol.bodies import DataVersion, TopicConfig
 from gimbalmq.protocol.headers.nameserver import BrokerIdentity, RegisterBroker, RegisterBrokerReply
 from gimbalmq.rpc import nameserver
@@ -208,6 +208,8 @@ class _NameServer:
         """Of announcements: an older table must not arrive behind a newer one."""
         self._watch: asyncio.Future[None] | None = None
         """Over when the connection by which it knows this broker has ended."""
+        self._unanswered: Channel | None = None
+        """The connection on which it gave no answer the last time."""
         self._next: asyncio.Task[object] | None = None
         """It has not begun to tell, so all that is due now is in it."""
 
@@ -262,6 +264,8 @@ class _NameServer:
                 told = await self._tell()
             except RocketMQError as error:
                 self._note_failure(error)
+                if isinstance(error, RequestTimeoutError):
+                    self._note_silence()
             finally:
                 self.told = told
                 self._attempted()
@@ -283,7 +287,19 @@ class _NameServer:
         if self._watch is not None:
             self._watch.cancel()  # that its connection lives is not enough
 
+    def _note_silence(self) -> None:
+        """Gives up a connection on which two attempts had no answer: it may have died, and nobody need have said so.
+
+        The kernel would go on with it for a quarter of an hour, and the name server forgets this broker in two minutes.
+        After one attempt the name server may be slow; it forgets whose connection ends.
+        """
+        channel = self._calls.existing(self.address)
+        if channel is not None and channel is self._unanswered:
+            channel.abort()
+        self._unanswered = channel
+
     def _note_success(self) -> None:
+        self._unanswered = None
         if self.failing:
             self.failing = False
             log.info("name server %s knows this broker again", self.address)
