@@ -23,7 +23,7 @@ from gimbalmq.protocol.frames import Frame, FrameReader
 from gimbalmq.protocol.serializers import decode_command, encode_frame
 from gimbalmq.rpc import groups
 from gimbalmq.rpc.call import ask
-from gimbalmq.spark import columns
+from gimbalmq.spark import columns, duplicates, fetch
 from gimbalmq.spark.cluster import Cluster
 from gimbalmq.spark.connection import Connection
 from gimbalmq.spark.decode import decode
@@ -256,6 +256,30 @@ def test_rows_written_twice_come_once(
     assert none.numbers(QueueRange(queue, 2, 6)) == [2, 3, 4, 5]
     (batch,) = dropping.batches(QueueRange(queue, 4, 6), names=("rowId", "offset"))
     assert batch.to_pylist() == [{"rowId": "q-0-0-4", "offset": 5}]
+
+
+def test_copies_are_recognised_however_long_the_ranges_are(
+    shared_cluster: ThreadCluster,
+    new_topic: NewTopic,
+    fetching: MakeFetching,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One queue after the other, the ids of the first one's older batches would be forgotten before the second."""
+    monkeypatch.setattr(duplicates, "REMEMBERED", 50)
+    monkeypatch.setattr(duplicates, "_AT_LEAST", 10)
+    monkeypatch.setattr(fetch, "MAX_COUNT", 5)
+    monkeypatch.setattr(fetch, "JOIN_ROWS", 5)
+    topic = new_topic(shared_cluster, 2)
+    for batch in range(20):
+        # Each row was sent to both queues.
+        topic.send(40, row_ids=[f"stream-{batch}-0-{number // 2:024x}" for number in range(40)])
+        time.sleep(0.003)
+    dropping = fetching(topic, dropDuplicates="true", duplicateLookback=80)
+    ranges = [QueueRange(topic.queue(number), 0, 400) for number in range(2)]
+    found = dropping.numbers(*ranges)
+    assert sorted(number // 2 for number in found) == list(range(400))
+    # An empty range takes part in the way back only.
+    assert dropping.numbers(QueueRange(topic.queue(0), 400, 400), QueueRange(topic.queue(1), 390, 400)) == []
 
 
 # --- what is lost --------------------------------------------------------------------------------

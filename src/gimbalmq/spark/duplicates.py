@@ -2,6 +2,7 @@
 
 All copies of a row lie in queues of one number, on whichever brokers. So a task that reads the queues of one number
 together sees them all: it remembers the ids it has met in its ranges, and looks back from where the ranges begin.
+It reads the ranges side by side, by store time. One after the other, it would have to remember the whole of the first.
 
 How far it looks back: until ``lookback`` messages in a row belong to none of the batches it reads; earlier, if it has
 met an older batch of each of their queries, because a stream writes its batches one after the other (or a message

@@ -8,14 +8,17 @@ answers; nobody has to know whose broker it is.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq.errors import RemoteProtocolError, ResponseError, RocketMQError, SystemBusyError, TransportError
@@ -157,7 +160,7 @@ class PartitionReader:
         else:
             yield from self._decoded(partition, names)
 
-    def _decoded(self, partition: Partition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _decoded(self, partition: Partition, names: Sequence[str]) -> Generator[pa.RecordBatch]:
         """Answers joined to batches; short ranges of one broker share a batch."""
         # What would take a batch far beyond pullBytes begins the next.
         most = self._settings.pull_bytes * 1.25
@@ -198,24 +201,33 @@ class PartitionReader:
         return batch
 
     def _without_duplicates(self, partition: Partition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Drops rows whose id came before, in the ranges or on the way back from them."""
-        columns = list(names) if "rowId" in names else [*names, "rowId"]
-        # Its own connections: answers to the pulls of the ranges may be on their way.
-        wire = Wire(self._settings.connection)
-        try:
+        """Drops rows whose id came before, in the ranges or on the way back from them.
+
+        The ranges are read side by side. A copy is then met soon after the first one, while its id is remembered.
+        """
+        columns = [*names, *(name for name in ("rowId", "storeTimestamp") if name not in names)]
+        ranges = [wanted for wanted in partition if wanted.length]
+        with ExitStack() as ends:
+            # Their own connections: answers to the pulls of another range may be on their way.
+            wires = [ends.enter_context(closing(Wire(self._settings.connection))) for _ in ranges]
             finding = Duplicates(
-                partition, lambda back: self._look_back(wire, back), self._settings.duplicate_lookback
+                partition, lambda back: self._look_back(wires[0], back), self._settings.duplicate_lookback
             )
-            for wanted in partition:
-                for batch in self._decoded((wanted,), columns):
-                    keep = finding.first_copies(batch.column(columns.index("rowId")))
-                    kept = batch if keep.all() else batch.filter(pa.array(keep))
-                    yield kept.select(list(names)) if len(columns) > len(names) else kept
-        finally:
-            wire.close()
+            readers = [self, *map(self._with_wire, wires[1:])]
+            found = [
+                ends.enter_context(closing(reader._decoded((wanted,), columns)))
+                for reader, wanted in zip(readers, ranges, strict=False)
+            ]
+            for batch in _by_time(found, columns.index("storeTimestamp")):
+                keep = finding.first_copies(batch.column(columns.index("rowId")))
+                kept = batch if keep.all() else batch.filter(pa.array(keep))
+                yield kept.select(list(names)) if len(columns) > len(names) else kept
+
+    def _with_wire(self, wire: Wire) -> PartitionReader:
+        return PartitionReader(self._settings, wire, self._addresses, sleep=self._sleep)
 
     def _look_back(self, wire: Wire, back: QueueRange) -> tuple[list[pa.RecordBatch], int]:
-        looking = PartitionReader(self._settings, wire, self._addresses, sleep=self._sleep)
+        looking = self._with_wire(wire)
         looking._quiet = True  # what retention has taken is no loss here
         looking._begins = back.start
         return list(looking._decoded((back,), ("rowId", "storeTimestamp"))), looking._begins
@@ -451,6 +463,24 @@ class PartitionReader:
             if address and address != before:
                 self._addresses[name] = address
                 self._give_up(before)  # nobody would look for answers there
+
+
+def _by_time(ranges: Iterable[Iterator[pa.RecordBatch]], column: int) -> Iterator[pa.RecordBatch]:
+    """Batches of several ranges, about as they were stored: the range that is furthest behind is read on.
+
+    Args:
+        column: which one is the store time.
+    """
+    heap = [(-1, number, batches) for number, batches in enumerate(ranges)]
+    while heap:
+        reached, number, batches = heap[0]
+        batch = next(batches, None)
+        if batch is None:
+            heapq.heappop(heap)
+            continue
+        yield batch
+        stored = pc.max(batch.column(column).cast(pa.int64())).as_py()
+        heapq.heapreplace(heap, (reached if stored is None else max(reached, stored), number, batches))
 
 
 def _told(queue: MessageQueue) -> str:
