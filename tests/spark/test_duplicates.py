@@ -158,6 +158,17 @@ def test_what_can_come_again_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -
     assert topic.read(QueueRange(A, 0, 2040), lookback=30) == [*newest, *others]
 
 
+@pytest.mark.parametrize("query", [STREAM, batch_query_id(1_700_000_000_000, 5)])
+def test_a_batch_is_remembered_as_a_whole_while_its_rows_come(
+    query: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a batch write as a stream's newest one, however many tables its ids fill."""
+    monkeypatch.setattr(duplicates, "REMEMBERED", 50)
+    rows = [row_id(n, batch=0, query=query) for n in range(300)]
+    topic = Topic(a=[*rows[:250], *rows])
+    assert topic.read(QueueRange(A, 0, 550), lookback=30) == rows
+
+
 def test_rows_in_any_order_with_any_crash_come_once() -> None:
     for seed in range(200):
         chance = random.Random(seed)

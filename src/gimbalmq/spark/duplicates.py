@@ -73,7 +73,9 @@ class _Seen:
         self._tables: list[Met] = [Met()]
         self._rows = 0
         self._last_row: list[dict[Group | None, int]] = [{}]
-        """For each table: its batches, and the row at which each of them was met last."""
+        """For each table: its batches, and the row at which it met each of them last."""
+        self._last: dict[Group, int] = {}
+        """The row at which any table met a batch last."""
         self._newest: dict[str, int] = {}
 
     def take(self, row_ids: pa.Array, groups: Iterable[Group | None]) -> NDArray[np.bool_]:
@@ -82,6 +84,7 @@ class _Seen:
         for group in groups:
             self._last_row[-1][group] = self._rows
             if group is not None:
+                self._last[group] = self._rows
                 self._newest[group.query] = max(self._newest.get(group.query, 0), group.batch)
         valid = np.asarray(row_ids.is_valid())
         ids = row_ids if row_ids.null_count == 0 else row_ids.drop_null()
@@ -101,9 +104,12 @@ class _Seen:
         self._last_row = [*(self._last_row[index] for index in kept), {}]
 
     def _may_come_again(self, met: dict[Group | None, int]) -> bool:
-        """Whether a batch of a table is the newest of its query, and was met not too long ago."""
+        """Whether a batch of a table is the newest of its query, or was met not too long ago by any table.
+
+        The rows of one batch may fill several tables, and when they come again they begin with those of the first.
+        """
         return any(
-            self._rows - row <= max(self._lookback, _AT_LEAST)
+            self._rows - (row if group is None else self._last[group]) <= max(self._lookback, _AT_LEAST)
             or (group is not None and group.since_ms is None and self._newest[group.query] == group.batch)
             for group, row in met.items()
         )
