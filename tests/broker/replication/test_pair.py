@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from gimbalmq._steps import Steps
+from gimbalmq.broker.broker import Broker
 from gimbalmq.broker.replication import replication
 from gimbalmq.broker.replication.follower import State
 from gimbalmq.broker.transactions import COMMIT, ROLLBACK
@@ -32,6 +33,7 @@ from gimbalmq.store.cutting import CutReport
 from gimbalmq.transport.network import split_address
 from tests.broker.desk import send_fields
 from tests.broker.replication.pairs import FILE, Pair, bodies, delivered, half, log_of, pair
+from tests.peers.folders import Log
 
 
 def test_a_slave_is_a_copy_of_its_master_byte_by_byte() -> None:
@@ -50,6 +52,35 @@ def test_a_slave_is_a_copy_of_its_master_byte_by_byte() -> None:
         assert (status.lag, status.trouble, status.state) == (0, None, "following")
         [slave] = pair.master.replication.status().slaves
         assert (slave.acked, slave.behind, slave.in_sync) == (pair.master.store.max_commitlog_offset, 0, True)
+
+    pair(body)
+
+
+def test_what_both_ends_tell_of_the_copy_is_what_their_files_hold() -> None:
+    """Also while the slave is behind: the files are read by another reader than the brokers'."""
+
+    async def body(pair: Pair) -> None:
+        def file_end(broker: Broker) -> int:
+            return Log.read(Path(broker.live.now.store_path_root_dir)).end
+
+        for number in range(3):
+            # Half a record is in the slave's file already when the line is cut within it.
+            pair.network.tear("10.0.0.12" if number == 1 else "nobody")
+            await pair.send(*(f"{number} {each:04} " * 100 for each in range(60)))
+            await pair.copied()
+            await pair.until(lambda: pair.master.replication.source.acks.reached(1) == file_end(pair.slave))
+            if number == 2:
+                pair.network.cut("10.0.0.11", "10.0.0.12")
+                await pair.send("more")
+            master = await calls.ha_status(pair.pool, pair.master.address)
+            slave = await calls.ha_status(pair.pool, pair.slave.address)
+            assert master.master and not slave.master
+            assert master.master_commit_log_max_offset == file_end(pair.master) > (number + 1) * FILE
+            assert slave.ha_client_runtime_info.max_offset == file_end(pair.slave)
+            (link,) = master.ha_connection_info
+            assert link.slave_ack_offset == file_end(pair.slave)
+            assert link.diff == file_end(pair.master) - file_end(pair.slave)
+            assert (link.diff > 0) == (number == 2)
 
     pair(body)
 
