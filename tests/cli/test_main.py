@@ -212,6 +212,8 @@ def test_a_bare_command_lists_its_commands() -> None:
         ("topic lst", "topic", "there is no command lst; did you mean list?"),
         ("topci list", "", "there is no command topci; did you mean topic?"),
         ("topicStats -t orders", "", "there is no command topicStats; did you mean topicStatus?"),
+        ("broker list", "broker", "there is no command list; did you mean gimbalmq cluster list?"),
+        ("broker status", "broker", "there is no command status; did you mean gimbalmq cluster status?"),
         ("broker promte 127.0.0.1:1", "broker", "there is no command promte; did you mean promote?"),
         ("broker --slav 1", "broker", "there is no option --slav; did you mean --slave?"),
         ("broker --slave 1 --sync-master", "broker", "not allowed with argument --slave"),

@@ -12,6 +12,10 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any, NoReturn
 
 _COMMANDS = argparse._SubParsersAction
+_ELSEWHERE = {
+    f"gimbalmq broker {verb}": f"gimbalmq cluster {verb}" for verb in ("list", "status", "writable")
+}
+"""What many look for at the wrong word."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -51,10 +55,13 @@ class CommandParser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, _COMMANDS) and value not in action.choices:
             listed = [choice.dest for choice in action._choices_actions]
+            elsewhere = _ELSEWHERE.get(f"{self.prog} {value}")
             self.error(
                 f"there is no command {value}"
                 + (
-                    self._meant(str(value), [*listed, *self._also_known])
+                    f"; did you mean {elsewhere}?"
+                    if elsewhere
+                    else self._meant(str(value), [*listed, *self._also_known])
                     or f"; there are {', '.join(listed)}"
                 )
             )
