@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from gimbalmq.errors import RemoteProtocolError
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.headers import controller as headers
@@ -151,12 +152,18 @@ async def alter_sync_state_set(
     Raises:
         ResponseError: 2000 and 2002, somebody else is the master; 2001, the set is another by now; 2003, 2006 and
             2013, the wish cannot be granted.
+        RemoteProtocolError: the answer names another set than the wished one, or none; what counts is not known.
     """
-    body = SyncStateSet(sync_state_set=sorted(wished), sync_state_set_epoch=known_epoch).dump()
+    asked = sorted(wished)
+    body = SyncStateSet(sync_state_set=asked, sync_state_set_epoch=known_epoch).dump()
     answer = await ask(
         caller, address, RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, header, body, timeout=timeout
     )
     granted = _set(answer)
+    if sorted(granted.sync_state_set) != asked:
+        raise RemoteProtocolError(
+            f"{address} was asked for the set {asked} and granted {granted.sync_state_set}"
+        )
     told = headers.AlterSyncStateSetReply.from_ext(answer.ext_fields).new_sync_state_set_epoch
     granted.sync_state_set_epoch = max(granted.sync_state_set_epoch, told)
     return granted

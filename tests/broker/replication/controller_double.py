@@ -55,7 +55,7 @@ class ControllerDouble:
         deny: codes whose next request is done, and answered with another code.
         late: codes whose next request is done when its event is set, whoever still waits, and not answered.
         notify: called after an election with the addresses to be told; tests send 1008 from there.
-        garble: codes whose next request is done, and answered with what nobody can read.
+        garble: codes whose next request is done, and answered with this body.
         denied_late: codes that late requests would have been answered with.
         altered: called when a master has changed the set.
     """
@@ -70,7 +70,7 @@ class ControllerDouble:
         self.refuse: dict[int, int] = {}
         self.deny: dict[int, int] = {}
         self.late: dict[int, asyncio.Event] = {}
-        self.garble: list[int] = []
+        self.garble: dict[int, bytes] = {}
         self.denied_late: list[int] = []
         self.notify: Callable[[str], None] = lambda name: None
         self.altered: Callable[[], None] = lambda: None
@@ -222,9 +222,7 @@ class ControllerDouble:
             if request.code in self.swallow:
                 self.swallow.remove(request.code)
                 await asyncio.Event().wait()
-            if request.code in self.garble:
-                self.garble.remove(request.code)
-                answer.body = b"{"
+            answer.body = self.garble.pop(request.code, answer.body)
             return answer
 
         return noted
