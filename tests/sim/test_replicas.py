@@ -126,3 +126,8 @@ def test_a_slave_that_lost_power_is_not_level_yet_when_its_master_stops() -> Non
         Fault(3.161, "replica restarted", 0.201433051371402, 0.183),
     ]
     kept(run_replicas(310104, REPLICATED["all of three, dark"], schedule))
+
+
+def test_a_slave_that_never_heard_of_another_one_is_not_promoted_in_its_place() -> None:
+    """The other's connections had broken when it came, and it was cut off before they were there again."""
+    kept(run_replicas(341715, REPLICATED["by hand, dark"]))

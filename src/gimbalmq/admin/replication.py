@@ -326,8 +326,8 @@ def _dangers(slave: ReplicaView, master: ReplicaView | None, others: list[Replic
     registered = 1 + sum(view.is_slave for view in others)
     if slave.master_slaves is not None and slave.master_slaves > registered:
         found.append(
-            f"the master had {slave.master_slaves} slaves when this one last heard of it, and {registered} are "
-            "registered: one that is missing may have more; start it"
+            f"the master had {slave.master_slaves} slaves in the minute before this one last heard of it, and "
+            f"{registered} are registered: one that is missing may have more; start it"
         )
     silent = [view for view in others if view.is_slave and view.problem]
     found += [f"{view.title} cannot be asked whether it has more: {view.problem}" for view in silent]

@@ -106,7 +106,8 @@ class HaStatus(Body):
 
     Attributes:
         broker_role: ours: a master's, so that its slaves know what it promises.
-        slaves: ours: how many slaves copy it for certain; one that comes again may leave an old connection for a while.
+        slaves: ours: how many slaves copy it for certain, or did a minute ago; one that comes again may leave an old
+            connection for a while.
         trouble: ours: what a master's replication lacks, such as a controller.
     """
 

@@ -13,7 +13,7 @@ from gimbalmq.broker.replication.role import Kind, Role
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.protocol.replication_bodies import HaConnection, HaStatus
 from gimbalmq.store.files import Files
-from tests.support import run, until
+from tests.support import ManualClock, run, until
 
 
 class Master:
@@ -46,13 +46,15 @@ def test_a_slave_that_has_gone_counts_until_we_have_all_that_it_may_have(tmp_pat
     """It may be the only one with a message that was answered a moment ago."""
 
     async def work() -> None:
-        thread, master, received = TableThread(Files()), Master(2, 100), [100]
+        thread, master, received, clock = TableThread(Files()), Master(2, 100), [100], ManualClock()
         caller: Any = master
-        heard = HeardOfMaster(tmp_path, Files(), thread, caller, SYSTEM_CLOCK, lambda: received[0])
+        heard = HeardOfMaster(tmp_path, Files(), thread, caller, clock, lambda: received[0])
         heard.aim("master:1")
         await heard.look()
         assert (heard.role, heard.slaves) == ("SYNC_MASTER", 2)
         master.slaves, master.end = 1, 150
+        await heard.look()
+        clock.advance(100)
         await heard.look()
         assert heard.slaves == 2
         received[0] = 150
@@ -69,6 +71,37 @@ def test_a_slave_that_has_gone_counts_until_we_have_all_that_it_may_have(tmp_pat
 
         await until(lambda: loaded() == ("", -1))
         await heard.close()
+        thread.close()
+
+    run(work())
+
+
+def test_a_slave_whose_connection_broke_counts_for_a_minute(tmp_path: Path) -> None:
+    """It is back soon, and gets what we do not get if we are cut off by then: nobody tells us of either."""
+
+    async def work() -> None:
+        thread, master, clock = TableThread(Files()), Master(2, 100), ManualClock()
+        caller: Any = master
+        heard = HeardOfMaster(tmp_path, Files(), thread, caller, clock, lambda: 100)
+        heard.aim("master:1")
+        await heard.look()
+        for said, seconds, counted in ((1, 59, 2), (2, 1, 2), (1, 57, 2), (1, 3, 1), (0, 1, 1), (0, 60, 0)):
+            master.slaves = said
+            await heard.look()
+            clock.advance(seconds)
+            await heard.look()
+            assert heard.slaves == counted, (said, seconds)
+        # A slave that is started again has not forgotten it, and counts from then on.
+        master.slaves = 2
+        await heard.look()
+        again = HeardOfMaster(tmp_path, Files(), thread, caller, clock, lambda: 100)
+        again.load()
+        master.slaves = 1
+        again.aim("master:1")
+        await again.look()
+        assert again.slaves == 2
+        for one in (heard, again):
+            await one.close()
         thread.close()
 
     run(work())

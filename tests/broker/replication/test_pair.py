@@ -524,3 +524,42 @@ def test_what_falls_due_while_there_is_no_master_is_delivered_by_the_next_one() 
         await pair.until(lambda: delivered(first) == {"level": 1, "timer": 1})
 
     pair(body)
+
+
+def test_a_slave_that_has_gone_counts_at_its_master_for_a_minute() -> None:
+    """Another slave, which may come just now, has to know that it is not the only one."""
+
+    async def body(pair: Pair) -> None:
+        source = pair.master.replication.source
+        await pair.send("one")
+        await pair.copied()
+        await pair.until(lambda: source.replicas[0].acked > 0)
+        await pair.cluster.kill_broker(1)
+        await pair.until(lambda: not source.replicas)
+        assert pair.master.replication.status().slave_count == 1
+        await asyncio.sleep(61)
+        assert pair.master.replication.status().slave_count == 0
+        # Whoever connects and says nothing is no slave.
+        host, port = split_address(pair.master.replication.ha_address)
+        await pair.network.host("10.0.0.77").connect(asyncio.Protocol, host, port, 1.0)
+        assert len(source.replicas) == 1
+        source.drop_all()
+        await pair.until(lambda: not source.replicas)
+        assert pair.master.replication.status().slave_count == 0
+
+    pair(body)
+
+
+def test_a_new_master_counts_the_slaves_that_may_come(tmp_path: Path) -> None:
+    """Those of the master before it, and that one itself, may come at any moment; who comes first has to know it."""
+
+    async def body(pair: Pair) -> None:
+        slave = pair.slave
+        await pair.until(lambda: slave.replication.status().master_slaves == 1)
+        await pair.cluster.kill_broker(0)
+        await pair.cluster.promote_broker(1)
+        assert slave.replication.status().slave_count == 1
+        await asyncio.sleep(61)
+        assert slave.replication.status().slave_count == 0
+
+    pair(body, store=tmp_path)

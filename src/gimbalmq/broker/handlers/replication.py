@@ -97,7 +97,7 @@ class ReplicationHandlers:
                 ha_connection_info=slaves,
                 in_sync_slave_nums=sum(slave.in_sync for slave in now.slaves),
                 broker_role=self._live.now.broker_role,
-                slaves=sum(slave.is_sure for slave in now.slaves),
+                slaves=now.slave_count,
                 trouble=now.trouble,
             )
         else:

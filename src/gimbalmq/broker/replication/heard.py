@@ -15,6 +15,7 @@ from typing import Any
 from gimbalmq._clock import Clock
 from gimbalmq.broker.json_file import JsonFile, TableThread
 from gimbalmq.broker.replication.config import ASYNC_MASTER, SYNC_MASTER
+from gimbalmq.broker.replication.headcount import Headcount
 from gimbalmq.broker.replication.role import Role
 from gimbalmq.errors import RequestCodeNotSupportedError, RocketMQError, StoreError
 from gimbalmq.rpc import management, replication
@@ -45,7 +46,8 @@ class HeardOfMaster:
 
     Attributes:
         role: ASYNC_MASTER or SYNC_MASTER; empty if the master has never said.
-        slaves: how many copied the master; -1 if that is not known, as with a master of 4.9.
+        slaves: how many copied the master in the minute before it was last heard; -1 if that is not known, as with a
+            master of 4.9.
     """
 
     def __init__(
@@ -65,11 +67,13 @@ class HeardOfMaster:
         self._tasks = Tasks("heard of the master")
         self._master: str | None = None
         self._role_until = 0.0
+        self._headcount = Headcount(clock)
         self.role, self.slaves = _NOTHING
 
     def load(self) -> None:
         try:
             self.role, self.slaves = self._file.load(_read) or _NOTHING
+            self._headcount.note(self.slaves)
         except (StoreError, KeyError, TypeError, ValueError) as error:
             log.warning("what was heard of the master is not known any more: %s", error)
 
@@ -89,6 +93,7 @@ class HeardOfMaster:
         """What a broker heard before it was the master itself is of no use later."""
         if now.is_master and (self.role, self.slaves) != _NOTHING:
             self.role, self.slaves = _NOTHING
+            self._headcount.forget()
             self._tasks.spawn(self.keep(*_NOTHING), "forgetting")
 
     async def look(self) -> None:
@@ -119,7 +124,8 @@ class HeardOfMaster:
         if not status.master:
             return self.role, self.slaves
         role = status.broker_role or await self._ask_role(master)
-        slaves = len(status.ha_connection_info) if status.slaves is None else status.slaves
+        self._headcount.note(len(status.ha_connection_info) if status.slaves is None else status.slaves)
+        slaves = self._headcount.most
         if self._received() < status.master_commit_log_max_offset:
             # One that has just gone may be the only one that has what we lack, and that may have been answered.
             slaves = max(slaves, self.slaves)

@@ -91,6 +91,7 @@ class Replication:
         self.on_cut: list[Callable[[int], None]] = []
         if not live.now.enable_controller_mode:  # a controller knows who is in sync
             master.on_copying.append(heard.aim)
+        roles.watch(self._inherit)
         roles.watch(heard.role_changed)
 
     # -- life --------------------------------------------------------------------------------
@@ -176,6 +177,11 @@ class Replication:
         await self._services.close()
         await self.follower.close()
         await self.source.close()
+
+    def _inherit(self, before: Role, now: Role) -> None:
+        """The slaves of the master before us may come to us at any moment, and with them the old master itself."""
+        if now.is_master and not before.is_master:
+            self.source.headcount.note(self.heard.slaves)
 
     # -- the master --------------------------------------------------------------------------
 
@@ -426,6 +432,7 @@ class Replication:
                 store.max_commitlog_offset,
                 trouble=self.election_trouble(),
                 slaves=slaves,
+                slave_count=self.source.slaves,
             )
         target = follower.target
         return ReplicationStatus(

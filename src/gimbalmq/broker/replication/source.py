@@ -11,6 +11,7 @@ from gimbalmq.access.sources import address_of, matches
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.replication.acks import ReplicaAcks
 from gimbalmq.broker.replication.dialects import SourceDialect
+from gimbalmq.broker.replication.headcount import Headcount
 from gimbalmq.broker.replication.plain import PlainSource
 from gimbalmq.broker.replication.replica import Replica
 from gimbalmq.store.message_store import MessageStore
@@ -33,6 +34,7 @@ class HaSource:
         dialect: makes the dialect of a new connection; the plain one unless it is replaced.
         replicas: connections of slaves, those that have not reported yet among them.
         acks: how far they have come.
+        headcount: of slaves that have gone.
         on_report, on_leave: called with a slave that has reported, or whose connection has ended.
     """
 
@@ -56,6 +58,7 @@ class HaSource:
         self._shaking = 0
         self.replicas: list[Replica] = []
         self.acks = ReplicaAcks(self.replicas, lambda: store.max_commitlog_offset)
+        self.headcount = Headcount(clock)
         self.on_report: list[Callable[[Replica], None]] = []
         self.on_leave: list[Callable[[Replica], None]] = []
 
@@ -63,6 +66,11 @@ class HaSource:
     def port(self) -> int:
         assert self._listener is not None, "the replication port is not open"
         return self._listener.port
+
+    @property
+    def slaves(self) -> int:
+        """How many slaves there are for certain, or were a minute ago; one that comes again is one."""
+        return max(sum(replica.is_sure for replica in self.replicas), self.headcount.most)
 
     @property
     def now(self) -> float:
@@ -166,6 +174,8 @@ class HaSource:
     def _left(self, replica: Replica) -> None:
         if replica not in self.replicas:  # it was not let in
             return
+        if replica.acked >= 0:  # it was a slave, and no stranger
+            self.headcount.note(sum(other.is_sure and other.acked >= 0 for other in self.replicas))
         self.replicas.remove(replica)
         if not self.replicas:
             self._store.appended = None

@@ -41,6 +41,7 @@ class ReplicationStatus:
         last_read_ms, last_write_ms: when a slave last heard of its master, and told it something.
         master_role, master_slaves: what a slave last heard of its master (``heard``).
         slaves: those that copy this broker.
+        slave_count: how many there are for certain, or were a minute ago (``headcount``).
     """
 
     role: Role
@@ -56,6 +57,7 @@ class ReplicationStatus:
     master_role: str = ""
     master_slaves: int = -1
     slaves: tuple[SlaveStatus, ...] = ()
+    slave_count: int = 0
 
 
 def slave_status(replica: Replica, now: float, in_set: Callable[[Replica], bool] | None) -> SlaveStatus:
