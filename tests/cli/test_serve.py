@@ -16,6 +16,7 @@ from gimbalmq.nameserver.config import NameServerConfig
 from gimbalmq.sync import Admin, Producer
 from gimbalmq.transport.descriptors import budget
 from tests.cli.commands import gimbalmq, serving
+from tests.peers.process import free_port
 
 
 def _accepts(address: str) -> bool:
@@ -142,6 +143,24 @@ def test_broker_port_in_use_leaves_a_clean_store(tmp_path: Path) -> None:
         assert done.returncode == 1
         assert f"127.0.0.1:{port}" in done.stderr and "choose another port" in done.stderr
     assert not (tmp_path / "abort").exists()
+
+
+@pytest.mark.parametrize("words", [("--namesrv-port", 0), ("--namesrv-port", 0, "--brokers", 2), None])
+def test_metrics_port_in_use_names_the_flag_and_the_key(
+    tmp_path: Path, words: tuple[object, ...] | None
+) -> None:
+    command = ("broker",) if words is None else ("server", *words)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        own = free_port(groups=3)
+        done = gimbalmq(*command, "--port", own, "--store", tmp_path, "--metrics-port", port)
+    assert done.returncode == 1
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith(f"gimbalmq: the metrics cannot be served on 127.0.0.1:{port}: ")
+    assert told.endswith("; choose another --metrics-port (metricsPromExporterPort) or metricsBindAddress")
+    assert "Traceback" not in done.stderr
 
 
 def test_broker_registers_with_a_name_server_elsewhere(tmp_path: Path) -> None:

@@ -16,12 +16,14 @@ from gimbalmq.cli.command_line import build_parser
 from gimbalmq.cli.output import complain, start_logging
 from gimbalmq.cli.parsing import command_first
 from gimbalmq.cli.server_plans import broker_plan, namesrv_plan, server_plan
-from gimbalmq.errors import ConfigError, RocketMQError
+from gimbalmq.errors import ConfigError, ListenError, RocketMQError
 
 log = logging.getLogger(__name__)
 
 CLEAN, FAILED, MISUSED = 0, 1, 2
 """Exit codes."""
+
+_METRICS_KEY = "metricsPromExporterPort"
 
 _PLANS = {"server": server_plan, "broker": broker_plan, "namesrv": namesrv_plan}
 
@@ -52,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(plan)
     except ConfigError as error:
         return _failed(error, MISUSED, args.debug)
+    except ListenError as error:
+        return _failed(_with_flag(error), FAILED, args.debug)
     except (RocketMQError, OSError) as error:
         return _failed(error, getattr(error, "exit_code", FAILED), args.debug)
     except KeyboardInterrupt:
@@ -69,6 +73,12 @@ def _command_first(words: list[str]) -> list[str]:
     shared = argparse.ArgumentParser(add_help=False)
     connection_options(shared)
     return command_first(build_parser(), shared, nouns.NOUNS, words)
+
+
+def _with_flag(error: ListenError) -> ListenError:
+    """The broker knows its keys only; whoever typed a command may have said the flag of one."""
+    told = str(error).replace(f"another {_METRICS_KEY} ", f"another --metrics-port ({_METRICS_KEY}) ")
+    return ListenError(told).with_traceback(error.__traceback__)
 
 
 def _failed(error: Exception, code: int, debug: bool) -> int:
