@@ -94,6 +94,11 @@ class Registrar:
         self._loop = self._tasks.spawn(self._run(), "registration")
         await _over(rounds)
 
+    @property
+    def refusals(self) -> dict[str, str]:
+        """Name servers that refused this broker the last time, and what they said."""
+        return {one.address: one.refusal for one in self._name_servers if one.refusal}
+
     def topics_changed(self, configs: list[TopicConfig]) -> None:
         """Topics are new or different; an empty list says that one was deleted."""
         if configs:
@@ -189,6 +194,7 @@ class _NameServer:
         changes: how many times topics have changed.
         told: how many of these changes it was told, or could not be told.
         failing: it could not be told the last time.
+        refusal: what it said then if it answered; empty else.
         tasks: those that run now.
     """
 
@@ -196,6 +202,7 @@ class _NameServer:
         self.address = address
         self.changes = self.told = 0
         self.failing = False
+        self.refusal = ""
         self.tasks: set[asyncio.Task[object]] = set()
         self._calls = calls
         self._tasks = tasks
@@ -281,6 +288,7 @@ class _NameServer:
         )
 
     def _note_failure(self, error: RocketMQError) -> None:
+        self.refusal = str(error) if isinstance(error, ResponseError) else ""
         if not self.failing:
             self.failing = True
             log.warning("name server %s cannot be told of this broker: %s", self.address, error)
@@ -300,6 +308,7 @@ class _NameServer:
 
     def _note_success(self) -> None:
         self._unanswered = None
+        self.refusal = ""
         if self.failing:
             self.failing = False
             log.info("name server %s knows this broker again", self.address)

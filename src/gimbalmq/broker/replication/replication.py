@@ -14,7 +14,14 @@ from gimbalmq.broker.replication.config import ASYNC_MASTER, MASTER_ID, SLAVE, S
 from gimbalmq.broker.replication.copying import CopiedMaster
 from gimbalmq.broker.replication.follower import State
 from gimbalmq.broker.replication.heard import HeardOfMaster
-from gimbalmq.broker.replication.masters import Master, other_master, require_no_other
+from gimbalmq.broker.replication.masters import (
+    Master,
+    other_holder,
+    other_master,
+    require_no_other,
+    require_own_id,
+)
+from gimbalmq.broker.replication.place import Place
 from gimbalmq.broker.replication.rejoining import last_common
 from gimbalmq.broker.replication.replica import Replica
 from gimbalmq.broker.replication.role import Kind, Role, Roles
@@ -49,6 +56,7 @@ class Replication:
         unconfirmed: with a controller, how many sends wait until all of the set have what they stored.
         election_trouble: with a controller, why this broker has no part in elections just now, if it has none.
         heard: what this broker last heard of its master.
+        place: whether a slave has its id to itself, and why it finds no master.
         table_trouble: at a slave, why a table of its master is not copied, if one is not.
         on_cut: told of the offset at which our log has been cut.
     """
@@ -84,6 +92,7 @@ class Replication:
         self.master = master
         self.follower = master.follower
         self.heard = heard
+        self.place = Place(pool, live, roles, registration, master.follower)
         self.in_set: Callable[[Replica], bool] | None = None
         self.unconfirmed: Callable[[], int] = lambda: 0
         self.election_trouble: Callable[[], str | None] = lambda: None
@@ -118,9 +127,12 @@ class Replication:
         return f"{self._live.now.broker_ip2}:{self.source.port}" if self._listens else ""
 
     async def require_place(self, own_address: str) -> None:
-        """Raises ConfigError if this broker is to be the master, and there is another one."""
+        """Raises ConfigError if another broker is the master, or the slave, that this one is to be."""
+        config = self._live.now
         if self.roles.is_master:
-            await require_no_other(self._pool, self._live.now, own_address)
+            await require_no_other(self._pool, config, own_address)
+        elif not config.enable_controller_mode:
+            await require_own_id(self._pool, config, own_address)
         self.roles.has_place = True
 
     async def start(self) -> None:
@@ -129,6 +141,7 @@ class Replication:
             await self._copy()
         await self.heard.start()
         self._tasks.every(_SEEK_SECONDS, self._seek, "master", first=0.0)
+        self._tasks.every(lambda: self.place.pause, self.place.look, "place", first=_SEEK_SECONDS)
 
     async def go_online(self) -> None:
         """Serves from now on, and has name servers told so; for a broker that has asked the others first."""
@@ -217,7 +230,7 @@ class Replication:
             forced: a slave becomes the master although another master lives.
 
         Raises:
-            StateError: a controller gives the roles here, or there would be two masters.
+            StateError: a controller gives the roles here, or there would be two masters, or two slaves of one id.
             StoreError: the store could not change over; the role is the old one.
         """
         if config.enable_controller_mode:
@@ -226,11 +239,21 @@ class Replication:
                 "(gimbalmq broker elect), or start the broker with enableControllerMode=false"
             )
         if config.broker_role == SLAVE:
+            await self._require_id(config)
             await self.become_slave(config.broker_id)
         else:
             if not self.roles.is_master and not forced:
                 await self._require_no_master()
             await self.become_master(wait=config.broker_role == SYNC_MASTER)
+
+    async def _require_id(self, config: BrokerConfig) -> None:
+        """Nobody else may have the id of a slave; a master may, for a slave may change places with it."""
+        own = self._registration.address
+        if self.roles.is_master and await other_master(self._pool, self._live.now, own) is None:
+            return  # two slaves of one id say so if it stays like that
+        held = await other_holder(self._pool, config, own)
+        if held is not None:
+            raise StateError(str(held))
 
     async def _require_no_master(self) -> None:
         target = self.follower.target
@@ -442,7 +465,7 @@ class Replication:
             master_ha="" if target is None else target.ha_address,
             state=str(follower.state),
             # Both, for a slave that finds no master may itself be what the controller waits for.
-            trouble="; ".join(filter(None, (follower.trouble, self.election_trouble())))
+            trouble="; ".join(filter(None, (follower.trouble, self.place.trouble, self.election_trouble())))
             or self.table_trouble(),
             lag=follower.lag,
             bytes_per_second=follower.bytes_per_second,
