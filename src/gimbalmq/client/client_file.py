@@ -161,6 +161,8 @@ def read_client_file(path: str | os.PathLike[str]) -> ClientFile:
     Raises:
         ConfigError: it cannot be read, others may read or write it, or a key or a value is wrong.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError("client_file", path, "use the path of a client file")
     file = Path(path).expanduser()
     text, mode = _text(file)
     is_yaml = file.suffix in (".yml", ".yaml")

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import os
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any, ClassVar, Self, TypeVar
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Final, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from gimbalmq.balance.latency import DEFAULT_RULE, RULES
 from gimbalmq.client.profiles import profile_options
@@ -26,15 +30,100 @@ DEFAULT_INSTANCE = "DEFAULT"
 DEFAULT_PRODUCER_GROUP = "DEFAULT_PRODUCER"
 
 
-def check_range(option: str, value: float, low: float, high: float) -> None:
-    """Raises ConfigError outside low to high, both allowed."""
-    if not low <= value <= high:
-        raise ConfigError(option, value, f"use {low:g} to {high:g}")
+Limits = tuple[float, float]
+"""The least and the most that a number may be."""
+
+SECONDS: Final[Limits] = (0, 2**31 - 1)
+"""What an option in seconds may be unless it is told otherwise: 68 years are as good as no end."""
+
+_SOME_TIME: Final[Limits] = (0.001, 86_400)
+_WORDS: Final[Mapping[object, str]] = {
+    bool: "True or False",
+    str: "a text",
+    NoneType: "None",
+    os.PathLike: "a path",
+    ssl.SSLContext: "a context, which gimbalmq.client_tls() makes",
+}
+
+
+def check_value(option: str, value: Any, declared: Any, limits: Limits = SECONDS) -> None:
+    """Raises ConfigError for a value that is not of the declared type, and for a number beyond its limits.
+
+    A bool is no number and a number is no bool; nan and the infinite are beyond all limits.
+
+    >>> check_value("batch_max_delay", "x", float, (0, 30))
+    Traceback (most recent call last):
+    gimbalmq.errors.ConfigError: batch_max_delay='x' cannot be used: use a number, 0 to 30
+    """
+    kinds = _kinds(declared)
+    if not any(_is_a(value, kind, limits) for kind in kinds):
+        raise ConfigError(option, value, f"use {' or '.join(_in_words(kind, limits) for kind in kinds)}")
+
+
+@cache
+def _kinds(declared: Any) -> tuple[Any, ...]:
+    """The types of a union, each without its parameters, but for Literal."""
+    kinds = get_args(declared) if isinstance(declared, UnionType) else (declared,)
+    return tuple(kind if get_origin(kind) in (None, Literal) else get_origin(kind) for kind in kinds)
+
+
+def _is_a(value: Any, kind: Any, limits: Limits) -> bool:
+    if kind in (int, float):
+        numbers = int if kind is int else (int, float)
+        return isinstance(value, numbers) and not isinstance(value, bool) and limits[0] <= value <= limits[1]
+    if get_origin(kind) is Literal:
+        return any(value is choice or (type(value) is str and value == choice) for choice in get_args(kind))
+    if _is_shape(kind):
+        return not isinstance(value, type) and all(hasattr(value, name) for name in _members(kind))
+    return isinstance(value, kind)
+
+
+def _is_shape(kind: Any) -> bool:
+    """Whether it is a Protocol, which any object of this shape is of."""
+    return getattr(kind, "_is_protocol", False)
+
+
+def _members(kind: Any) -> list[str]:
+    return [name for name in vars(kind) if not name.startswith("_")]
+
+
+def _in_words(kind: Any, limits: Limits) -> str:
+    if kind in (int, float):
+        number = "whole number" if kind is int else "number"
+        return f"a {number}, {_number(limits[0])} to {_number(limits[1])}"
+    if get_origin(kind) is Literal:
+        return " or ".join(f'"{choice}"' for choice in get_args(kind))
+    if kind in _WORDS:
+        return _WORDS[kind]
+    if issubclass(kind, Enum):
+        return f"a {kind.__name__}: {', '.join(choice.name for choice in kind)}"
+    if _is_shape(kind):
+        return f"an object with {' and '.join(_members(kind))}"
+    return f"a {kind.__name__}"
+
+
+def _number(value: float) -> str:
+    """A limit in full.
+
+    >>> _number(16_777_216), _number(0.001), _number(86_400.0)
+    ('16,777,216', '0.001', '86,400')
+    """
+    return f"{int(value) if value == int(value) else value:,}"
+
+
+@cache
+def _declared(config: Any) -> dict[str, Any]:
+    """Types of the options by name."""
+    hints = get_type_hints(config)
+    return {item.name: hints[item.name] for item in fields(config)}
 
 
 def parse_addresses(namesrv: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
     """``a:9876;b:9876``, or a list of such; raises ConfigError."""
-    text = namesrv if isinstance(namesrv, str) else ";".join(namesrv)
+    several = isinstance(namesrv, list | tuple) and all(isinstance(item, str) for item in namesrv)
+    if namesrv is not None and not isinstance(namesrv, str) and not several:
+        raise ConfigError("namesrv", namesrv, 'use a text, "host:port;host:port", or a list of texts')
+    text = namesrv if isinstance(namesrv, str) else ";".join(namesrv or ())
     addresses = tuple(
         dict.fromkeys(part.strip() for part in text.replace(",", ";").split(";") if part.strip())
     )
@@ -87,18 +176,13 @@ class ClientConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "namesrv", ";".join(parse_addresses(self.namesrv)))
+        own_class: Any = type(self)
+        for option, declared in _declared(own_class).items():
+            check_value(option, getattr(self, option), declared, self.limits.get(option, SECONDS))
         if not self.instance_name or "@" in self.instance_name:
             raise ConfigError("instance_name", self.instance_name, "use a name without @")
         if (self.access_key is None) != (self.secret_key is None):
             raise ConfigError("access_key", self.access_key, "give access_key and secret_key together")
-        for option in (
-            "poll_namesrv_interval",
-            "heartbeat_interval",
-            "heartbeat_timeout",
-            "api_timeout",
-            "connect_timeout",
-        ):
-            check_range(option, getattr(self, option), 0.001, 86_400.0)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -107,6 +191,18 @@ class ClientConfig:
 
     kind: ClassVar[str] = ""
     """Which of a profile's settings count for this client."""
+
+    limits: ClassVar[Mapping[str, Limits]] = dict.fromkeys(
+        (
+            "poll_namesrv_interval",
+            "heartbeat_interval",
+            "heartbeat_timeout",
+            "api_timeout",
+            "connect_timeout",
+        ),
+        _SOME_TIME,
+    )
+    """Of every option that is a whole number, and of those in seconds that have others than ``SECONDS``."""
 
     @classmethod
     def of(
@@ -132,6 +228,8 @@ class ClientConfig:
         Args:
             group, namesrv: of a new one; a whole configuration has its own.
         """
+        if config is not None and not isinstance(config, cls):
+            raise ConfigError("config", config, f"use a {cls.__name__}")
         if config is None:
             return cls.of(group=group, namesrv=namesrv, **options)
         return config.with_options(**options) if options else config
@@ -191,6 +289,20 @@ class ProducerConfig(ClientConfig):
     """
 
     kind: ClassVar[str] = "producer"
+    limits: ClassVar[Mapping[str, Limits]] = {
+        **ClientConfig.limits,
+        "send_timeout": _SOME_TIME,
+        "retry_times": (0, 1000),
+        "retry_times_async": (0, 1000),
+        "compress_over": (0, 2**31 - 1),
+        "compression_level": (0, 9),
+        "max_message_size": (1, 16_000_000),
+        "default_topic_queue_nums": (1, 65_536),
+        "max_in_flight": (1, 65_535),
+        "batch_max_delay": (0, 30),
+        "batch_max_bytes": (1, 16_000_000),
+        "total_batch_max_bytes": (1, 2**40),
+    }
 
     group: str = ""
     send_timeout: float = 3.0
@@ -221,16 +333,11 @@ class ProducerConfig(ClientConfig):
         if self.group == DEFAULT_PRODUCER_GROUP:
             raise ConfigError("group", self.group, "this name is reserved; choose one of your own")
         object.__setattr__(self, "compression", Compression.named(self.compression))
-        check_range("send_timeout", self.send_timeout, 0.001, 86_400.0)
-        check_range("retry_times", self.retry_times, 0, 1000)
-        check_range("retry_times_async", self.retry_times_async, 0, 1000)
-        check_range("compress_over", self.compress_over, 0, 2**31 - 1)
-        check_range("compression_level", self.compression_level, 0, 9)
-        check_range("max_message_size", self.max_message_size, 1, 16_000_000)
-        check_range("default_topic_queue_nums", self.default_topic_queue_nums, 1, 65_536)
-        check_range("max_in_flight", self.max_in_flight, 1, 65_535)
-        check_range("batch_max_delay", self.batch_max_delay, 0, 30)
-        check_range("batch_max_bytes", self.batch_max_bytes, 1, 16_000_000)
-        check_range("total_batch_max_bytes", self.total_batch_max_bytes, self.batch_max_bytes, 2**40)
+        if self.total_batch_max_bytes < self.batch_max_bytes:
+            raise ConfigError(
+                "total_batch_max_bytes",
+                self.total_batch_max_bytes,
+                f"use at least batch_max_bytes, which is {self.batch_max_bytes:,}",
+            )
         if self.fault_rule not in RULES:
             raise ConfigError("fault_rule", self.fault_rule, f"use one of {', '.join(RULES)}")

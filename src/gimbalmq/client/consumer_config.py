@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from enum import Enum
 from os import PathLike
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from gimbalmq.balance.allocate import AllocateStrategy
 from gimbalmq.balance.by_name import strategy_by_name
-from gimbalmq.client.config import ClientConfig
+from gimbalmq.client.config import ClientConfig, Limits
 from gimbalmq.errors import ConfigError
 from gimbalmq.model.javahash import tag_hash
 from gimbalmq.model.topics import group_problem
@@ -85,6 +86,14 @@ class ConsumerConfig(ClientConfig):
         local_offset_folder: root of the local offset files; None is ``~/.rocketmq_offsets``.
     """
 
+    limits: ClassVar[Mapping[str, Limits]] = {
+        **ClientConfig.limits,
+        "pull_batch_size": (1, 1024),
+        "pull_threshold_for_queue": (1, 65_535),
+        "pull_threshold_size_for_queue": (1, 1024),
+        "max_span": (1, 65_535),
+    }
+
     group: str = ""
     message_model: MessageModel = MessageModel.CLUSTERING
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
@@ -129,30 +138,9 @@ class ConsumerConfig(ClientConfig):
             raise ConfigError("group", self.group, problem)
         if self.group in RESERVED_GROUPS:
             raise ConfigError("group", self.group, "this name is reserved; choose one of your own")
-        self._between("pull_batch_size", 1, 1024)
-        self._between("pull_threshold_for_queue", 1, 65535)
-        self._between("pull_threshold_size_for_queue", 1, 1024)
-        self._between("max_span", 1, 65535)
-        for name in (
-            "ramp_up",
-            "member_grace",
-            "rebalance_min_interval",
-            "check_group_interval",
-            "first_pull_delay",
-            "lease_orphan_grace",
-            "handover_wait",
-            "liveness_interval",
-        ):
-            if getattr(self, name) < 0:
-                raise ConfigError(name, getattr(self, name), "must be 0 or more")
         for name in ("rebalance_interval", "lock_interval", "persist_interval", "pull_timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigError(name, getattr(self, name), "must be more than 0")
-        for name, kind in (("message_model", MessageModel), ("consume_from_where", ConsumeFromWhere)):
-            if not isinstance(getattr(self, name), kind):
-                raise ConfigError(name, getattr(self, name), f"use a {kind.__name__}")
-        if self.handover not in ("java", "lease"):
-            raise ConfigError("handover", self.handover, 'use "java" or "lease"')
         if self.handover == "lease" and not 0 < self.lease_margin < self.lease_orphan_grace:
             raise ConfigError(
                 "lease_margin",
@@ -165,11 +153,6 @@ class ConsumerConfig(ClientConfig):
         if isinstance(self.strategy, str):
             strategy_by_name(self.strategy)
         self.consume_timestamp_ms(0)
-
-    def _between(self, name: str, low: int, high: int) -> None:
-        value: Any = getattr(self, name)
-        if not isinstance(value, int) or not low <= value <= high:
-            raise ConfigError(name, value, f"a number of {low} to {high}")
 
     @property
     def broadcasting(self) -> bool:
@@ -209,6 +192,17 @@ class PushConsumerConfig(ConsumerConfig):
     """
 
     kind: ClassVar[str] = "push"
+    limits: ClassVar[Mapping[str, Limits]] = {
+        **ConsumerConfig.limits,
+        "consume_threads": (1, 1000),
+        "consume_message_batch_max_size": (1, 1024),
+        "pull_interval": (0, 65.535),
+        "pull_batch_bytes": (1, 2**31 - 1),
+        "pull_threshold_for_topic": (-1, 6_553_500),
+        "pull_threshold_size_for_topic": (-1, 102_400),
+        "max_reconsume_times": (-1, 2**31 - 1),
+        "suspend_current_queue": (0.01, 30),
+    }
 
     consume_threads: int = 20
     consume_message_batch_max_size: int = 1
@@ -230,18 +224,9 @@ class PushConsumerConfig(ConsumerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._between("consume_threads", 1, 1000)
-        self._between("consume_message_batch_max_size", 1, 1024)
-        if not 0 <= self.pull_interval <= 65.535:
-            raise ConfigError("pull_interval", self.pull_interval, "0 to 65.535 seconds")
-        for name, high in (
-            ("pull_threshold_for_topic", 6_553_500),
-            ("pull_threshold_size_for_topic", 102_400),
-        ):
-            if getattr(self, name) != -1:
-                self._between(name, 1, high)
-        if not 0.01 <= self.suspend_current_queue <= 30.0:
-            raise ConfigError("suspend_current_queue", self.suspend_current_queue, "0.01 to 30 seconds")
+        for name in ("pull_threshold_for_topic", "pull_threshold_size_for_topic"):
+            if getattr(self, name) == 0:
+                raise ConfigError(name, 0, f"use 1 to {self.limits[name][1]:,}, or -1 for no limit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +240,10 @@ class PullConsumerConfig(ConsumerConfig):
     """
 
     kind: ClassVar[str] = "pull"
+    limits: ClassVar[Mapping[str, Limits]] = {
+        **ConsumerConfig.limits,
+        "pull_threshold_for_all": (1, 6_553_500),
+    }
 
     pull_batch_size: int = 10
     broker_suspend: float = 20.0
@@ -272,7 +261,6 @@ class PullConsumerConfig(ConsumerConfig):
             raise ConfigError("auto_commit_interval", self.auto_commit_interval, "1 second or more")
         if self.broker_suspend >= self.pull_timeout:
             raise ConfigError("pull_timeout", self.pull_timeout, "must be longer than broker_suspend")
-        self._between("pull_threshold_for_all", 1, 6_553_500)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,13 +275,13 @@ class QueuePullConsumerConfig(ConsumerConfig):
     """
 
     kind: ClassVar[str] = "pull"
+    limits: ClassVar[Mapping[str, Limits]] = {**ConsumerConfig.limits, "max_reconsume_times": (0, 2**31 - 1)}
 
     pull_timeout: float = 10.0
     max_reconsume_times: int = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._between("max_reconsume_times", 0, 2**31 - 1)
         for item in fields(self):
             value = getattr(self, item.name)
             if item.name in _OF_READERS and value != item.default:

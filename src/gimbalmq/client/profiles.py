@@ -33,7 +33,7 @@ def profile_options(name: str, kind: str, known: set[str]) -> dict[str, Any]:
         kind: ``push``, ``pull`` or ``producer``.
         known: the client's options; others of the profile are left out.
     """
-    if name not in PROFILES:
+    if not isinstance(name, str) or name not in PROFILES:
         raise ConfigError("profile", name, f"use one of {', '.join(PROFILES)}, or none for our own defaults")
     options: dict[str, Any] = {}
     for key, value in PROFILES[name].items():

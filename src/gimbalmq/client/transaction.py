@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from gimbalmq.client.config import ProducerConfig
+from gimbalmq.client.config import ProducerConfig, check_value
 from gimbalmq.client.producer import Producer
 from gimbalmq.errors import RocketMQError
 from gimbalmq.model import properties as names
@@ -51,6 +51,7 @@ class TransactionProducer(Producer):
         **options: Any,
     ) -> None:
         super().__init__(group, namesrv, config=config, **options)
+        check_value("check_concurrency", check_concurrency, int, (1, 65_535))
         self._check = check
         self._checking = asyncio.Semaphore(check_concurrency)
 
