@@ -21,7 +21,7 @@ from gimbalmq.client.sending.batch import Many, raise_first
 from gimbalmq.client.sending.batches import Batches, item_bytes
 from gimbalmq.client.sending.lines import PlaceInLine
 from gimbalmq.client.sending.loop import Sending
-from gimbalmq.client.sending.prepare import Prepared, prepare, prepare_batches
+from gimbalmq.client.sending.prepare import Prepared, items_of, prepare, prepare_batches, refusal
 from gimbalmq.client.sending.rules import ONCE, Rules, awaited_rules, soon_rules
 from gimbalmq.client.sending.targets import Selector as Selector
 from gimbalmq.client.trace import Tracer
@@ -177,16 +177,21 @@ class Producer:
             ResponseError: a broker refused in a way no other broker would mend.
             SendFailedError: every attempt failed.
         """
-        batches = self._batches
-        if batches is not None:
-            gathered = None
-            if queue is None and selector is None and timeout is None:
-                gathered = batches.take(message, True)  # the short way, for most
-            if gathered is None:
-                gathered = self._gather(batches, message, queue, selector, argument, timeout, awaited=True)
-            if gathered is not None:
-                return await gathered
-        prepared = prepare(message, self._instance or self.instance, self.config, self._publish)
+        try:
+            batches = self._batches
+            if batches is not None:
+                gathered = None
+                if queue is None and selector is None and timeout is None:
+                    gathered = batches.take(message, True)  # the short way, for most
+                if gathered is None:
+                    gathered = self._gather(
+                        batches, message, queue, selector, argument, timeout, awaited=True
+                    )
+                if gathered is not None:
+                    return await gathered
+            prepared = prepare(message, self._instance or self.instance, self.config, self._publish)
+        except AttributeError as error:
+            raise refusal(message, error) from None
         limit = self.config.send_timeout if timeout is None else timeout
         bound = queue is not None or selector is not None or message.sharding_key is not None
         started = self._loop.time()
@@ -258,17 +263,22 @@ class Producer:
         Raises:
             MessageIllegalError, StateError: at once. All else comes through the future.
         """
-        batches = self._batches
-        if batches is not None:
-            gathered = None
-            if queue is None and selector is None and timeout is None:
-                gathered = batches.take(message, False)  # the short way, for most
-            if gathered is None:
-                gathered = self._gather(batches, message, queue, selector, argument, timeout, awaited=False)
-            if gathered is not None:
-                return gathered
-        instance = self._instance or self.instance
-        prepared = prepare(message, instance, self.config, self._publish)
+        try:
+            batches = self._batches
+            if batches is not None:
+                gathered = None
+                if queue is None and selector is None and timeout is None:
+                    gathered = batches.take(message, False)  # the short way, for most
+                if gathered is None:
+                    gathered = self._gather(
+                        batches, message, queue, selector, argument, timeout, awaited=False
+                    )
+                if gathered is not None:
+                    return gathered
+            instance = self._instance or self.instance
+            prepared = prepare(message, instance, self.config, self._publish)
+        except AttributeError as error:
+            raise refusal(message, error) from None
         limit = self.config.send_timeout if timeout is None else timeout
         started = self._loop.time()
         bound = queue is not None or selector is not None or message.sharding_key is not None
@@ -428,7 +438,10 @@ class Producer:
         argument: Any = None,
     ) -> None:
         """Sends one message that no broker answers for; it may be lost without a word."""
-        prepared = prepare(message, self._instance or self.instance, self.config, self._publish)
+        try:
+            prepared = prepare(message, self._instance or self.instance, self.config, self._publish)
+        except AttributeError as error:
+            raise refusal(message, error) from None
         limit = self.config.send_timeout
         started = self._loop.time()
         chosen = await self._choose(message, queue, selector, argument, limit, started)
@@ -456,7 +469,7 @@ class Producer:
             MessageIllegalError: they differ in topic or in waiting, are delayed, or go to a retry topic.
         """
         limit = self.config.send_timeout if timeout is None else timeout
-        given = list(messages)
+        given = list(items_of(messages))
         requests: list[tuple[Prepared, MessageQueue | None]] = [
             (prepared, queue) for prepared in prepare_batches(given, self.instance, self.config)
         ]
@@ -529,7 +542,7 @@ class Producer:
         _ = self.instance  # raises if it is not running
         batches = self._gathering
         many = Many()
-        given = iter(messages)
+        given = items_of(messages)
         try:
             while (message := batches.take_many(given, many)) is not None:
                 await self._send_of_many(batches, message, queue, many)

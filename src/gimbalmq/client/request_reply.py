@@ -11,6 +11,7 @@ import uuid
 from typing import Any
 
 from gimbalmq.client.producer import Producer, Selector
+from gimbalmq.client.sending.prepare import refusal
 from gimbalmq.errors import MessageIllegalError, RequestTimeoutError
 from gimbalmq.model import properties as names
 from gimbalmq.model.message import Message, MessageView
@@ -40,7 +41,10 @@ async def request(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     correlation_id = str(uuid.uuid4())
-    known = message.system_properties
+    try:
+        known = message.system_properties
+    except AttributeError as error:
+        raise refusal(message, error) from None
     known[names.CORRELATION_ID] = correlation_id
     known[names.REPLY_TO_CLIENT] = instance.client_id
     known[names.TTL] = str(round(timeout * 1000))

@@ -15,6 +15,7 @@ from typing import Any
 
 from gimbalmq.client.config import ProducerConfig, check_value
 from gimbalmq.client.producer import Producer
+from gimbalmq.client.sending.prepare import refusal
 from gimbalmq.errors import RocketMQError
 from gimbalmq.model import properties as names
 from gimbalmq.model.ids import parse_offset_id
@@ -67,8 +68,11 @@ class TransactionProducer(Producer):
         Raises:
             RocketMQError: the half message could not be sent; ``local`` was not run.
         """
+        try:
+            known = message.system_properties
+        except AttributeError as error:
+            raise refusal(message, error) from None
         message.delay_level = 0
-        known = message.system_properties
         known[names.TRAN_MSG] = "true"
         known[names.PRODUCER_GROUP] = self.group
         result = await self.send(message, timeout=timeout)

@@ -15,6 +15,7 @@ from gimbalmq.client import request_reply
 from gimbalmq.client import transaction as transactions
 from gimbalmq.client.config import ProducerConfig
 from gimbalmq.client.sending.batch import raise_first
+from gimbalmq.client.sending.prepare import items_of
 from gimbalmq.client.sending.targets import CALLER
 from gimbalmq.errors import StateError
 from gimbalmq.model.message import Message, MessageView
@@ -97,7 +98,7 @@ class Producer(BlockingClient[producers.Producer]):
         return_exceptions: bool = False,
     ) -> list[SendResult] | list[SendResult | Exception]:
         """As ``gimbalmq.Producer.send_many``; an iterable is read to its end before the first message leaves."""
-        given = list(messages)  # here: what makes them may block, which the loop must not
+        given = list(items_of(messages))  # here: what makes them may block, which the loop must not
         thread = self._running()
         outcomes = thread.run(self._async.send_many(given, queue=queue, return_exceptions=True))
         if not return_exceptions:

@@ -22,7 +22,7 @@ from gimbalmq.client.instance import ClientInstance
 from gimbalmq.client.sending.batch import ID_BYTES, Batch, BatchOfMany, Kind, Many
 from gimbalmq.client.sending.lines import Lines, PlaceInLine
 from gimbalmq.client.sending.loop import Sending
-from gimbalmq.client.sending.prepare import Prepared, stamp
+from gimbalmq.client.sending.prepare import Prepared, refusal, stamp
 from gimbalmq.client.sending.rules import ONCE, Rules
 from gimbalmq.errors import (
     MessageIllegalError,
@@ -227,13 +227,18 @@ class Batches:
         attempts, ids, outcomes = self._attempts, self._unique_ids, many.outcomes
         for message in messages:
             batch = many.batch
+            try:
+                wait = message.wait_store_ok
+            except AttributeError as error:
+                many.tell(place := many.add(), refusal(message, error, f"item {place}"))
+                continue
             body = message.body
             length = len(body)
             if (
                 batch is None
                 or batch.timer is None
                 or batch.kind[0] != message.topic
-                or batch.kind[1] is not message.wait_store_ok
+                or batch.kind[1] is not wait
                 or attempts.count >= attempts.most
                 or self.held >= self._most_held
                 or self._waiting

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Iterator
+from reprlib import repr as short
 
 import msgspec
 
@@ -45,6 +46,38 @@ class Prepared(msgspec.Struct, gc=False):
     max_reconsume: int | None = None
     first_id_only: bool | None = None
     """Of a batch: whoever reads the answer looks at no message id but the first."""
+
+
+def refusal(given: object, error: AttributeError, which: str = "this") -> Exception:
+    """What to raise for an error that came of sending something: of a Message, the error itself.
+
+    Nothing looks at what is given before it is sent: that would cost every message.
+
+    Args:
+        which: how the error calls it.
+    """
+    if isinstance(given, Message):
+        return error
+    return MessageIllegalError(
+        f"{which} is no Message but {short(given)} of type {type(given).__name__}; pass gimbalmq.Message(topic, body)"
+    )
+
+
+def items_of(messages: Iterable[Message]) -> Iterator[Message]:
+    """Several messages, one after the other.
+
+    Raises:
+        MessageIllegalError: it is nothing that has items, such as one message.
+    """
+    try:
+        return iter(messages)
+    except TypeError:
+        if isinstance(messages, Iterable):
+            raise
+    raise MessageIllegalError(
+        f"{short(messages)} of type {type(messages).__name__} has no items; pass a list of gimbalmq.Message, or send "
+        "one message by send()"
+    )
 
 
 def prepare(
@@ -116,6 +149,16 @@ def prepare_batches(
     """
     if not messages:
         raise MessageIllegalError("a batch needs at least one message")
+    try:
+        return _in_batches(messages, instance, config)
+    except AttributeError as error:
+        for place, message in enumerate(messages):
+            if not isinstance(message, Message):
+                raise refusal(message, error, f"item {place}") from None
+        raise
+
+
+def _in_batches(messages: list[Message], instance: ClientInstance, config: ProducerConfig) -> list[Prepared]:
     first = messages[0]
     _check_topic(first.topic)
     if first.topic.startswith(RETRY_PREFIX):
