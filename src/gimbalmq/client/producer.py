@@ -466,7 +466,7 @@ class Producer:
             One result per request; its ids are joined by commas.
 
         Raises:
-            MessageIllegalError: they differ in topic or in waiting, are delayed, or go to a retry topic.
+            MessageIllegalError: there are none, they differ in topic or in waiting, are delayed, or go to a retry topic.
         """
         limit = self.config.send_timeout if timeout is None else timeout
         given = list(items_of(messages))
@@ -533,7 +533,7 @@ class Producer:
             return_exceptions: whether errors are returned in the places of their results, as ``asyncio.gather`` does.
 
         Returns:
-            One result per message, in the order of the messages.
+            One result per message, in the order of the messages; of no messages an empty list.
 
         Raises:
             Exception: the first error that ``send`` would have raised for a message, when all have their outcomes.
