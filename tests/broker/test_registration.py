@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 from gimbalmq._clock import SYSTEM_CLOCK
 from gimbalmq._steps import run_through
 from gimbalmq.broker.announcement import Announcement
+from gimbalmq.broker.replication import sync_set
 from gimbalmq.errors import TableFullError
 from gimbalmq.model.queues import MessageQueue
 from gimbalmq.nameserver import NameServer, NameServerConfig
@@ -838,3 +840,16 @@ def test_many_deletions_need_few_whole_tables(tmp_path: Path) -> None:
             assert len(names.calls) <= count + 3
 
     run(work())
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no such option")
+def test_connections_to_other_servers_are_given_up_before_old_words_count_as_void(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with double() as name_server, open_desk(tmp_path, namesrvAddr=name_server.address) as desk:
+            transport = _connection(desk, name_server)._transport
+            assert transport is not None
+            made = transport.get_extra_info("socket")
+            milliseconds = made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert 5_000 <= milliseconds <= 1000 * (sync_set._LATE_SECONDS - 1.0)
+
+    run(work(), 10.0)

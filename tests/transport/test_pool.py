@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from gimbalmq.errors import ConfigError, ConnectError, StateError
+from gimbalmq.errors import (
+    ConfigError,
+    ConnectError,
+    ConnectionLostError,
+    RequestTimeoutError,
+    StateError,
+)
 from gimbalmq.protocol.command import RemotingCommand
 from gimbalmq.transport.network import AsyncioNetwork, Listener, split_address
 from gimbalmq.transport.pool import ChannelPool
@@ -167,5 +175,44 @@ def test_whoever_asks_in_the_turn_of_a_failure_gets_a_new_attempt() -> None:
         assert [type(error) for error in asked] == [ConnectError, ConnectError]
         assert network.attempts == 2
         await pool.close()
+
+    run(work())
+
+
+@contextmanager
+def deaf_listener() -> Iterator[str]:
+    """Accepts connections and never reads, so that the sender's kernel hears of no byte that was taken."""
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(8)
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no such option")
+def test_a_connection_on_which_nothing_gets_on_is_given_up_in_time() -> None:
+    """What was written into it must not arrive later, and the next request needs another one."""
+
+    async def work() -> None:
+        with deaf_listener() as address:
+            pool = ChannelPool(give_up_seconds=0.5)
+            before = await pool.channel(address)
+            with pytest.raises(ConnectionLostError):
+                await pool.call(address, RemotingCommand(ECHO, body=bytes(8 << 20)), 8.0)
+            assert before.closed and await pool.channel(address) is not before
+            await pool.close()
+
+    run(work())
+
+
+def test_a_client_goes_on_with_a_peer_that_takes_nothing_for_a_while() -> None:
+    async def work() -> None:
+        with deaf_listener() as address:
+            pool = ChannelPool()
+            before = await pool.channel(address)
+            with pytest.raises(RequestTimeoutError):
+                await pool.call(address, RemotingCommand(ECHO, body=bytes(8 << 20)), 2.0)
+            assert await pool.channel(address) is before
+            await pool.close()
 
     run(work())

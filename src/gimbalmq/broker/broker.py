@@ -81,7 +81,7 @@ from gimbalmq.transport.channel import Handlers
 from gimbalmq.transport.descriptors import budget
 from gimbalmq.transport.limits import Load
 from gimbalmq.transport.network import AsyncioNetwork, Network
-from gimbalmq.transport.pool import ChannelPool
+from gimbalmq.transport.pool import GIVE_UP_SECONDS, ChannelPool
 from gimbalmq.transport.server import RemotingServer
 from gimbalmq.transport.tasks import Tasks
 from gimbalmq.transport.tls import RELOAD_SECONDS, ServerTls
@@ -230,7 +230,12 @@ class Broker:
             self.access = self._shared_access or self._own_access(config, folder)
             inner = self.access.inner
             signer = None if inner is None else Signer(inner.name, inner.secret)
-            self._pool = ChannelPool(network=self._network, tls=self._tls.client, signer=signer)
+            self._pool = ChannelPool(
+                network=self._network,
+                tls=self._tls.client,
+                signer=signer,
+                give_up_seconds=GIVE_UP_SECONDS,
+            )
             services = MasterServices(
                 self.store,
                 self.topics,

@@ -47,6 +47,7 @@ from gimbalmq.transport.limits import (
     TURN_SECONDS,
     Load,
 )
+from gimbalmq.transport.network import give_up_after
 from gimbalmq.transport.tls import (
     HANDSHAKE_BYTE,
     HANDSHAKE_SECONDS,
@@ -227,8 +228,10 @@ class Channel(asyncio.Protocol):
         client_tls: ssl.SSLContext | None = None,
         tls_host: str | None = None,
         load: Load | None = None,
+        give_up_seconds: float | None = None,
     ) -> None:
         self._handlers = handlers
+        self._give_up_seconds = give_up_seconds
         self.load = load
         if load is None:
             self._reader = FrameReader()
@@ -304,6 +307,8 @@ class Channel(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._give_up_seconds is not None:
+                give_up_after(sock, self._give_up_seconds)
         if self.load is None:
             self._transport.set_write_buffer_limits(0)  # uvloop keeps less than this until the end of a turn
         self.last_active = self._frame_since = self._opened = self._loop.time()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable
 from typing import Protocol
 
@@ -42,6 +43,18 @@ def split_address(address: str) -> tuple[str, int]:
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError("address", address, "use host:port with a port of 0 to 65535")
     return host.strip("[]"), int(port)
+
+
+def give_up_after(sock: socket.socket, seconds: float) -> None:
+    """Has the system end a connection on which the peer's system takes nothing for so long, where that can be had.
+
+    A line that drops packets says so to nobody. The system's own patience is a quarter of an hour, and then what was
+    written at its begin may still arrive. A process that stands still is something else: its system goes on to take
+    what comes, until its buffers are full.
+    """
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux has it
+    if option is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, option, int(seconds * 1000))
 
 
 def _reason(error: OSError) -> str:

@@ -13,6 +13,8 @@ from gimbalmq.transport.channel import Channel, Handlers
 from gimbalmq.transport.network import AsyncioNetwork, Network, split_address
 
 CONNECT_SECONDS = 3.0
+GIVE_UP_SECONDS = 8.0
+"""For a server's connections to other servers: what it wrote into one is taken by then, or the connection is over."""
 CLOSE_SECONDS = 1.0
 """How long connections may take to end by themselves."""
 
@@ -28,14 +30,22 @@ class ChannelPool:
         tls: ssl.SSLContext | None = None,
         connect_timeout: float = CONNECT_SECONDS,
         signer: Signer | None = None,
+        give_up_seconds: float | None = None,
     ) -> None:
-        """``signer`` signs what ``call`` and ``oneway`` send; requests on a ``channel`` are the caller's to sign."""
+        """A pool without connections.
+
+        Args:
+            signer: signs what ``call`` and ``oneway`` send; requests on a ``channel`` are the caller's to sign.
+            give_up_seconds: a connection ends on which the peer's system has taken nothing for so long of what was
+                written; without it the system tries for a quarter of an hour. Not every system can do that.
+        """
         self._handlers = handlers or Handlers(answer_unknown=False)
         self._network = network or AsyncioNetwork()
         self.tls = tls
         """Of connections made from now on; None is plain."""
         self._connect_timeout = connect_timeout
         self._signer = signer
+        self._give_up_seconds = give_up_seconds
         self._channels: dict[str, Channel] = {}
         self._connecting: dict[str, asyncio.Task[Channel]] = {}
         self._closed = False
@@ -84,7 +94,12 @@ class ChannelPool:
         host, port = split_address(address)
 
         def make() -> Channel:
-            return Channel(self._handlers, client_tls=self.tls, tls_host=host)
+            return Channel(
+                self._handlers,
+                client_tls=self.tls,
+                tls_host=host,
+                give_up_seconds=self._give_up_seconds,
+            )
 
         channel = await self._network.connect(make, host, port, self._connect_timeout)
         assert isinstance(channel, Channel)

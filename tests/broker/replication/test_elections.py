@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -22,6 +23,7 @@ from gimbalmq.errors import ConfigError, ConnectError, StoreIOError
 from gimbalmq.protocol.codes import RequestCode, ResponseCode
 from gimbalmq.rpc.controller import Standing
 from gimbalmq.store.files import Files
+from gimbalmq.transport.network import split_address
 from gimbalmq.transport.pool import ChannelPool
 from tests.broker.replication.controller_double import ControllerDouble
 from tests.peers.process import free_port
@@ -39,6 +41,8 @@ class Slave:
 class Broker:
     """Takes roles as a broker would, and notes them."""
 
+    give_up: float | None = None
+
     def __init__(self, number: int, folder: Path, controllers: list[str]) -> None:
         config = BrokerConfig(
             store_path_root_dir=str(folder),
@@ -51,7 +55,7 @@ class Broker:
             check_sync_state_set_period=100,
         )
         self.live = LiveConfig(config)
-        self.pool = ChannelPool()
+        self.pool = ChannelPool(give_up_seconds=self.give_up)
         self.tables = TableThread()
         self.address = f"127.0.0.1:{20_000 + number}"
         self.roles: list[tuple[str, Standing]] = []
@@ -534,3 +538,66 @@ def test_heartbeats_do_not_wait_for_a_controller_that_is_gone(tmp_path: Path) ->
                 assert first.role == "master"
 
     run(work())
+
+
+class Line:
+    """A way to the controller. Connections that die on it stay open, and what is written there goes nowhere."""
+
+    def __init__(self, target: str) -> None:
+        self._target = split_address(target)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ends: list[asyncio.StreamWriter] = []
+
+    @asynccontextmanager
+    async def laid(self) -> AsyncIterator[str]:
+        listening = socket.socket()
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        listening.bind(("127.0.0.1", 0))
+        server = await asyncio.start_server(self._connected, sock=listening, limit=16)
+        try:
+            yield f"127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.close()
+            self.die()
+            for end in self._ends:
+                end.transport.abort()
+            await asyncio.gather(*(end.wait_closed() for end in self._ends), return_exceptions=True)
+
+    def die(self) -> None:
+        """The connections of now die; those that are made later live."""
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(*self._target)
+        self._ends += [writer, far_writer]
+        for source, target in ((reader, far_writer), (far_reader, writer)):
+            self._tasks.add(asyncio.create_task(self._pump(source, target)))
+
+    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(1 << 16):
+            target.write(data)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no such option")
+def test_a_dead_connection_to_the_controller_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A firewall has forgotten it, and says so to nobody: the kernel tries for a quarter of an hour."""
+    monkeypatch.setattr(Broker, "give_up", 0.5)
+
+    async def work() -> None:
+        async with ControllerDouble() as double:
+            line = Line(double.address)
+            async with line.laid() as address:
+                double.leader_address = address
+                async with broker(1, tmp_path, address) as first:
+                    line.die()
+                    double.forget_connections()
+                    double.heard.clear()
+                    await until(lambda: double.heard)
+                    await first.elections.look()
+                    assert first.elections.trouble is None
+
+    run(work(), 30.0)

@@ -23,14 +23,18 @@ from typing import NamedTuple, Protocol
 from gimbalmq._clock import Clock
 from gimbalmq.broker.config import LiveConfig
 from gimbalmq.broker.waits import Wait, ended
+from gimbalmq.transport.pool import GIVE_UP_SECONDS
 
 _JOIN_SECONDS = 2.0
 """A slave that is counted and does not get all of the log in this time has to catch up once more."""
 
 
-_LATE_SECONDS = 10.0
+_LATE_SECONDS = GIVE_UP_SECONDS + 2.0
 """A question that was not answered may reach the controller behind later ones: it waited in a process that stood still,
-or a leader that is none any more answered the later ones. Nothing takes so long once the controller answers again."""
+or on a connection that died and was replaced, or a leader that is none any more answered the later ones. Nothing takes
+so long once the controller answers again. What was written to the connection before is taken by the controller's
+system within ``GIVE_UP_SECONDS``, or never: then the connection is over, and nothing of it is sent any more. The rest
+is for the way, and for the process to read it."""
 
 
 class Member(Protocol):
