@@ -89,18 +89,18 @@ class Place:
         together: dict[str, list[str]] = {}
         for address, reason in zip(addresses, reasons, strict=True):
             together.setdefault(reason, []).append(address)
-        found = "; ".join(f"{reason} at {', '.join(where)}" for reason, where in together.items())
+        found = "; ".join(f"at {', '.join(where)} {reason}" for reason, where in together.items())
         where = found or "there is no name server to ask (namesrvAddr)"
         return f"this slave looks for the master of {self._live.now.broker_name}: {where}"
 
     async def _reason(self, name_server: str) -> str:
         refusal = self._registration.refusals.get(name_server)
         if refusal:
-            return f"not registered ({refusal})"
+            return f"it is not registered ({refusal})"
         try:
             info = await nameserver.cluster_info(self._caller, name_server, timeout=_SECONDS)
         except RocketMQError as error:
-            return f"no answer ({error})"
+            return f"there is no answer ({error})"
         name, role = self._live.now.broker_name, self._roles.now
         found = info.broker_addr_table.get(name)
         listed = {} if found is None else found.broker_addrs
