@@ -466,7 +466,7 @@ class Producer:
             One result per request; its ids are joined by commas.
 
         Raises:
-            MessageIllegalError: there are none, they differ in topic or in waiting, are delayed, or go to a retry topic.
+            MessageIllegalError: there are none, they differ in topic or waiting, are delayed, or go to a retry topic.
         """
         limit = self.config.send_timeout if timeout is None else timeout
         given = list(items_of(messages))
