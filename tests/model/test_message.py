@@ -67,6 +67,13 @@ def test_what_is_changed_after_it_was_made_counts() -> None:
     assert Message("T", b"x", keys=None, properties=None).all_properties() == {"WAIT": "true"}
 
 
+@pytest.mark.parametrize("body", [5, None, [1, 2], {"a": 1}, 1.5, object()])
+def test_a_body_that_is_neither_bytes_nor_text_is_refused(body: Any) -> None:
+    """``bytes(5)`` would be five zeros."""
+    with pytest.raises(MessageIllegalError, match=f"not {type(body).__name__}: encode"):
+        Message("T", body)
+
+
 @pytest.mark.parametrize("table", [{}, MappingProxyType({})])
 def test_an_empty_table_that_is_given_stays_the_callers(table: Mapping[str, str]) -> None:
     message = Message("T", b"x", properties=table)

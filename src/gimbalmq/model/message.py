@@ -106,6 +106,17 @@ SYSTEM_PROPERTIES: Final = frozenset(
 """Names RocketMQ keeps for itself (Java: MessageConst.STRING_HASH_SET)."""
 
 
+def _body(given: Any) -> bytes:
+    if isinstance(given, str):
+        return given.encode()
+    try:
+        return bytes(memoryview(given))  # bytes() of a number would be as many zeros
+    except TypeError:
+        raise MessageIllegalError(
+            f"a body is bytes or text, not {type(given).__name__}: encode {given!r:.100} first, as json.dumps() does"
+        ) from None
+
+
 class _Addressed(msgspec.Struct, eq=False, gc=False):
     topic: str
     body: bytes
@@ -135,7 +146,8 @@ class Message(_Addressed, eq=False, gc=False, kw_only=True):
         system: ``system_properties`` if there are any.
 
     Raises:
-        MessageIllegalError: a property name is reserved, a value empty, or a text holds a separator.
+        MessageIllegalError: the body is neither bytes nor text, a property name is reserved, a value empty, or a text
+            holds a separator.
     """
 
     tags: str | None = None
@@ -171,8 +183,7 @@ class Message(_Addressed, eq=False, gc=False, kw_only=True):
 
     def __post_init__(self) -> None:
         if type(self.body) is not bytes:
-            given: Any = self.body
-            self.body = given.encode() if isinstance(given, str) else bytes(given)
+            self.body = _body(self.body)
         if self.keys != ():
             words: str | Sequence[str] = self.keys or ()
             self.keys = tuple((words if isinstance(words, str) else " ".join(words)).split())
