@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from gimbalmq.admin import replication
 from gimbalmq.cli.main import main
 from gimbalmq.errors import NoPermissionError, ResponseError
 from gimbalmq.protocol import properties_text
@@ -36,6 +38,7 @@ def cluster() -> Iterator[ScriptedCluster]:
 def run(cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs a command in this process; its output, and the exit code checked."""
     monkeypatch.setenv("NAMESRV_ADDR", cluster.namesrv)
+    monkeypatch.setattr(replication, "_SECOND_LOOK_SECONDS", 0.01)
 
     def run(*words: object, code: int = 0, error: str | None = None) -> str:
         found = main([str(word) for word in words])
@@ -139,6 +142,23 @@ def test_a_slave_of_a_living_master_is_not_promoted(cluster: ScriptedCluster, ru
     assert not _asked_to_lead(slave)
     assert json.loads(run("broker", "promote", "broker-a", "--yes", "--json", code=4))["promoted"] is False
     run("broker", "promote", "broker-a", "--dry-run", code=4)
+
+
+def test_a_slave_that_is_listed_a_moment_later_may_have_more(
+    cluster: ScriptedCluster, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection to the name server had just broken."""
+    cluster.broker("broker-a", 1, as_slave(900))
+    sleep = asyncio.sleep
+
+    async def listed_meanwhile(seconds: float) -> None:
+        if seconds == replication._SECOND_LOOK_SECONDS:
+            cluster.broker("broker-a", 2, as_slave(950))
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", listed_meanwhile)
+    shown = run("broker", "promote", "broker-a", "--dry-run")
+    assert "slave 2" in shown and "950" in shown, shown
 
 
 def test_the_slave_with_the_longest_log_is_promoted(cluster: ScriptedCluster, run: Run) -> None:

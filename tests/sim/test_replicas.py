@@ -131,3 +131,8 @@ def test_a_slave_that_lost_power_is_not_level_yet_when_its_master_stops() -> Non
 def test_a_slave_that_never_heard_of_another_one_is_not_promoted_in_its_place() -> None:
     """The other's connections had broken when it came, and it was cut off before they were there again."""
     kept(run_replicas(341715, REPLICATED["by hand, dark"]))
+
+
+def test_a_slave_that_is_not_listed_for_a_moment_is_waited_for() -> None:
+    """The one that was promoted had heard of its master before the other slave came, and not again."""
+    kept(run_replicas(355355, REPLICATED["by hand, dark"]))

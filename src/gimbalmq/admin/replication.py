@@ -33,6 +33,8 @@ from gimbalmq.rpc.call import Caller
 
 _LOOK_SECONDS = 0.1
 _TAKES_OVER_SECONDS = 10.0
+_SECOND_LOOK_SECONDS = 2.5
+"""A slave whose connection to a name server broke is not listed until it has registered anew, a second later."""
 _SETTLED = ("", "catching up", "following", "refused")
 """States that a slave does not leave by itself; a master has none."""
 _CONNECTED = ("catching up", "following")
@@ -98,11 +100,21 @@ class ReplicationAdmin:
     async def promotion(self, broker: str) -> Promotion:
         """What it would mean to make a slave the master: the one at an address, or the fullest one of a name.
 
+        If nothing speaks against it, it looks once more after a while: another slave, which has more, may not have been
+        listed just then.
+
         Raises:
             ConfigError: there is no such slave.
             ConnectError: none of them can be asked.
             ResponseError: a controller decides who is the master there, the slave is Apache's, or we may not ask it.
         """
+        found = await self._promotion(broker)
+        if found.is_safe:
+            await asyncio.sleep(_SECOND_LOOK_SECONDS)
+            found = await self._promotion(broker)
+        return found
+
+    async def _promotion(self, broker: str) -> Promotion:
         views = await self.status()
         named = [view for view in views if broker in (view.broker, view.address)]
         slaves = [view for view in named if view.is_slave]
