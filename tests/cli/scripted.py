@@ -14,7 +14,7 @@ from gimbalmq.protocol import properties_text
 from gimbalmq.protocol.bodies import RegisterBrokerBody
 from gimbalmq.protocol.codes import RequestCode
 from gimbalmq.protocol.command import RemotingCommand
-from gimbalmq.protocol.headers.nameserver import RegisterBroker
+from gimbalmq.protocol.headers.nameserver import BrokerIdentity, RegisterBroker
 from gimbalmq.protocol.replication_bodies import HaClient, HaStatus
 from gimbalmq.rpc import nameserver
 from gimbalmq.transport.channel import Channel, Handlers
@@ -123,6 +123,12 @@ class ScriptedCluster:
             broker_name=name, broker_addr=address, cluster_name="DefaultCluster", broker_id=broker_id
         )
         await nameserver.register_broker(self._pool, self.namesrv, header, RegisterBrokerBody())
+
+    def unregister(self, name: str, broker_id: int, address: str) -> None:
+        header = BrokerIdentity(
+            broker_name=name, broker_addr=address, cluster_name="DefaultCluster", broker_id=broker_id
+        )
+        self.run(nameserver.unregister_broker(self._pool, self.namesrv, header, timeout=5.0))
 
 
 def as_master(end: int, **status: Any) -> dict[int, Any]:

@@ -161,6 +161,23 @@ def test_a_slave_that_is_listed_a_moment_later_may_have_more(
     assert "slave 2" in shown and "950" in shown, shown
 
 
+def test_a_slave_that_has_more_and_goes_a_moment_later_is_not_forgotten(
+    cluster: ScriptedCluster, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.broker("broker-a", 1, as_slave(900))
+    full = cluster.broker("broker-a", 2, as_slave(950))
+    sleep = asyncio.sleep
+
+    async def gone_meanwhile(seconds: float) -> None:
+        if seconds == replication._SECOND_LOOK_SECONDS:
+            cluster.unregister("broker-a", 2, full.address)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", gone_meanwhile)
+    shown = run("broker", "promote", "broker-a", "--yes", code=4)
+    assert f"slave 2 at {full.address} had 50 bytes more a moment ago" in shown, shown
+
+
 def test_the_slave_with_the_longest_log_is_promoted(cluster: ScriptedCluster, run: Run) -> None:
     short = cluster.broker("broker-a", 1, as_slave(900))
     long = cluster.broker("broker-a", 2, as_slave(1000, master_role="ASYNC_MASTER"))

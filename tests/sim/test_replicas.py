@@ -136,3 +136,8 @@ def test_a_slave_that_never_heard_of_another_one_is_not_promoted_in_its_place() 
 def test_a_slave_that_is_not_listed_for_a_moment_is_waited_for() -> None:
     """The one that was promoted had heard of its master before the other slave came, and not again."""
     kept(run_replicas(355355, REPLICATED["by hand, dark"]))
+
+
+def test_a_slave_that_goes_between_two_looks_is_not_forgotten() -> None:
+    """It had more, and was listed when the operator's tool looked first."""
+    kept(run_replicas(360090, REPLICATED["by hand, dark"]))

@@ -108,11 +108,19 @@ class ReplicationAdmin:
             ConnectError: none of them can be asked.
             ResponseError: a controller decides who is the master there, the slave is Apache's, or we may not ask it.
         """
+        first = await self._promotion(broker)
+        if not first.is_safe:
+            return first
+        await asyncio.sleep(_SECOND_LOOK_SECONDS)
         found = await self._promotion(broker)
-        if found.is_safe:
-            await asyncio.sleep(_SECOND_LOOK_SECONDS)
-            found = await self._promotion(broker)
-        return found
+        more = (first.slave.log_end or 0) - (found.slave.log_end or 0)
+        if more <= 0:
+            return found
+        gone = (
+            f"{first.slave.title} had {more:,} bytes more a moment ago, which would be lost, and is not listed any "
+            "more: start it"
+        )
+        return replace(found, dangers=(gone, *found.dangers))
 
     async def _promotion(self, broker: str) -> Promotion:
         views = await self.status()
