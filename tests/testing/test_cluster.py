@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from gimbalmq.rpc import nameserver as rpc
 from gimbalmq.testing import LocalCluster, MemoryNetwork, VirtualClock, run_virtual
 from gimbalmq.transport.network import Network
 from gimbalmq.transport.pool import ChannelPool
-from tests.support import until
+from tests.support import run, until
 
 
 async def _send(
@@ -301,3 +302,34 @@ def test_a_slave_takes_its_masters_place_and_the_master_comes_back_as_its_slave(
             await pool.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux lets a port be kept beside who listens there later"
+)
+@pytest.mark.parametrize("how", ["kill_broker", "stop_broker"])
+def test_nobody_takes_the_ports_of_a_broker_while_it_ends(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That may take long, and whoever listens on any free port would be given them."""
+
+    async def work() -> None:
+        async with LocalCluster() as cluster:
+            broker = cluster.brokers[0]
+            ports, ended = (broker.port, broker.ha_port), asyncio.Event()
+            close = broker.copies.close
+
+            async def slow() -> None:
+                await ended.wait()
+                await close()
+
+            monkeypatch.setattr(broker.copies, "close", slow)
+            ending = asyncio.ensure_future(getattr(cluster, how)())
+            slot = cluster._slots[0]
+            await until(lambda: broker.port in slot.held)
+            assert not ending.done()
+            ended.set()
+            await ending
+            assert slot.held.keys() == set(ports)
+            await cluster.start_broker()
+            assert (cluster.brokers[0].port, cluster.brokers[0].ha_port) == ports and not slot.held
+
+    run(work())

@@ -50,21 +50,25 @@ SMALL = {
 """File sizes for tests: a store of a few messages needs no gigabyte, not even a sparse one."""
 
 
+_HOLD_SECONDS = 0.001
+
+
 @dataclass(slots=True)
 class _Slot:
     config: BrokerConfig
     broker: Broker | None = None
-    held: list[socket.socket] = field(default_factory=list)
+    held: dict[int, socket.socket] = field(default_factory=dict)
+    """By port."""
 
     def hold_ports(self) -> None:
         """Keeps the ports of a broker that is down, or another's listening on any free port might take them.
 
         Linux lets a server listen beside a socket that is only bound, where both allow reuse; connections to it are
-        refused.
+        refused. As long as the broker itself listens, its port cannot be kept.
         """
-        if self.held or sys.platform != "linux":
+        if sys.platform != "linux":
             return
-        for port in (self.config.listen_port, self.config.ha_listen_port):
+        for port in {self.config.listen_port, self.config.ha_listen_port} - self.held.keys():
             held = socket.socket()
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -72,10 +76,10 @@ class _Slot:
             except OSError:  # taken already, or no address of IPv4: then it is as if it were not held
                 held.close()
             else:
-                self.held.append(held)
+                self.held[port] = held
 
     def free_ports(self) -> None:
-        for held in self.held:
+        for held in self.held.values():
             held.close()
         self.held.clear()
 
@@ -381,8 +385,7 @@ class LocalCluster:
         slot = self._slots[self.number_of(index)]
         broker, slot.broker = slot.broker, None
         if broker is not None:
-            await broker.close()
-            self._hold_ports(slot)
+            await self._end(slot, broker.close())
 
     def move_broker(self, index: Which = 0) -> None:
         """Has a broker that is down come back elsewhere: at another port, in a MemoryNetwork on another host."""
@@ -406,11 +409,20 @@ class LocalCluster:
         slot = self._slots[self.number_of(index)]
         broker, slot.broker = slot.broker, None
         if broker is not None:
-            await broker.abandon()
-            self._hold_ports(slot)
+            await self._end(slot, broker.abandon())
 
-    def _hold_ports(self, slot: _Slot) -> None:
-        if self._network is None:
+    async def _end(self, slot: _Slot, work: Coroutine[Any, Any, None]) -> None:
+        """Ends a broker, and keeps its ports from the moment on at which it listens no more: the rest may take long."""
+        if self._network is not None:
+            await work
+            return
+        ending = asyncio.ensure_future(work)
+        try:
+            while not ending.done():
+                slot.hold_ports()
+                await asyncio.wait([ending], timeout=_HOLD_SECONDS)
+        finally:
+            await ending
             slot.hold_ports()
 
 
