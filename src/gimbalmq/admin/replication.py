@@ -346,7 +346,7 @@ def _dangers(slave: ReplicaView, master: ReplicaView | None, others: list[Replic
     registered = 1 + sum(view.is_slave for view in others)
     if slave.master_slaves is not None and slave.master_slaves > registered:
         found.append(
-            f"the master had {slave.master_slaves} slaves in the minute before this one last heard of it, and "
+            f"the master had {slave.master_slaves} slaves shortly before this one last heard of it, and "
             f"{registered} are registered: one that is missing may have more; start it"
         )
     silent = [view for view in others if view.is_slave and view.problem]
